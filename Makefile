@@ -1,0 +1,32 @@
+# Everything a newcomer needs: `make demo` and `make test` set up their own environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint bench clean
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.ready lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+test-slow: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.ready
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) output

@@ -1,0 +1,97 @@
+"""Theory and simulation side by side: differences in standard errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from scipy.interpolate import CubicSpline
+
+from sgdynamics import checks
+
+COMPARED = ("risk", "excess_risk", "M", "Q", "a")
+RESOLUTION = 1e-12  # differences below this share of the values are rounding, not a deviation
+
+
+def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
+    """Align two results and give their differences in standard errors.
+
+    For each of risk, excess_risk, M, Q, a that both have: `NAME_theory`, `NAME_simulation` (mean over runs),
+    `NAME_standard_error` and `NAME_z` = (simulation - theory)/standard error. Theory is interpolated (cubic spline) to the
+    simulation's times, which are rounded to whole steps. One theory run stands against all simulation runs; with several, each
+    run is compared with its own. Runs that diverged are left out and counted in the attribute `runs_left_out`.
+    """
+    for argument, value in (("theory", theory), ("simulation", simulation)):
+        if not isinstance(value, xr.Dataset) or "t" not in value.coords:
+            raise checks.reject(argument, type(value).__name__, "give a result of solve_ode or simulate")
+    good = np.isnan(np.asarray(simulation["diverged_at"]))
+    if not good.any():
+        raise ValueError("simulation: all runs have diverged, nothing is left to compare")
+    runs = int(good.sum())
+    several = theory.sizes["run"] > 1
+    if several and theory.sizes["run"] != simulation.sizes["run"]:
+        raise ValueError(
+            f"theory has {theory.sizes['run']} runs and simulation {simulation.sizes['run']}: give one theory run, or one for each"
+        )
+    times = np.asarray(simulation["t"])
+    known = np.asarray(theory["t"])
+    step = _step_length(simulation)
+    if times[0] < known[0] - step or times[-1] > known[-1] + step:
+        raise ValueError(
+            f"simulation has times {times[0]:g}..{times[-1]:g}, theory only {known[0]:g}..{known[-1]:g}: solve for the same times"
+        )
+    variables = {}
+    for name in COMPARED:
+        if name not in theory or name not in simulation:
+            continue
+        dims = tuple(dim for dim in simulation[name].dims if dim != "run")
+        predicted = _at(times, known, np.asarray(theory[name]))
+        measured = np.asarray(simulation[name])[good]
+        difference = measured - (predicted[good] if several else predicted)
+        mean = difference.mean(axis=0)
+        error = difference.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else np.full_like(mean, np.nan)
+        scale = np.abs(measured).mean(axis=0)
+        # a start that both share has no spread and no difference beyond rounding: 0 standard errors apart, not 0/0
+        same = np.abs(mean) <= RESOLUTION * (1 + scale)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            z = np.where(same & ~(error > RESOLUTION * (1 + scale)), 0.0, mean / error)
+        expected = (predicted[good] if several else predicted).mean(axis=0)
+        label = theory[name].attrs.get("long_name", name)
+        variables[f"{name}_theory"] = (dims, expected, {"long_name": f"{label}, theory"})
+        variables[f"{name}_simulation"] = (dims, measured.mean(axis=0), {"long_name": f"{label}, mean over runs"})
+        variables[f"{name}_standard_error"] = (dims, error, {"long_name": f"{label}, standard error of the mean"})
+        variables[f"{name}_z"] = (dims, z, {"long_name": f"{label}, (simulation - theory)/standard error"})
+    coordinates = {name: simulation[name] for name in ("t", "alpha", "step") if name in simulation.coords}
+    attributes = {
+        "theory": theory.attrs.get("method", ""),
+        "simulation": simulation.attrs.get("method", ""),
+        "runs": runs,
+        "runs_left_out": int((~good).sum()),
+        "problem": simulation.attrs.get("problem", ""),
+        "algorithm": simulation.attrs.get("algorithm", ""),
+    }
+    return xr.Dataset(variables, coordinates, attributes)
+
+
+def _step_length(simulation: xr.Dataset) -> float:
+    """One step in t: how far rounding to whole steps may have moved a save point."""
+    if "step" not in simulation.coords or float(simulation["step"][-1]) == 0:
+        return 0.0
+    return float(simulation["t"][-1]) / float(simulation["step"][-1])
+
+
+def _at(times: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Values (run, time, ...) at other times."""
+    if len(known) == len(times) and np.allclose(known, times, rtol=1e-12, atol=0):
+        return values
+    if len(known) == 1:
+        return values
+    finite = np.isfinite(values).all(axis=tuple(axis for axis in range(values.ndim) if axis != 1))
+    if finite.sum() < 2:
+        return np.full((values.shape[0], len(times), *values.shape[2:]), np.nan)
+    result = CubicSpline(known[finite], values[:, finite], axis=1, extrapolate=True)(times)
+    result[:, times > known[finite][-1] * (1 + 1e-9) + _last_gap(known)] = np.nan
+    return result
+
+
+def _last_gap(known: np.ndarray) -> float:
+    return float(known[-1] - known[-2]) if len(known) > 1 else 0.0

@@ -1,0 +1,253 @@
+"""The compressed space: d-dimensional one-pass SGD as SGD on a few columns, exactly in law at any d.
+
+Each row of W is split, in every covariance block, into its K coordinates T along the signals and the rest, which enters only
+through its Gram matrix and so may be rotated into p columns L:
+
+    W (p x d)  ->  [T | L]  (p x (K + p)),     M = T C^T with C C^T = P,     Q = T T^T + L L^T.
+
+An input seen from there is K + p standard normals and what lies outside. The outside parts of several inputs are known up to a
+rotation by their Gram matrix, which is Wishart and is drawn by its lower-triangular Bartlett factor: input j lies in the first
+j of a few new columns. So a few steps run on [T | L | new columns] as plain SGD, and then a QR decomposition folds the new
+columns back into L. With more samples in a batch than units, only the p combinations h X_outside of them matter.
+
+Factors, not overlaps, are stepped: W W^T stays positive by construction and nothing is clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.algorithms import descend
+from sgdynamics.problems.problem import Structure
+
+SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
+LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How steps are grouped: `steps` between two folds, `folds` in a span of random numbers. Static, and independent of the
+    number of runs, the dimension and the save times, so that none of them changes the numbers."""
+
+    structure: Structure
+    batch: int
+    single: bool = False  # one step at a time, for averages over one step
+
+    @property
+    def wide_batch(self) -> bool:
+        """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
+        return self.batch > self.structure.width
+
+    @property
+    def steps(self) -> int:
+        if self.wide_batch or self.single:
+            return 1
+        return max(1, max(LEAST_COLUMNS, self.structure.width) // self.batch)
+
+    @property
+    def columns(self) -> int:
+        """New columns of a block of steps."""
+        return self.structure.width if self.wide_batch else self.steps * self.batch
+
+    @property
+    def folds(self) -> int:
+        return max(1, SPAN // (self.steps * self.batch))
+
+    @property
+    def span_steps(self) -> int:
+        return self.steps * self.folds
+
+    @property
+    def inside(self) -> int:
+        """Columns of [T | L]."""
+        return self.structure.fields
+
+
+class Rows(NamedTuple):
+    """The state of a run: rows (p, blocks, K + p + columns) in the compressed frame, and the head (p)."""
+
+    rows: Any
+    head: Any
+
+
+class Draws(NamedTuple):
+    """The random numbers of a span: inside (folds, steps, batch, blocks, K + p), label noise (folds, steps, batch), and the
+    Bartlett factors of the outside (folds, blocks, columns, columns)."""
+
+    inside: Any
+    noise: Any
+    outside: Any
+
+
+def initial_rows(layout: Layout, T: Any, L: Any, head: Any) -> Rows:
+    """[T | L | 0] from (blocks, p, K) and (blocks, p, p)."""
+    blocks, p, _ = T.shape
+    empty = jnp.zeros((blocks, p, layout.columns), T.dtype)
+    return Rows(jnp.moveaxis(jnp.concatenate([T, L, empty], axis=-1), 0, 1), head)
+
+
+def overlaps(structure: Structure, parameters: Any, state: Rows) -> dict[str, Any]:
+    """M, Q (block by block) and a."""
+    rows = jnp.moveaxis(state.rows, 1, 0)
+    T = rows[..., : structure.signals]
+    return {
+        "M": jnp.einsum("bps,brs->bpr", T, parameters["frame"]),
+        "Q": jnp.einsum("bpm,bqm->bpq", rows, rows),
+        "a": state.head,
+    }
+
+
+def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
+    """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
+    structure = layout.structure
+    blocks, columns, folds = structure.blocks, layout.columns, layout.folds
+    inside_shape = (folds, layout.steps, layout.batch, blocks, layout.inside)
+    noise_shape = (folds, layout.steps, layout.batch)
+    lower_shape = (folds, blocks, columns * (columns - 1) // 2)
+    chi_shape = (folds, blocks, columns)
+    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape, chi_shape, chi_shape)]
+    # one call for all of it: many small calls to the generator cost more than the numbers
+    bits = jax.random.bits(key, (sum(counts),), dtype=jnp.uint64)
+    edges = np.cumsum(counts)
+    normals = _normal(bits[: edges[3]])
+    uniforms = _uniform(bits[edges[3] :])
+    inside = normals[: edges[0]].reshape(inside_shape)
+    noise = normals[edges[0] : edges[1]].reshape(noise_shape)
+    lower = normals[edges[1] : edges[2]].reshape(lower_shape)
+    proposal = normals[edges[2] :].reshape(chi_shape)
+    uniform, boost = uniforms.reshape(2, *chi_shape)
+    free = (sizes - layout.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
+    chi = _chi(key, free, proposal, uniform, boost)
+    outside = bartlett(lower, chi, free, columns)
+    return Draws(inside, noise, outside)
+
+
+def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
+    """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
+    rows, cols = np.tril_indices(columns, -1)
+    diagonal = np.arange(columns)
+    kept = jnp.where(free[:, cols] > 0, lower, 0.0)
+    factor = jnp.zeros((*chi.shape, columns), chi.dtype)
+    return factor.at[..., rows, cols].set(kept).at[..., diagonal, diagonal].set(chi)
+
+
+def _uniform(bits: Any) -> Any:
+    """Uniform in (0, 1) from 64 random bits, never 0 or 1."""
+    return ((bits >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
+
+
+def _normal(bits: Any) -> Any:
+    return np.sqrt(2.0) * jax.lax.erf_inv(2.0 * _uniform(bits) - 1.0)
+
+
+def _chi(key: Any, free: Any, proposal: Any, uniform: Any, boost: Any) -> Any:
+    """chi variables with `free` degrees of freedom (0 where that is not positive), by Marsaglia and Tsang's rejection.
+
+    jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
+    The first proposal comes with the span's numbers; what is rejected (one in 10^4 at large d) is drawn again in a loop.
+    """
+    shape = jnp.where(free > 0, free, 1.0) / 2
+    low = shape < 1
+    raised = jnp.where(low, shape + 1, shape) - 1 / 3
+    width = 1 / jnp.sqrt(9 * raised)
+
+    def attempt(x: Any, u: Any) -> tuple[Any, Any]:
+        v = (1 + width * x) ** 3
+        positive = v > 0
+        bound = 0.5 * x**2 + raised - raised * v + raised * jnp.log(jnp.where(positive, v, 1.0))
+        return raised * v, positive & (jnp.log(u) < bound)
+
+    def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        count, value, good = carry
+        bits = jax.random.bits(jax.random.fold_in(key, count), (2, *good.shape), dtype=jnp.uint64)
+        new, accepted = attempt(_normal(bits[0]), _uniform(bits[1]))
+        return count + 1, jnp.where(good, value, new), good | accepted
+
+    value, good = attempt(proposal, uniform)
+    _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (1, value, good))
+    value = jnp.where(low, value * boost ** (1 / shape), value)
+    return jnp.where(free > 0, jnp.sqrt(2 * value), 0.0)
+
+
+def run_span(
+    layout: Layout, parameters: Any, algorithm: Any, dimension: Any, state: Rows, draws: Draws, first: Any, begin: Any, end: Any
+) -> Rows:
+    """The steps of one span that lie in [begin, end); `first` is the number of the span's first step."""
+    number = first + jnp.arange(layout.span_steps).reshape(layout.folds, layout.steps)
+    active = (number >= begin) & (number < end)
+
+    def block(state: Rows, given: tuple[Draws, Any]) -> tuple[Rows, None]:
+        part, on = given
+        inputs = _block_inputs(layout, parameters, part)
+
+        def step(state: Rows, sample: tuple[Any, Any, Any]) -> tuple[Rows, None]:
+            x, noise, flag = sample
+            rate = jnp.where(flag, algorithm["lr"] / dimension, 0.0)
+            return one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside), None
+
+        state, _ = jax.lax.scan(step, state, (inputs, part.noise, on))
+        # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
+        return Rows(jnp.where(on[-1], fold(layout, state.rows), state.rows), state.head), None
+
+    state, _ = jax.lax.scan(block, state, (draws, active))
+    return state
+
+
+def _block_inputs(layout: Layout, parameters: Any, part: Draws) -> Any:
+    """The inputs of a block of steps in the compressed frame, (steps, batch, blocks, K + p + columns)."""
+    steps, batch = layout.steps, layout.batch
+    if layout.wide_batch:
+        outside = jnp.zeros((steps, batch, layout.structure.blocks, layout.columns), part.inside.dtype)
+    else:
+        outside = jnp.moveaxis(part.outside, 0, 1).reshape(steps, batch, layout.structure.blocks, layout.columns)
+    x = jnp.concatenate([part.inside, outside], axis=-1)
+    return x * jnp.sqrt(parameters["eigenvalues"])[:, None]
+
+
+def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[Any, Any]:
+    """dloss/dfields and dloss/dhead of a batch: (batch, p) each, from (batch, p) fields and (batch, K) signals."""
+    gradient = jax.grad(structure.loss, argnums=(0, 2))
+    return jax.vmap(gradient, in_axes=(0, 0, None, 0, None))(fields, signals, head, noise, parameters)
+
+
+def one_step(layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: Rows, x: Any, noise: Any, outside: Any) -> Rows:
+    """One step of SGD on the compressed rows; x (batch, blocks, columns) are inputs as seen from there."""
+    structure = layout.structure
+    p = structure.width
+    # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
+    fields = jnp.sum(state.rows[None] * x[:, None], axis=(-2, -1))
+    signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
+    h, head_gradient = sample_gradients(structure, parameters, fields, signals, state.head, noise)
+    gradient = jnp.mean(h[:, :, None, None] * x[:, None], axis=0)
+    if layout.wide_batch:
+        combined = jnp.linalg.qr(h, mode="r").T / layout.batch
+        new = jnp.sqrt(parameters["eigenvalues"])[:, None, None] * (combined @ outside)
+        gradient = gradient.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1))
+    flat = (p, -1)
+    rows, head = descend(
+        state.rows.reshape(flat),
+        state.head,
+        gradient.reshape(flat),
+        jnp.mean(head_gradient, axis=0),
+        rate,
+        algorithm["head_rate"],
+        parameters["weight_decay"],
+        trained=structure.trained,
+        sphere=structure.sphere,
+    )
+    return Rows(rows.reshape(state.rows.shape), head)
+
+
+def fold(layout: Layout, rows: Any) -> Any:
+    """[T | L | new] -> [T | L' | 0] with the same Gram matrix: L'^T is the R of a QR decomposition, also when rank is lost."""
+    k = layout.structure.signals
+    rest = jnp.transpose(rows[..., k:], (1, 2, 0))
+    L = jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
+    empty = jnp.zeros((*L.shape[:-1], layout.columns), rows.dtype)
+    folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
+    return jnp.concatenate([rows[..., :k], folded], axis=-1)

@@ -1,0 +1,120 @@
+"""The same drift, risk and solve as pure JAX functions of pytrees: jit, vmap and grad go through them.
+
+    structure = problem.structure            # shapes and functions: static
+    parameters = problem.parameters          # numbers: noise, weight_decay, gram, ...
+    state = functional.state(start)          # {"M": (blocks, p, K), "Q": (blocks, p, p), "a": (p,)}
+    rule = functional.rule(problem, start)   # how finely to integrate: static, chosen from the start
+
+    with jax.enable_x64(True):
+        final = lambda lr: functional.risk(structure, parameters, functional.solve(structure, parameters, state, times, lr=lr, last=True))
+        jax.grad(final)(0.1)
+
+They compute in whatever precision the caller's JAX is set to; `jax.enable_x64(True)` gives that of the rest of the library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+
+from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.risk import effective_overlaps, rule_for
+from sgdynamics.limits import ode
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import Start
+
+__all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
+
+
+def state(start: Start, run: int = 0) -> dict[str, Any]:
+    """One run of a start as a pytree."""
+    return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
+
+
+def rule(problem: Problem, start: Start, margin: float = 2.0) -> Rule:
+    """How finely to integrate, for rows up to `margin` times those of the start (in squared length)."""
+    return rule_for(problem, start.Q_blocks, margin)
+
+
+def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
+    """What `drift` and `solve` need for the exact mean increment at dimension d."""
+    return ode.finite_numbers(problem, dimension, batch)
+
+
+def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:
+    return {name: jnp.asarray(value[0]) for name, value in nodes_for(structure, rule, flow).items()}
+
+
+def drift(
+    structure: Structure,
+    parameters: Any,
+    state: dict[str, Any],
+    *,
+    lr: Any = 0.0,
+    head_rate: Any = 1.0,
+    batch: int = 1,
+    finite: dict[str, Any] | None = None,
+    rule: Rule | None = None,
+    flow: bool = False,
+) -> dict[str, Any]:
+    """d(M, Q, a)/dt at one state, in t = lr steps/d. flow=True leaves the noise of SGD out (lr -> 0)."""
+    rule = rule or Rule()
+    algorithm = {"lr": lr, "head_rate": head_rate}
+    nodes = _first_nodes(structure, rule, flow)
+    return ode.drift(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
+
+
+def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
+    """E[loss] at one state."""
+    rule = rule or Rule()
+    omega = effective_overlaps(structure, parameters, state["M"], state["Q"])[1]
+    nodes = _first_nodes(structure, rule, True)
+    return moments(structure, rule, nodes, parameters, omega, state["a"], flow=True).risk
+
+
+def solve(
+    structure: Structure,
+    parameters: Any,
+    state: dict[str, Any],
+    times: Any,
+    *,
+    lr: Any = 0.0,
+    head_rate: Any = 1.0,
+    batch: int = 1,
+    finite: dict[str, Any] | None = None,
+    rule: Rule | None = None,
+    flow: bool = False,
+    stiff: bool = False,
+    last: bool = False,
+    rtol: float = ode.RTOL,
+    atol: float = ode.ATOL,
+) -> dict[str, Any]:
+    """States at `times` (a leading time axis), or with last=True the state at the last of them.
+
+    Differentiable by reverse mode (checkpointed), with respect to lr, every number in `parameters`, and `state`.
+    """
+    rule = rule or Rule()
+    algorithm = {"lr": lr, "head_rate": head_rate}
+    begin = jax.tree.map(jnp.asarray, state)
+    nodes = _first_nodes(structure, rule, flow)
+    found = ode.integrate(
+        structure,
+        rule,
+        batch,
+        flow,
+        stiff,
+        nodes,
+        parameters,
+        algorithm,
+        finite,
+        begin,
+        jnp.asarray(times, dtype=begin["a"].dtype),
+        ode.MARGIN * rtol,
+        ode.MARGIN * atol,
+        guard=False,
+    )
+    assert isinstance(found, diffrax.Solution)
+    return jax.tree.map(lambda value: value[-1], found.ys) if last else found.ys

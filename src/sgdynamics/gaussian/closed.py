@@ -1,0 +1,53 @@
+"""Closed pair expectations: erf(x/sqrt 2) students with erf or sign partners, and ReLU.
+
+K = E[f(u) g(v)], A = E[f''(u) g(v)], B = E[f'(u) g'(v)]; variances q1, q2, covariance c. Saad and Solla 1995 for erf;
+the rest by Price's theorem, A = 2 dK/dq1, B = dK/dc.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.gaussian.nodes import safe_ratio, safe_root
+from sgdynamics.problems.activations import NAMED, Activation
+
+
+def erf_offset(activation: Activation) -> float | None:
+    """kappa of erf(s x/sqrt 2), kappa = 1/s^2: 1 for erf, 0 for the sign teacher, None for any other."""
+    if activation == NAMED["erf"]:
+        return 1.0
+    if activation == NAMED["sign"]:
+        return 0.0
+    return None
+
+
+def erf_value(kappa1: float, kappa2: float, q1: Any, q2: Any, c: Any) -> Any:
+    ratio = c / jnp.sqrt((kappa1 + q1)[:, None] * (kappa2 + q2)[None, :])
+    return 2 / np.pi * jnp.arcsin(jnp.clip(ratio, -1.0, 1.0))  # past 1 by rounding only (sign with sign)
+
+
+def erf_moments(kappa2: float, q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
+    """K, A, B for an erf student u and an erf or sign partner v."""
+    al1, al2 = (1.0 + q1)[:, None], (kappa2 + q2)[None, :]
+    root = jnp.sqrt(al1 * al2 - c**2)
+    return erf_value(1.0, kappa2, q1, q2, c), -2 / np.pi * c / (al1 * root), 2 / np.pi / root
+
+
+def relu_parts(q1: Any, q2: Any, c: Any) -> tuple[Any, Any]:
+    """sqrt(q1 q2 - c^2) and P(u > 0, v > 0), with the derivatives that hold at |rho| = 1 too."""
+    gap = safe_root(q1[:, None] * q2[None, :] - c**2)
+    return gap, quadrant(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])))
+
+
+def quadrant(rho: Any) -> Any:
+    """P(u > 0, v > 0) = 1/4 + asin(rho)/(2 pi); at |rho| = 1 with derivative 0, which is right along scalings."""
+    inside = jnp.abs(rho) < 1
+    return 0.25 + jnp.where(inside, jnp.arcsin(jnp.where(inside, rho, 0.0)), jnp.sign(rho) * np.pi / 2) / (2 * np.pi)
+
+
+def relu_moments(q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
+    gap, both = relu_parts(q1, q2, c)
+    return gap / (2 * np.pi) + c * both, gap / (2 * np.pi * q1[:, None]), both

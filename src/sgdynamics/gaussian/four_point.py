@@ -1,0 +1,248 @@
+"""Closed noise terms N_ij = E[s'(lambda_i) s'(lambda_j) E0^2], E0 = sum_b c_b g_b(lambda_b): the one four-point object of the theory.
+
+Closed for erf students (erf and sign teachers), ReLU with ReLU, polynomials and linear students; otherwise `noise_term` is
+None and the caller samples. Fields are the students 0..p-1, then the signals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.gaussian.closed import erf_offset, quadrant
+from sgdynamics.gaussian.nodes import gauss_legendre, safe_ratio, safe_root
+from sgdynamics.problems.activations import NAMED, Activation
+
+ORTHANT_NODES = 24
+
+
+def noise_term(student: Activation, teacher: Activation) -> Callable[[Any, Any, int], Any] | None:
+    """N(Omega, c, p) in closed form, or None where there is none."""
+    if student == teacher == NAMED["square"]:
+        return square_noise
+    if student == NAMED["erf"] and erf_offset(teacher) is not None:
+        kappa = erf_offset(teacher) or 0.0
+        return lambda omega, c, p: _quadruple_sum(omega, c, p, lambda *args: erf_four(kappa, *args))
+    if student == teacher == NAMED["relu"]:
+        return lambda omega, c, p: _quadruple_sum(omega, c, p, relu_four)
+    if student.degree is not None and teacher.degree is not None:
+        return lambda omega, c, p: polynomial_noise(student, teacher, omega, c, p)
+    return None
+
+
+@lru_cache(maxsize=32)
+def _quadruples(p: int, fields: int) -> tuple[np.ndarray, np.ndarray]:
+    """All (i <= j students, b <= c fields) and how often each (b, c) counts."""
+    pairs = [(i, j) for i in range(p) for j in range(i, p)]
+    others = [(b, c) for b in range(fields) for c in range(b, fields)]
+    index = np.array([(i, j, b, c) for i, j in pairs for b, c in others])
+    return index, np.where(index[:, 2] == index[:, 3], 1.0, 2.0)
+
+
+def _quadruple_sum(omega: Any, c: Any, p: int, four: Callable[[Any, np.ndarray, int], Any]) -> Any:
+    """sum_bc c_b c_c E[s'_i s'_j g_b g_c], each symmetric quadruple computed once."""
+    fields = omega.shape[0]
+    index, count = _quadruples(p, fields)
+    values = four(omega, index, p) * count * c[index[:, 2]] * c[index[:, 3]]
+    upper = values.reshape(p * (p + 1) // 2, -1).sum(axis=1)
+    return _symmetric(upper, p)
+
+
+def _symmetric(upper: Any, p: int) -> Any:
+    rows, columns = np.triu_indices(p)
+    position = np.empty((p, p), dtype=int)
+    position[rows, columns] = position[columns, rows] = np.arange(len(rows))
+    return upper[position]
+
+
+def square_noise(omega: Any, c: Any, p: int) -> Any:
+    """N for squared activations (student and teacher), by Wick: 4 E[lambda_i lambda_j (sum_b c_b lambda_b^2)^2].
+
+    With D = diag(c) and tau = Tr(D Omega): 4 [(tau^2 + 2 Tr (D Omega)^2) Omega + 4 tau Omega D Omega + 8 Omega D Omega D Omega]_ij.
+    """
+    weighted = c[:, None] * omega
+    tau = jnp.trace(weighted)
+    once = omega @ weighted
+    full = (tau**2 + 2 * jnp.sum(weighted * weighted.T)) * omega + 4 * tau * once + 8 * once @ weighted
+    return 4 * full[:p, :p]
+
+
+def erf_four(kappa: float, omega: Any, index: np.ndarray, p: int) -> Any:
+    """I4 = E[g1' g2' g3 g4] for erf (kappa = 1) and sign (kappa = 0, slots 3 and 4 beyond the students)."""
+    i, j, b, c = index.T
+    al1, al2 = 1.0 + omega[i, i], 1.0 + omega[j, j]
+    al3 = jnp.where(b < p, 1.0, kappa) + omega[b, b]
+    al4 = jnp.where(c < p, 1.0, kappa) + omega[c, c]
+    C12, C13, C14, C23, C24, C34 = omega[i, j], omega[i, b], omega[i, c], omega[j, b], omega[j, c], omega[b, c]
+    L4 = al1 * al2 - C12**2
+    L0 = L4 * C34 - C23 * C24 * al1 - C13 * C14 * al2 + C12 * (C13 * C24 + C14 * C23)
+    L1 = L4 * al3 - C23**2 * al1 - C13**2 * al2 + 2 * C12 * C13 * C23
+    L2 = L4 * al4 - C24**2 * al1 - C14**2 * al2 + 2 * C12 * C14 * C24
+    ratio = L0 / jnp.sqrt(L1 * L2)
+    # a sign teacher's own square (kappa = 0, b = c) has ratio 1 exactly: its asin has no derivative there, and needs none
+    certain = (b == c) & (b >= p) & (kappa == 0.0)
+    angle = jnp.where(certain, np.pi / 2, jnp.arcsin(jnp.where(certain, 0.0, ratio)))
+    return 4 / np.pi**2 * angle / jnp.sqrt(L4)
+
+
+# ReLU: E[1_i 1_j relu_b relu_c] is a second moment on the orthant of the distinct fields among i, j, b, c.
+
+
+def relu_four(omega: Any, index: np.ndarray, p: int) -> Any:
+    """E[s'_i s'_j s_b s_c] for ReLU, by the number of distinct fields (a repeated field is one constraint, not two)."""
+    total = jnp.zeros(len(index), omega.dtype)
+    distinct = [tuple(sorted(set(row))) for row in index.tolist()]
+    for size in range(1, 5):
+        chosen = np.array([position for position, members in enumerate(distinct) if len(members) == size], dtype=int)
+        if len(chosen) == 0:
+            continue
+        members = np.array([distinct[position] for position in chosen])
+        first = np.array([distinct[position].index(index[position, 2]) for position in chosen])
+        second = np.array([distinct[position].index(index[position, 3]) for position in chosen])
+        C = omega[members[:, :, None], members[:, None, :]]
+        total = total.at[chosen].set(_orthant_moment(C, first, second))
+    return total
+
+
+def _orthant_moment(C: Any, first: np.ndarray, second: np.ndarray) -> Any:
+    """E[prod_s 1(lambda_s > 0) lambda_first lambda_second] for (n, m, m) covariances, m <= 4.
+
+    Stein twice: C_ab P(S) + sum_{q != r} C_aq C_{br|q} p(lambda_q = 0) p(lambda_r = 0 | q) P(rest > 0 | lambda_q = lambda_r = 0).
+    """
+    n, m, _ = C.shape
+    rows = np.arange(n)
+    result = C[rows, first, second] * orthant(C)
+    for q, r in itertools.permutations(range(m), 2):
+        variance = C[:, q, q]
+        conditional = C[:, r, r] - C[:, q, r] ** 2 / variance
+        slope = C[rows, second, r] - C[rows, second, q] * C[:, q, r] / variance
+        density = safe_ratio(slope, 2 * np.pi * safe_root(variance * conditional))
+        rest = [s for s in range(m) if s not in (q, r)]
+        chance = quadrant(_partial_correlation(C, rest[0], rest[1], q, r)) if len(rest) == 2 else 0.5 ** len(rest)
+        result = result + C[rows, first, q] * density * chance
+    return result
+
+
+def orthant(C: Any) -> Any:
+    """P(all of m <= 4 Gaussian variables > 0)."""
+    m = C.shape[-1]
+    if m == 1:
+        return jnp.full(C.shape[:-2], 0.5, C.dtype)
+    scale = jnp.sqrt(jnp.einsum("...ii->...i", C))
+    r = safe_ratio(C, scale[..., :, None] * scale[..., None, :])
+    if m == 2:
+        return quadrant(r[..., 0, 1])
+    if m == 3:
+        return (quadrant(r[..., 0, 1]) + quadrant(r[..., 0, 2]) + quadrant(r[..., 1, 2])) / 2 - 0.25
+    # scale the correlations between (0, 1) and (2, 3) by t: t = 0 factorises, and the derivative in t is elementary (Plackett)
+    node, weight = gauss_legendre(ORTHANT_NODES)
+    t = node * (2 - node)  # nodes crowd where t -> 1, the near-singular end
+    jacobian = 2 * (1 - node)
+    cross = np.zeros((4, 4))
+    cross[:2, 2:] = cross[2:, :2] = 1.0
+    factor = 1.0 + cross * (t[:, None, None] - 1.0)
+    scaled = r[..., None, :, :] * factor
+    total = quadrant(r[..., 0, 1]) * quadrant(r[..., 2, 3])
+    for i, j in itertools.product((0, 1), (2, 3)):
+        k, ell = 1 - i, 5 - j
+        chance = quadrant(_partial_correlation(scaled, k, ell, i, j))
+        slope = safe_ratio(r[..., i, j][..., None], 2 * np.pi * safe_root(1 - scaled[..., i, j] ** 2))
+        total = total + jnp.sum(weight * jacobian * slope * chance, axis=-1)
+    return total
+
+
+def _partial_correlation(C: Any, k: int, ell: int, i: int, j: int) -> Any:
+    """Correlation of fields k and ell given that fields i and j are zero."""
+    det = C[..., i, i] * C[..., j, j] - C[..., i, j] ** 2
+
+    def conditional(a: int, b: int) -> Any:
+        explained = C[..., a, i] * (C[..., j, j] * C[..., i, b] - C[..., i, j] * C[..., j, b]) + C[..., a, j] * (
+            C[..., i, i] * C[..., j, b] - C[..., i, j] * C[..., i, b]
+        )
+        return C[..., a, b] - safe_ratio(explained, det)
+
+    bounded = safe_ratio(conditional(k, ell), safe_root(conditional(k, k)) * safe_root(conditional(ell, ell)))
+    return jnp.clip(bounded, -1.0, 1.0)
+
+
+@lru_cache(maxsize=32)
+def _wick_exponents(degrees: tuple[int, int, int, int]) -> np.ndarray:
+    """All numbers of contractions (12, 13, 14, 23, 24, 34) that four polynomials of these degrees allow."""
+    d1, d2, d3, d4 = degrees
+    found = []
+    for e12 in range(min(d1, d2) + 1):
+        for e13 in range(min(d1 - e12, d3) + 1):
+            for e14 in range(min(d1 - e12 - e13, d4) + 1):
+                for e23 in range(min(d2 - e12, d3 - e13) + 1):
+                    for e24 in range(min(d2 - e12 - e23, d4 - e14) + 1):
+                        for e34 in range(min(d3 - e13 - e23, d4 - e14 - e24) + 1):
+                            found.append((e12, e13, e14, e23, e24, e34))
+    return np.array(found)
+
+
+def polynomial_noise(student: Activation, teacher: Activation, omega: Any, c: Any, p: int) -> Any:
+    """N for polynomials, by Wick: E[prod_a f_a(lambda_a)] = sum_e prod_{a<b} C_ab^e_ab/e_ab! prod_a E[f_a^(e_a)(sqrt(C_aa) z)].
+
+    e_a = sum_b e_ab is how often field a is contracted with others; contractions of a field with itself are in the last factor.
+    """
+    fields = omega.shape[0]
+    index, count = _quadruples(p, fields)
+    students = index[:, 2:] < p
+    total = jnp.zeros(len(index), omega.dtype)
+    variance = jnp.diagonal(omega)
+    for kinds in itertools.product((True, False), repeat=2):
+        chosen = np.flatnonzero(np.all(students == np.array(kinds), axis=1))
+        if len(chosen) == 0:
+            continue
+        partners = [student if kind else teacher for kind in kinds]
+        functions = [(student, 1), (student, 1), (partners[0], 0), (partners[1], 0)]
+        degrees = [(activation.degree or 0) - shift for activation, shift in functions]
+        exponents = _wick_exponents((degrees[0], degrees[1], degrees[2], degrees[3]))
+        touched = np.stack(
+            [
+                exponents[:, [0, 1, 2]].sum(axis=1),
+                exponents[:, [0, 3, 4]].sum(axis=1),
+                exponents[:, [1, 3, 5]].sum(axis=1),
+                exponents[:, [2, 4, 5]].sum(axis=1),
+            ]
+        )
+        weights = np.array([1.0 / math.prod(math.factorial(e) for e in row) for row in exponents])
+        quad = index[chosen]
+        term = weights * jnp.ones((len(chosen), 1), omega.dtype)
+        for slot, ((activation, shift), degree) in enumerate(zip(functions, degrees, strict=True)):
+            means = _derivative_means(activation, shift, degree, variance)
+            term = term * means[quad[:, slot]][:, touched[slot]]
+        for position, (a, b) in enumerate(itertools.combinations(range(4), 2)):
+            covariance = omega[quad[:, a], quad[:, b]]
+            term = term * _powers(covariance, int(exponents[:, position].max()))[:, exponents[:, position]]
+        total = total.at[chosen].set(jnp.sum(term, axis=1))
+    values = (total * count * c[index[:, 2]] * c[index[:, 3]]).reshape(p * (p + 1) // 2, -1).sum(axis=1)
+    return _symmetric(values, p)
+
+
+def _powers(x: Any, top: int) -> Any:
+    rows = [jnp.ones_like(x)]
+    for _ in range(top):
+        rows.append(rows[-1] * x)
+    return jnp.stack(rows, axis=1)
+
+
+def _derivative_means(activation: Activation, shift: int, degree: int, variance: Any) -> Any:
+    """E[f^(shift + e)(sqrt(q) z)] for e = 0..degree and each variance q: (fields, degree + 1)."""
+    columns = []
+    for order in range(shift, shift + degree + 1):
+        derived = np.polynomial.polynomial.polyder(np.asarray(activation.coefficients), order)
+        total = jnp.zeros_like(variance)
+        power = jnp.ones_like(variance)
+        for even in range(0, len(derived), 2):
+            # E[z^even] = (even - 1)!!
+            total = total + derived[even] * math.prod(range(even - 1, 0, -2)) * power
+            power = power * variance
+        columns.append(total)
+    return jnp.stack(columns, axis=1)

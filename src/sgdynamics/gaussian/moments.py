@@ -1,0 +1,391 @@
+"""What the theory needs of one sample's gradient, for any problem: its Stein matrix, its second moment, the risk.
+
+Write h_i = dloss/dlambda_i and Omega for the covariance of the fields (students, then signals). Then, by Stein's lemma,
+
+    E[h_i x] = sum_c H_ic w_c   (in covariance block b: eigenvalue_b times the block's part of the rows),   H_ic = E[dh_i/dlambda_c],
+
+so H serves every block; C = E[h h^T] is the noise of SGD; E[dloss/da] moves the head; E[loss] is the risk. At finite d the
+noise needs the norm of the input too: E[h h^T |x_b|^2] = eigenvalue_b (d_b C + 2 D_b C), D_b the derivative of C with respect
+to Omega along eigenvalue_b Omega_b.
+
+Three ways, by the kind of loss: pair expectations for committees, pairs and a grid over the signals for a target, sampling for
+a user's own loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.gaussian import four_point, mehler, pairs, polar
+from sgdynamics.gaussian.nodes import (
+    gauss_hermite,
+    gauss_hermite_grid,
+    gauss_legendre,
+    lower_root,
+    safe_root,
+    sobol_normals,
+    solve_forward,
+    solve_lower,
+)
+from sgdynamics.problems.activations import NAMED, Activation
+from sgdynamics.problems.losses import CommitteeLoss, NetworkLoss, TargetLoss, correlation, squared
+from sgdynamics.problems.problem import Structure
+
+GRID = {1: 96, 2: 40, 3: 18}  # Gauss-Hermite nodes an axis over the signals; beyond three signals, Sobol points
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How finely to integrate: terms of the Mehler series, Sobol points or circles (powers of two) and replicates."""
+
+    terms: int = 64
+    log2_points: int = 12
+    log2_circles: int = 8
+    replicates: int = 4
+
+
+class Moments(NamedTuple):
+    """H (p x fields), C (p x p), the derivatives 2 D_b C (blocks x p x p; None at infinite d), E[dloss/da], E[loss]."""
+
+    stein: Any
+    noise: Any
+    noise_slopes: Any
+    head_gradient: Any
+    risk: Any
+
+
+def exact_pairs(structure: Structure) -> bool:
+    """Whether the drift comes from pair expectations (a network under squared or correlation loss)."""
+    loss = structure.loss
+    return isinstance(loss, (CommitteeLoss, TargetLoss)) and loss.outer in (squared, correlation)
+
+
+def _closed_noise(structure: Structure) -> Any:
+    loss = structure.loss
+    if not isinstance(loss, CommitteeLoss):
+        return None
+    return four_point.noise_term(loss.student, loss.teacher)
+
+
+def sampled(structure: Structure, flow: bool) -> bool:
+    """Whether anything is sampled: all of a user's loss; of a network the noise term without closed form (unless lr = 0)."""
+    if not exact_pairs(structure):
+        return True
+    if isinstance(structure.loss, TargetLoss) and structure.signals not in GRID:
+        return True
+    return not flow and _closed_noise(structure) is None and structure.loss.student != NAMED["linear"]
+
+
+def series_rule(structure: Structure, largest: float) -> Rule:
+    """The rule whose Mehler series, where one is cut, is long enough up to fields of variance `largest`."""
+    if not exact_pairs(structure):
+        return Rule()
+    loss = structure.loss
+    partners = [loss.student] + ([loss.teacher] if isinstance(loss, CommitteeLoss) else [])
+    cut = [other for other in partners if pairs.method(loss.student, other) == "mehler"]
+    needed = (mehler.terms_for(loss.student, other, largest) for other in cut)
+    return replace(Rule(), terms=max(needed, default=Rule().terms))
+
+
+def nodes_for(structure: Structure, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
+    """The points an expectation needs, as arrays with a leading axis of replicates (of one, where nothing is sampled)."""
+    nodes: dict[str, np.ndarray] = {}
+    loss = structure.loss
+    replicates = rule.replicates if sampled(structure, flow) else 1
+    if sampled(structure, flow):
+        # where the drift is sampled too, not only the noise term, it needs more points
+        more = 0 if exact_pairs(structure) else 2
+        if structure.kinks:
+            nodes["points"] = sobol_normals(2 * structure.fields + 1, rule.log2_circles + more, replicates)
+        else:
+            nodes["points"] = sobol_normals(structure.fields + 1, rule.log2_points + more, replicates)
+    if isinstance(loss, TargetLoss) and exact_pairs(structure):
+        if structure.signals in GRID:
+            grid, weights = gauss_hermite_grid(GRID[structure.signals], structure.signals)
+            nodes["grid"] = np.broadcast_to(grid, (replicates, *grid.shape))
+            nodes["grid_weights"] = np.broadcast_to(weights, (replicates, *weights.shape))
+        else:
+            grid = sobol_normals(structure.signals, rule.log2_points, replicates, seed=711)
+            nodes["grid"] = grid
+            nodes["grid_weights"] = np.full(grid.shape[:2], 1.0 / grid.shape[1])
+    return nodes
+
+
+def moments(
+    structure: Structure,
+    rule: Rule,
+    nodes: dict[str, Any],
+    parameters: Any,
+    omega: Any,
+    head: Any,
+    directions: Any = None,
+    *,
+    flow: bool = False,
+) -> Moments:
+    """All of it at one state; `nodes` is one replicate of `nodes_for`, `directions` the (blocks) eigenvalue_b Omega_b of finite d."""
+    if not exact_pairs(structure):
+        return _sampled_moments(structure, nodes["points"], parameters, omega, head, directions)
+    loss = structure.loss
+    p = structure.width
+    residual = _residual_coefficients(loss, parameters, head, p)
+    own = _own_pairs(loss, rule, omega, p)
+    if isinstance(loss, CommitteeLoss):
+        slope, values, risk = _committee(loss, rule, parameters, omega, head, residual, own)
+    else:
+        slope, values, risk = _target(loss, nodes, parameters, omega, head, residual, own)
+    lead = head / p
+    stein = -lead[:, None] * slope
+    if flow:
+        nothing = jnp.zeros((p, p), omega.dtype)
+        slopes = None if directions is None else jnp.zeros((directions.shape[0], p, p), omega.dtype)
+        return Moments(stein, nothing, slopes, -values / p, risk)
+    noise, slopes = _network_noise(structure, rule, nodes, parameters, omega, head, residual, own, directions)
+    outer = lead[:, None] * lead[None, :]
+    return Moments(stein, outer * noise, None if slopes is None else outer * slopes, -values / p, risk)
+
+
+def risk(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any) -> Any:
+    """E[loss] at one state."""
+    return moments(structure, rule, nodes, parameters, omega, head, flow=True).risk
+
+
+def _residual_coefficients(loss: NetworkLoss, parameters: Any, head: Any, p: int) -> Any:
+    """c with y - f (squared loss) or y (correlation loss) = sum_b c_b g_b + noise: students, then teachers of a committee."""
+    students = -head / p if loss.outer is squared else jnp.zeros_like(head)
+    if isinstance(loss, CommitteeLoss):
+        teachers = parameters["teacher_head"] / parameters["teacher_head"].shape[0]
+        return jnp.concatenate([students, teachers])
+    return students
+
+
+def _own_pairs(loss: NetworkLoss, rule: Rule, omega: Any, p: int) -> tuple[Any, Any, Any]:
+    """K, A, B among the students."""
+    q = jnp.diagonal(omega)[:p]
+    return pairs.moments(loss.student, loss.student, q, q, omega[:p, :p], rule.terms)
+
+
+def _committee(
+    loss: CommitteeLoss, rule: Rule, parameters: Any, omega: Any, head: Any, c: Any, own: tuple[Any, Any, Any]
+) -> tuple[Any, Any, Any]:
+    """Stein matrix of s'_i E0, E[s_i E0], risk. G_ib = E[s'_i lambda_b E0] = A_i Omega_ib + sum_c c_c B_ic Omega_cb (formulas of 004)."""
+    p = head.shape[0]
+    q = jnp.diagonal(omega)
+    cross = pairs.moments(loss.student, loss.teacher, q[:p], q[p:], omega[:p, p:], rule.terms)
+    teachers = pairs.value(loss.teacher, loss.teacher, q[p:], q[p:], omega[p:, p:], rule.terms)
+    K, A, B = (jnp.concatenate([left, right], axis=1) for left, right in zip(own, cross, strict=True))
+    slope = B * c + jnp.eye(p, omega.shape[0], dtype=omega.dtype) * (A @ c)[:, None]
+    values = K @ c
+    if loss.outer is squared:
+        excess = 0.5 * (c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:])
+        return slope, values, excess + 0.5 * parameters["noise"]
+    return slope, values, -(head / p) @ K[:, p:] @ c[p:]
+
+
+def _target(
+    loss: TargetLoss, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, c: Any, own: tuple[Any, Any, Any]
+) -> tuple[Any, Any, Any]:
+    """The same for a target g of the signals: pairs among the students, and a grid over the signals for what meets g.
+
+    Given the signals, lambda_i = t_i . zeta + sqrt(v_i) xi is Gaussian; the expectation over xi is one-dimensional, cut at kinks.
+    """
+    p = head.shape[0]
+    K, A, B = own
+    q = jnp.diagonal(omega)[:p]
+    frame = lower_root(omega[p:, p:])
+    t = solve_forward(frame, omega[p:, :p]).T
+    spread = safe_root(q - jnp.sum(t**2, axis=1))
+    grid, weights = nodes["grid"], nodes["grid_weights"]
+    labels = jax.vmap(lambda zeta: loss.label(frame @ zeta, parameters))(grid)
+    mean = t @ grid.T
+    s0, s1, s2 = _conditional_means(loss.student, mean, jnp.broadcast_to(spread[:, None], mean.shape))
+    weighted = weights * labels
+    values = s0 @ weighted
+    along = jnp.einsum("in,n,nr->ir", s1, weighted, grid)
+    bend = s2 @ weighted
+    on_signals = solve_lower(frame, along - bend[:, None] * t)
+    on_students = B * c + jnp.diag(A @ c + bend)
+    slope = jnp.concatenate([on_students, on_signals], axis=1)
+    total = K @ c + values
+    if loss.outer is squared:
+        excess = 0.5 * (c @ K @ c + 2 * c @ values + jnp.sum(weighted * labels))
+        return slope, total, excess + 0.5 * parameters["noise"]
+    return slope, total, -(head / p) @ values
+
+
+def _conditional_means(student: Activation, mean: Any, spread: Any) -> tuple[Any, Any, Any]:
+    """E[s], E[s'], E[s''] of mean + spread xi, point masses of s'' included."""
+    if student == NAMED["relu"]:
+        return relu_conditional_means(mean, spread)
+    return generic_conditional_means(student, mean, spread)
+
+
+def relu_conditional_means(mean: Any, spread: Any) -> tuple[Any, Any, Any]:
+    """The same for ReLU in closed form."""
+    positive = jnp.where(spread > 0, spread, 1.0)
+    ratio = mean / positive
+    chance = jnp.where(spread > 0, jax.scipy.stats.norm.cdf(ratio), jnp.where(mean > 0, 1.0, 0.0))
+    density = jnp.where(spread > 0, jnp.exp(-(ratio**2) / 2) / (np.sqrt(2 * np.pi) * positive), 0.0)
+    return mean * chance + spread**2 * density, chance, density
+
+
+def generic_conditional_means(student: Activation, mean: Any, spread: Any) -> tuple[Any, Any, Any]:
+    """The same for any activation, by quadrature."""
+    if not student.kinks:
+        xi, weights = gauss_hermite(48)
+        points = mean[..., None] + spread[..., None] * xi
+        s0, s1, s2 = (student.derivative(order)(points) @ weights for order in range(3))
+        return s0, s1, s2
+    s0, s1, s2 = (polar.line_expectation(student.derivative(order), student.kinks, mean, spread, pairs.POLAR_NODES) for order in range(3))
+    for kink, jump in zip(student.kinks, student.jumps(1), strict=True):
+        positive = jnp.where(spread > 0, spread, 1.0)
+        density = jnp.exp(-(((kink - mean) / positive) ** 2) / 2) / (np.sqrt(2 * np.pi) * positive)
+        s2 = s2 + jump * jnp.where(spread > 0, density, 0.0)
+    return s0, s1, s2
+
+
+def _network_noise(
+    structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, c: Any, own: Any, directions: Any
+) -> tuple[Any, Any]:
+    """E[s'_i s'_j (E0^2 + noise)] and its derivatives along `directions`."""
+    loss = structure.loss
+    p = structure.width
+    student = loss.student
+    closed = _closed_noise(structure)
+    if closed is not None or student == NAMED["linear"]:
+
+        def full(matrix: Any, mine: Any) -> Any:
+            label_noise = parameters["noise"] * mine[2]
+            if closed is not None:
+                return closed(matrix, c, p) + label_noise
+            # a linear student has s' = 1: the noise is the mean squared residual, whatever the label
+            return _mean_squared_residual(structure, rule, nodes, parameters, matrix, head, c, mine) + label_noise
+
+        if directions is None:
+            return full(omega, own), None
+        slopes = [
+            jax.jvp(lambda matrix: full(matrix, _own_pairs(loss, rule, matrix, p)), (omega,), (direction,)) for direction in directions
+        ]
+        return slopes[0][0], jnp.stack([2 * slope for _, slope in slopes])
+    sample = _sample_fields(structure, nodes["points"], omega)
+    d = student.derivative(1)(sample.students)
+    labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)
+    residual2 = (labels + student.derivative(0)(sample.students) @ c[:p]) ** 2
+    N = jnp.einsum("n,ni,nj->ij", sample.weights * residual2, d, d) + parameters["noise"] * own[2]
+    if directions is None:
+        return N, None
+    full_weights = sample.weights * (residual2 + parameters["noise"])
+    return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, _norm_weights(sample, directions), d, d)
+
+
+class _Sample(NamedTuple):
+    """Weighted points of the Gaussian: whitened coordinates (n, fields), what they make of students and signals, weights."""
+
+    root: Any  # of Omega with the signals first
+    z: Any
+    students: Any
+    signals: Any
+    noise: Any
+    weights: Any
+
+
+ARC_NODES = 5
+
+
+def _sample_fields(structure: Structure, points: Any, omega: Any) -> _Sample:
+    """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
+
+    A kink of the student does move, and an average over points would jump each time it passes one. There the points are pairs
+    (z, z') that span circles z cos(phi) + z' sin(phi), each integrated exactly between the angles where a field meets a kink:
+    the average is then continuous in the overlaps, as an integrator needs.
+    """
+    k, p, fields = structure.signals, structure.width, structure.fields
+    order = np.r_[p:fields, 0:p]
+    root = lower_root(omega[order][:, order])
+    if not structure.kinks:
+        z, noise = points[:, :fields], points[:, fields]
+        weights = jnp.full(points.shape[0], 1.0 / points.shape[0], points.dtype)
+    else:
+        one, other = points[:, :fields], points[:, fields : 2 * fields]
+        along, across = (one @ root.T)[:, k:], (other @ root.T)[:, k:]
+        radius, angle = jnp.sqrt(along**2 + across**2), jnp.arctan2(across, along)
+        breaks = [jnp.zeros((points.shape[0], 1)), jnp.full((points.shape[0], 1), 2 * np.pi)]
+        for kink in structure.kinks:
+            reach = jnp.arccos(jnp.clip(kink / jnp.where(radius > 0, radius, 1.0), -1.0, 1.0))
+            breaks += [jnp.mod(angle + reach, 2 * np.pi), jnp.mod(angle - reach, 2 * np.pi)]
+        edges = jnp.sort(jnp.concatenate(breaks, axis=1), axis=1)
+        node, weight = gauss_legendre(ARC_NODES)
+        lengths = jnp.diff(edges, axis=1)[..., None]
+        phi = (edges[:, :-1, None] + lengths * node).reshape(points.shape[0], -1)
+        weights = (lengths * weight).reshape(-1) / (2 * np.pi * points.shape[0])
+        z = (jnp.cos(phi)[..., None] * one[:, None] + jnp.sin(phi)[..., None] * other[:, None]).reshape(-1, fields)
+        noise = jnp.repeat(points[:, -1], phi.shape[1])
+    values = z @ root.T
+    return _Sample(root, z, values[:, k:], values[:, :k], noise, weights)
+
+
+def _mean_squared_residual(structure: Structure, rule: Rule, nodes: Any, parameters: Any, omega: Any, head: Any, c: Any, own: Any) -> Any:
+    """E[E0^2] for a linear student, from the same pairs as the risk."""
+    loss = replace(structure.loss, outer=squared)
+    quiet = {**parameters, "noise": jnp.zeros_like(parameters["noise"])}
+    if isinstance(loss, CommitteeLoss):
+        return 2 * _committee(loss, rule, quiet, omega, head, c, own)[2]
+    return 2 * _target(loss, nodes, quiet, omega, head, c, own)[2]
+
+
+def _norm_weights(sample: _Sample, directions: Any) -> Any:
+    """z^T S_b z - Tr S_b, S_b = L^-1 direction_b L^-T: the weight that turns E[F] into E[F (|x_b|^2/eigenvalue_b - d_b)]."""
+    k = sample.signals.shape[1]
+    fields = sample.z.shape[1]
+    order = np.r_[fields - k : fields, 0 : fields - k]
+
+    def one(direction: Any) -> Any:
+        S = solve_forward(sample.root, solve_forward(sample.root, direction[order][:, order]).T)
+        return jnp.einsum("nc,cd,nd->n", sample.z, S, sample.z) - jnp.trace(S)
+
+    return jax.vmap(one, out_axes=1)(directions)
+
+
+def _sampled_moments(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, directions: Any) -> Moments:
+    """Any loss at all: averages over points, H from E[h z^T] with fields = L z."""
+    sample = _sample_fields(structure, points, omega)
+
+    def one(students: Any, signals: Any, draw: Any) -> tuple[Any, tuple[Any, Any]]:
+        return jax.value_and_grad(structure.loss, argnums=(0, 2))(students, signals, head, draw, parameters)
+
+    values, (h, head_gradient) = jax.vmap(one)(sample.students, sample.signals, sample.noise)
+    weighted = sample.weights[:, None] * h
+    signals_first = solve_lower(sample.root, weighted.T @ sample.z)
+    stein = jnp.concatenate([signals_first[:, structure.signals :], signals_first[:, : structure.signals]], axis=1)
+    slopes = None
+    if directions is not None:
+        slopes = jnp.einsum("nb,ni,nj->bij", _norm_weights(sample, directions), weighted, h)
+    return Moments(stein, weighted.T @ h, slopes, sample.weights @ head_gradient, sample.weights @ values)
+
+
+def pair_error(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any) -> Any:
+    """Estimated relative error of what is integrated by pairs and grids at one state (sampling has its replicates instead)."""
+    if not exact_pairs(structure):
+        return jnp.asarray(0.0)
+    loss = structure.loss
+    p = structure.width
+    q = jnp.diagonal(omega)
+    worst = pairs.error(loss.student, loss.student, q[:p], q[:p], omega[:p, :p], rule.terms)
+    if isinstance(loss, CommitteeLoss):
+        return jnp.maximum(worst, pairs.error(loss.student, loss.teacher, q[:p], q[p:], omega[:p, p:], rule.terms))
+    if structure.signals not in GRID:
+        return worst
+    coarse_grid, coarse_weights = gauss_hermite_grid(GRID[structure.signals] * 2 // 3, structure.signals)
+    residual = _residual_coefficients(loss, parameters, head, p)
+    own = _own_pairs(loss, rule, omega, p)
+    fine = _target(loss, nodes, parameters, omega, head, residual, own)
+    coarse_nodes = {"grid": jnp.asarray(coarse_grid), "grid_weights": jnp.asarray(coarse_weights)}
+    coarse = _target(loss, coarse_nodes, parameters, omega, head, residual, own)
+    for left, right in zip(fine, coarse, strict=True):
+        scale = jnp.max(jnp.abs(left)) + 1e-300
+        worst = jnp.maximum(worst, jnp.max(jnp.abs(left - right)) / scale)
+    return worst

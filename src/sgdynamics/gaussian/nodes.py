@@ -1,0 +1,107 @@
+"""Nodes and roots that the expectations share: Gauss-Legendre, Gauss-Hermite, scrambled Sobol, positive semi-definite roots."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+from scipy.stats import qmc
+
+REACH = 13.0  # a standard normal beyond this weighs less than 1e-37; its square root, which Hermite functions carry, 1e-18
+PIVOT = 1e-13  # a pivot below this share of its diagonal is rounding, not variance
+
+
+@lru_cache(maxsize=64)
+def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights on [0, 1]."""
+    nodes, weights = special.roots_legendre(count)
+    return (nodes + 1) / 2, weights / 2
+
+
+@lru_cache(maxsize=64)
+def gauss_hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights for a standard normal."""
+    nodes, weights = special.roots_hermitenorm(count)
+    return nodes, weights / weights.sum()
+
+
+@lru_cache(maxsize=32)
+def gauss_hermite_grid(count: int, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tensor rule in several dimensions, (count^dimensions, dimensions) nodes; negligible corners are dropped."""
+    nodes, weights = gauss_hermite(count)
+    grid = np.stack(np.meshgrid(*[nodes] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
+    weight = np.prod(np.stack(np.meshgrid(*[weights] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions), axis=1)
+    keep = weight > 1e-22
+    return grid[keep], weight[keep] / weight[keep].sum()
+
+
+@lru_cache(maxsize=8)
+def sobol_normals(dimensions: int, log2_count: int, replicates: int, seed: int = 20260) -> np.ndarray:
+    """Standard normals from scrambled Sobol points, (replicates, 2^log2_count, dimensions), whitened.
+
+    Whitening makes first and second moments exact, so that what is left is the error of higher ones. Replicates have
+    independent scramblings: their spread is the error estimate.
+    """
+    result = np.empty((replicates, 2**log2_count, dimensions))
+    for replicate in range(replicates):
+        engine = qmc.Sobol(dimensions, scramble=True, rng=np.random.default_rng((seed, replicate, dimensions)))
+        points = engine.random_base2(log2_count)
+        normals = special.ndtri(np.clip(points, 2.0**-40, 1 - 2.0**-40))
+        normals -= normals.mean(axis=0)
+        root = np.linalg.cholesky(normals.T @ normals / len(normals))
+        result[replicate] = np.linalg.solve(root, normals.T).T
+    result.setflags(write=False)
+    return result
+
+
+def safe_root(x: Any) -> Any:
+    """Square root of what is nonnegative up to rounding, with derivative 0 (not infinity) at 0."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
+def safe_ratio(numerator: Any, denominator: Any) -> Any:
+    """numerator / denominator, 0 where the denominator is 0."""
+    nonzero = denominator != 0
+    return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1.0), 0.0)
+
+
+def lower_root(matrix: Any) -> Any:
+    """Lower-triangular L with L L^T = matrix, also where the matrix is singular (a null pivot leaves a null column)."""
+    size = matrix.shape[-1]
+    index = jnp.arange(size)
+
+    def column(j: Any, L: Any) -> Any:
+        rest = matrix[:, j] - L @ L[j]
+        pivot = rest[j]
+        good = pivot > PIVOT * jnp.abs(matrix[j, j])
+        scaled = rest / jnp.sqrt(jnp.where(good, pivot, 1.0))
+        return L.at[:, j].set(jnp.where(good & (index >= j), scaled, 0.0))
+
+    return jax.lax.fori_loop(0, size, column, jnp.zeros_like(matrix))
+
+
+def solve_lower(L: Any, right: Any) -> Any:
+    """X with X L = right (X and right are rows x size), 0 along null pivots of L."""
+    size = L.shape[-1]
+
+    def row(step: Any, X: Any) -> Any:
+        j = size - 1 - step
+        rest = right[:, j] - X @ L[:, j]
+        return X.at[:, j].set(safe_ratio(rest, L[j, j]))
+
+    return jax.lax.fori_loop(0, size, row, jnp.zeros_like(right))
+
+
+def solve_forward(L: Any, right: Any) -> Any:
+    """Y with L Y = right, 0 along null pivots of L."""
+
+    def row(j: Any, Y: Any) -> Any:
+        rest = right[j] - L[j] @ Y
+        return Y.at[j].set(safe_ratio(rest, L[j, j]))
+
+    return jax.lax.fori_loop(0, L.shape[-1], row, jnp.zeros_like(right))

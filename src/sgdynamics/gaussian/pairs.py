@@ -1,0 +1,77 @@
+"""Pair expectations of any two activations: the fast path that exists, or the generic one that fits.
+
+The whole drift of a network under squared or correlation loss needs only K = E[f(u) g(v)], A = E[f''(u) g(v)] and
+B = E[f'(u) g'(v)] (Stein and Price).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from sgdynamics.gaussian import closed, mehler, polar
+from sgdynamics.problems.activations import NAMED, Activation
+
+POLAR_NODES = 24
+PIECEWISE_NODES = 12  # enough where both are piecewise polynomials: the angular integrand is then a trigonometric polynomial
+
+
+def method(first: Activation, second: Activation) -> str:
+    """Which of "erf", "relu" (closed), "mehler" (smooth), "polar" (kinked) serves this pair."""
+    if closed.erf_offset(first) is not None and closed.erf_offset(second) is not None:
+        return "erf"
+    if first == second == NAMED["relu"]:
+        return "relu"
+    return "polar" if first.kinks or second.kinks else "mehler"
+
+
+def polar_nodes(first: Activation, second: Activation) -> int:
+    """Nodes a sector: fewer where both activations are piecewise polynomials with kinks at 0 only."""
+    piecewise = (NAMED["relu"], NAMED["abs"], NAMED["sign"])
+    simple = all(activation in piecewise or (activation.degree or 99) <= 4 for activation in (first, second))
+    return PIECEWISE_NODES if simple else POLAR_NODES
+
+
+def value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int, *, using: str | None = None) -> Any:
+    """K for all pairs (q1[i], q2[j], c[i, j]); `terms` cuts the Mehler series, where one is used."""
+    way = using or method(first, second)
+    if way == "erf":
+        return closed.erf_value(closed.erf_offset(first) or 0.0, closed.erf_offset(second) or 0.0, q1, q2, c)
+    if way == "relu":
+        return closed.relu_moments(q1, q2, c)[0]
+    if way == "polar":
+        return polar.pair_value(first, second, q1, q2, c, polar_nodes(first, second))
+    return mehler.pair_value(first, second, q1, q2, c, terms)
+
+
+def moments(
+    first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int, *, using: str | None = None, nodes: int | None = None
+) -> tuple[Any, Any, Any]:
+    """K, A, B for all pairs; `first` is a student, so it has no jumps."""
+    way = using or method(first, second)
+    if way == "erf":
+        return closed.erf_moments(closed.erf_offset(second) or 0.0, q1, q2, c)
+    if way == "relu":
+        return closed.relu_moments(q1, q2, c)
+    if way == "polar":
+        return polar.pair_moments(first, second, q1, q2, c, nodes or polar_nodes(first, second))
+    return mehler.pair_moments(first, second, q1, q2, c, terms)
+
+
+def error(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int) -> Any:
+    """Estimated largest relative error of K, A, B: 1e-14 for closed forms, the tail of the series, or two resolutions apart."""
+    way = method(first, second)
+    rounding = jnp.asarray(1e-14)
+    if way in ("erf", "relu"):
+        return rounding
+    if way == "polar":
+        if any(second.jumps(0)) and any(first.jumps(0)):
+            return rounding
+        fine = jnp.stack(moments(first, second, q1, q2, c, terms))
+        coarse = jnp.stack(moments(first, second, q1, q2, c, terms, nodes=polar_nodes(first, second) * 2 // 3))
+        scale = jnp.max(jnp.abs(fine), axis=(1, 2), keepdims=True) + 1e-300
+        return jnp.maximum(jnp.max(jnp.abs(fine - coarse) / scale), rounding)
+    if mehler.terms_needed(first, second, terms) < terms:
+        return rounding
+    return jnp.maximum(mehler.error(first, second, q1, q2, terms), rounding)

@@ -1,0 +1,87 @@
+"""The population risk of overlaps, for whole trajectories at once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.gaussian.moments import Rule, moments, nodes_for, pair_error, sampled, series_rule
+from sgdynamics.precision import float64
+from sgdynamics.problems.problem import Problem, Structure
+
+CHUNK = 256
+SMALL_CHUNK = 32
+TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
+
+
+def effective_overlaps(structure: Structure, parameters: Any, M: Any, Q: Any) -> tuple[Any, Any]:
+    """Omega_b of each block, and the covariance of the fields, Omega = sum_b eigenvalue_b Omega_b."""
+    gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, structure.signals, structure.signals))
+    upper = jnp.concatenate([Q, M], axis=-1)
+    lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
+    blocks = jnp.concatenate([upper, lower], axis=-2)
+    return blocks, jnp.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> tuple[Any, Any]:
+    def one(state: Any) -> tuple[Any, Any]:
+        omega = effective_overlaps(structure, parameters, state["M"], state["Q"])[1]
+        values = jax.vmap(lambda node: moments(structure, rule, node, parameters, omega, state["a"], flow=True).risk)(nodes)
+        first = jax.tree.map(lambda node: node[0], nodes)
+        return values, pair_error(structure, rule, first, parameters, omega, state["a"])
+
+    return jax.lax.map(one, states, batch_size=16)
+
+
+@float64
+def population_risk(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, float]:
+    """E[loss] for overlaps with any leading axes (M: ..., block, unit, signal), and an estimate of its largest relative error."""
+    risk, sampling, worst = risk_by(problem, rule_for(problem, Q), M, Q, a)
+    return risk, max(sampling, worst)
+
+
+@float64
+def rule_for(problem: Problem, Q: np.ndarray, margin: float = 1.0) -> Rule:
+    """A rule that is fine enough for rows as long as these, `margin` times over."""
+    eigenvalues = problem.parameters["eigenvalues"]
+    fields = np.einsum("...bii,b->...i", Q, eigenvalues)
+    signals = np.einsum("bii,b->i", problem.gram, eigenvalues)
+    return series_rule(problem.structure, max(margin * _largest(fields), float(signals.max())))
+
+
+@float64
+def risk_by(problem: Problem, rule: Rule, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """The risk by one rule, the largest relative standard error of its sampling, and that of its pair expectations.
+
+    States go in chunks of one size, the last filled up, so that any number of them compiles once.
+    """
+    lead = a.shape[:-1]
+    states = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
+    count = states["a"].shape[0]
+    nodes = nodes_for(problem.structure, rule, flow=True) or {"none": np.zeros((1, 1))}
+    size = CHUNK if count > SMALL_CHUNK else SMALL_CHUNK
+    values, errors = [], []
+    for first in range(0, count, size):
+        index = np.minimum(np.arange(first, first + size), count - 1)
+        part = {name: value[index] for name, value in states.items()}
+        value, error = _risks(problem.structure, rule, nodes, problem.parameters, part)
+        values.append(np.asarray(value))
+        errors.append(np.asarray(error))
+    replicates = np.concatenate(values)[:count]
+    worst = _largest(np.concatenate(errors)[:count])
+    risk = replicates.mean(axis=1)
+    sampling = 0.0
+    if sampled(problem.structure, flow=True):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            sampling = _largest(replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1]) / np.abs(risk))
+    return risk.reshape(lead), sampling, worst
+
+
+def _largest(values: np.ndarray) -> float:
+    """The largest value that is a number (runs that diverged are NaN)."""
+    return float(np.max(values[np.isfinite(values)], initial=0.0))

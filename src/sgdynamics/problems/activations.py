@@ -1,0 +1,200 @@
+"""Activations: a scalar JAX function, where its kinks are, and which closed form it has, if any."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.polynomial import hermite_e
+
+from sgdynamics import checks
+
+
+def function_identity(function: Callable) -> dict[str, str]:
+    """A user's function by name and source hash: enough to recognise it, not enough to run it again."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = repr(getattr(getattr(function, "__code__", None), "co_code", name))
+    return {"function": name, "source_sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A scalar activation f; `kinks` lists the points where f or f' jumps (they are where quadrature must break).
+
+    f must be a JAX function of one number. Its derivatives come from autodiff on the smooth pieces; the jumps of f and f' at
+    the kinks are measured from both sides and enter expectations of f' and f'' as point masses.
+    """
+
+    f: Callable[[Any], Any]
+    kinks: tuple[float, ...] = ()
+    name: str | None = None
+    coefficients: tuple[float, ...] | None = field(default=None)  # of a polynomial, lowest degree first
+
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise checks.reject("f", self.f, "give a JAX function of one number, such as jnp.tanh")
+        if isinstance(self.kinks, (int, float)):
+            object.__setattr__(self, "kinks", (float(self.kinks),))
+        object.__setattr__(self, "kinks", tuple(sorted(checks.number("kinks", kink) for kink in self.kinks)))
+        try:
+            shape = jax.eval_shape(self.f, jax.ShapeDtypeStruct((), jnp.float32)).shape
+        except Exception as error:
+            raise checks.reject("f", self.f, f"give a JAX function of one number; calling it failed with: {error}") from error
+        if shape != ():
+            raise checks.reject("f", self.f, f"a number must go to a number, but it went to shape {shape}")
+
+    def __call__(self, x: Any) -> Any:
+        return self.f(x)
+
+    @property
+    def label(self) -> str:
+        return self.name or getattr(self.f, "__name__", "activation")
+
+    @property
+    def degree(self) -> int | None:
+        """Degree of a polynomial activation, None for any other."""
+        return None if self.coefficients is None else len(self.coefficients) - 1
+
+    def derivative(self, order: int) -> Callable[[Any], Any]:
+        """The pointwise derivative of the smooth pieces, elementwise on arrays."""
+        if self.coefficients is not None:
+            coefficients = np.polynomial.polynomial.polyder(np.asarray(self.coefficients), order) if order else self.coefficients
+            return lambda x: _horner(tuple(coefficients), x)
+        function: Callable[[Any], Any] = self.f
+        for _ in range(order):
+            function = jax.grad(function)
+
+        def elementwise(x: Any) -> Any:
+            x = jnp.asarray(x)
+            return jax.vmap(function)(x.reshape(-1)).reshape(x.shape)
+
+        return elementwise
+
+    def jumps(self, order: int) -> tuple[float, ...]:
+        """The jump of the derivative of this order at each kink, by extrapolation from both sides."""
+        return _jumps(self, order)
+
+    def describe(self) -> Any:
+        """What a result records: a name that can be run again, or a function's identity."""
+        if self.name in NAMED and NAMED[self.name] == self:
+            return self.name
+        if self.coefficients is not None:
+            return {"polynomial": list(self.coefficients)}
+        return {**function_identity(self.f), "kinks": list(self.kinks), "rerunnable": False}
+
+
+@lru_cache(maxsize=256)
+def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
+    function = activation.derivative(order)
+    step = 1e-6
+    found = []
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        for kink in activation.kinks:
+            points = jnp.asarray([kink + step, kink + 2 * step, kink - step, kink - 2 * step])
+            above, further_above, below, further_below = np.asarray(function(points))
+            jump = float(2 * above - further_above - 2 * below + further_below)
+            found.append(jump if abs(jump) > 1e-9 else 0.0)
+    return tuple(found)
+
+
+def _horner(coefficients: Sequence[float], x: Any) -> Any:
+    x = jnp.asarray(x)
+    result = jnp.zeros_like(x) + float(coefficients[-1])
+    for value in reversed(coefficients[:-1]):
+        result = result * x + float(value)
+    return result
+
+
+@dataclass(frozen=True)
+class _Polynomial:
+    """A polynomial as a hashable function, so that equal polynomials share one compilation."""
+
+    coefficients: tuple[float, ...]
+
+    def __call__(self, x: Any) -> Any:
+        return _horner(self.coefficients, x)
+
+
+def polynomial(coefficients: Sequence[float]) -> Activation:
+    """The activation c0 + c1 x + c2 x^2 + ..."""
+    try:
+        values = tuple(float(value) for value in coefficients)
+    except (TypeError, ValueError):
+        raise checks.reject("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)") from None
+    while len(values) > 1 and values[-1] == 0.0:
+        values = values[:-1]
+    if len(values) < 2 or not all(math.isfinite(value) for value in values):
+        raise checks.reject("coefficients", coefficients, "give finite numbers with at least one non-constant term")
+    return Activation(_Polynomial(values), name="polynomial", coefficients=values)
+
+
+def _hermite(order: int) -> Activation:
+    """Probabilists' Hermite polynomial He_n (not normalised)."""
+    values = tuple(float(value) for value in hermite_e.herme2poly([0.0] * order + [1.0]))
+    return Activation(_Polynomial(values), name=f"he{order}", coefficients=values)
+
+
+def _erf(x: Any) -> Any:
+    return jax.lax.erf(jnp.asarray(x) / math.sqrt(2.0))
+
+
+def _gelu(x: Any) -> Any:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _relu(x: Any) -> Any:
+    # where, not maximum: the derivative at a tie is then 0 in every JAX version
+    return jnp.where(x > 0, x, 0.0)
+
+
+NAMED: dict[str, Activation] = {
+    "linear": Activation(_Polynomial((0.0, 1.0)), name="linear", coefficients=(0.0, 1.0)),
+    "square": Activation(_Polynomial((0.0, 0.0, 1.0)), name="square", coefficients=(0.0, 0.0, 1.0)),
+    "erf": Activation(_erf, name="erf"),
+    "relu": Activation(_relu, kinks=(0.0,), name="relu"),
+    "tanh": Activation(jnp.tanh, name="tanh"),
+    "gelu": Activation(_gelu, name="gelu"),
+    "softplus": Activation(jax.nn.softplus, name="softplus"),
+    "abs": Activation(jnp.abs, kinks=(0.0,), name="abs"),
+    "sign": Activation(jnp.sign, kinks=(0.0,), name="sign"),
+    **{f"he{order}": _hermite(order) for order in range(2, 7)},
+}
+
+
+def activation(value: Any, argument: str = "activation") -> Activation:
+    """The activation that a name, an `Activation` or a plain JAX function stands for."""
+    if isinstance(value, Activation):
+        return value
+    if isinstance(value, dict) and "polynomial" in value:
+        return polynomial(value["polynomial"])
+    if isinstance(value, dict) and "function" in value:
+        raise checks.reject(argument, value, "a user's function cannot be made again from its record: pass the function itself")
+    if isinstance(value, str):
+        if value == "polynomial":
+            raise checks.reject(argument, value, "give its coefficients: sgd.polynomial([c0, c1, ...])")
+        if value not in NAMED:
+            known = ", ".join(NAMED)
+            raise checks.reject(argument, value, f"{checks.did_you_mean(value, NAMED)}known are {known}; or sgd.Activation(f, kinks=...)")
+        return NAMED[value]
+    if callable(value):
+        return Activation(value)
+    raise checks.reject(argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)")
+
+
+def student_activation(value: Any, argument: str = "activation") -> Activation:
+    """An activation that can be trained through: it must not jump."""
+    result = activation(value, argument)
+    if any(result.jumps(0)):
+        raise checks.reject(argument, result.label, "it jumps, so its gradient is 0 almost everywhere; use it as teacher_activation only")
+    return result

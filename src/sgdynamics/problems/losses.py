@@ -1,0 +1,99 @@
+"""Per-sample losses as hashable JAX functions loss(fields, signals, head, noise_draw, parameters).
+
+They hold functions and names, never numbers: two problems that differ only in numbers share one compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgdynamics import checks
+from sgdynamics.problems.activations import Activation
+
+
+def squared(output: Any, label: Any) -> Any:
+    """(f - y)^2 / 2."""
+    return 0.5 * (output - label) ** 2
+
+
+def correlation(output: Any, label: Any) -> Any:
+    """- f y."""
+    return -output * label
+
+
+def logistic(output: Any, label: Any) -> Any:
+    """log(1 + exp(-f y))."""
+    return jax.nn.softplus(-output * label)
+
+
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {"squared": squared, "correlation": correlation, "logistic": logistic}
+
+
+def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
+    """The function of (output, label) that a name or a user's function stands for."""
+    if isinstance(value, str):
+        return LOSSES[checks.choice("loss", value, LOSSES)]
+    if callable(value):
+        return value
+    raise checks.reject("loss", value, f"give one of {', '.join(LOSSES)} or a JAX function of (output, label)")
+
+
+@dataclass(frozen=True)
+class NetworkLoss:
+    """A two-layer network f = (1/p) sum_i a_i s(lambda_i) against a label: what teachers and targets share."""
+
+    student: Activation
+    outer: Callable[[Any, Any], Any]
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return self.student.kinks
+
+    def output(self, fields: Any, head: Any) -> Any:
+        return jnp.mean(head * self.student(fields))
+
+    def label(self, signals: Any, parameters: Any) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+        label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
+        return self.outer(self.output(fields, head), label)
+
+
+@dataclass(frozen=True)
+class CommitteeLoss(NetworkLoss):
+    """Labels of a teacher committee, y = (1/k) sum_r a*_r s*(w*_r . x)."""
+
+    teacher: Activation
+
+    def label(self, signals: Any, parameters: Any) -> Any:
+        return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
+
+
+@dataclass(frozen=True)
+class TargetLoss(NetworkLoss):
+    """Labels of any function of the signals, y = g(w*_1 . x, ..., w*_K . x)."""
+
+    target: Callable[[Any], Any]
+
+    def label(self, signals: Any, parameters: Any) -> Any:
+        return self.target(signals)
+
+
+@dataclass(frozen=True)
+class UserLoss:
+    """A user's own per-sample loss; it sees the problem's `parameters` only where it asks for them."""
+
+    function: Callable[..., Any]
+    takes_parameters: bool
+    kinks: tuple[float, ...] = ()
+
+    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+        if self.takes_parameters:
+            return self.function(fields, signals, head, noise_draw, parameters["user"])
+        return self.function(fields, signals, head, noise_draw)

@@ -1,0 +1,248 @@
+"""`Problem`: what is learned, stated once, as a per-sample loss of the fields.
+
+Everything else (ODE, exact chain, direct simulation) follows from it. A problem splits into
+
+- its `structure`: shapes, functions and flags. Compiled code depends on it, so it is hashable and holds no numbers;
+- its `parameters`: a dictionary of numbers, traced, so that changing one never compiles again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.problems.activations import function_identity
+from sgdynamics.problems.losses import UserLoss, squared
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What compiled code depends on: widths, the loss function, flags."""
+
+    width: int
+    signals: int
+    blocks: int
+    loss: Any  # loss(fields, signals, head, noise_draw, parameters), one of the hashable functions of `losses`
+    trained: bool
+    sphere: bool
+
+    @property
+    def fields(self) -> int:
+        """How many fields a sample has: width + signals."""
+        return self.width + self.signals
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Values of a student field at which the gradient of the loss jumps."""
+        return getattr(self.loss, "kinks", ())
+
+    @property
+    def has_excess(self) -> bool:
+        """Whether the label noise adds the constant noise/2 to the risk, so that the excess risk is defined."""
+        return getattr(self.loss, "outer", None) is squared
+
+
+class Problem:
+    """A learning problem: a per-sample loss of the fields, and the law of the data.
+
+    loss(fields, signals, head, noise_draw) -> number, any JAX function, with
+
+    - fields: lambda_i = w_i . x for the `width` trained rows,
+    - signals: w*_r . x for the `signals` fixed directions, whose Gram matrix is `gram` (identity unless given),
+    - head: the second layer a (ones unless a start gives it), trained if head="trained",
+    - noise_draw: one standard normal a sample.
+
+    Inputs are x ~ N(0, I_d), or N(0, diag) with `covariance=[(eigenvalue, fraction of d), ...]`. Weight decay al adds
+    (al/2)(|W|^2 + |a|^2) to the loss of the dynamics (|a|^2 only where the head is trained), not to the risk.
+    With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
+    `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
+    """
+
+    kind: ClassVar[str] = "Problem"
+    _sealed = False
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        width: int,
+        signals: int,
+        *,
+        gram: Any = None,
+        head: str = "fixed",
+        constraint: str | None = None,
+        weight_decay: float = 0.0,
+        covariance: Sequence[tuple[float, float]] | None = None,
+        parameters: dict[str, Any] | None = None,
+        kinks: Sequence[float] = (),
+    ) -> None:
+        if not callable(loss):
+            raise checks.reject("loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)")
+        self.user_loss = loss
+        self.kinks = tuple(sorted(checks.number("kinks", kink) for kink in kinks))
+        wrapped = UserLoss(loss, parameters is not None, self.kinks)
+        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance)
+        if parameters is not None:
+            try:
+                values = jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), parameters)
+            except (TypeError, ValueError):
+                raise checks.reject("parameters", parameters, "give a dictionary of numbers or arrays") from None
+            self._parameters["user"] = values
+        self._check_loss(loss, parameters is not None)
+        self._sealed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._sealed:
+            raise AttributeError(f"a problem does not change once made: make a new {self.kind} with another {name}")
+        object.__setattr__(self, name, value)
+
+    def _set(
+        self,
+        loss: Callable[..., Any],
+        width: Any,
+        signals: Any,
+        gram: Any,
+        gram_name: str,
+        head: Any,
+        constraint: Any,
+        weight_decay: Any,
+        covariance: Any,
+    ) -> None:
+        """Check and store what every problem has."""
+        self.width = checks.whole("width", width, 1)
+        self.signals = checks.whole("signals", signals, 1)
+        self.head = checks.choice("head", head, ("fixed", "trained"))
+        self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
+        self.weight_decay = checks.number("weight_decay", weight_decay, 0.0)
+        self.covariance = _covariance(covariance)
+        self.gram = _gram(gram, gram_name, self.signals, self.covariance)
+        self.structure = Structure(
+            self.width, self.signals, len(self.covariance), loss, self.head == "trained", self.constraint == "sphere"
+        )
+        self._parameters: dict[str, Any] = {
+            "weight_decay": np.float64(self.weight_decay),
+            "gram": self.gram,
+            "frame": gram_root(self.gram),
+            "eigenvalues": np.array([eigenvalue for eigenvalue, _ in self.covariance]),
+            "fractions": np.array([fraction for _, fraction in self.covariance]),
+        }
+
+    def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
+        count = 5 if takes_parameters else 4
+        try:
+            inspect.signature(loss).bind(*range(count))
+        except TypeError:
+            names = "fields, signals, head, noise_draw" + (", parameters" if takes_parameters else "")
+            raise checks.reject("loss", loss, f"it must take ({names})") from None
+        except ValueError:
+            pass  # some callables have no signature to read; the shape check below still runs them
+        one = jnp.float32
+        try:
+            shape = jax.eval_shape(
+                self.structure.loss,
+                jax.ShapeDtypeStruct((self.width,), one),
+                jax.ShapeDtypeStruct((self.signals,), one),
+                jax.ShapeDtypeStruct((self.width,), one),
+                jax.ShapeDtypeStruct((), one),
+                jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), one), self._parameters),
+            ).shape
+        except Exception as error:
+            raise checks.reject("loss", loss, f"calling it on one sample failed with: {error}") from error
+        if shape != ():
+            raise checks.reject("loss", loss, f"one sample must give one number, but it gave shape {shape}")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The numbers of the problem, as a dictionary that JAX can trace."""
+        return dict(self._parameters)
+
+    @property
+    def noise_floor(self) -> float:
+        """The label noise's share of the risk; 0 where the problem does not tell it apart."""
+        return 0.0
+
+    def block_dimensions(self, dimension: int) -> np.ndarray:
+        """How many of d coordinates each covariance block has, by largest remainder."""
+        exact = self._parameters["fractions"] * dimension
+        sizes = np.floor(exact + 1e-9).astype(np.int64)
+        short = dimension - int(sizes.sum())
+        order = np.argsort(-(exact - sizes), kind="stable")
+        sizes[order[:short]] += 1
+        return sizes
+
+    def describe(self) -> dict[str, Any]:
+        """The problem as plain values for the record of a result."""
+        return {
+            "kind": self.kind,
+            "loss": function_identity(self.user_loss),
+            "width": self.width,
+            "signals": self.signals,
+            "kinks": list(self.kinks),
+            **self._describe_common("gram"),
+            "rerunnable": False,
+        }
+
+    def _describe_common(self, gram_name: str) -> dict[str, Any]:
+        single = len(self.covariance) == 1
+        identity = single and np.array_equal(self.gram[0], np.eye(self.signals))
+        return {
+            gram_name: None if identity else (self.gram[0] if single else self.gram).tolist(),
+            "head": self.head,
+            "constraint": self.constraint,
+            "weight_decay": self.weight_decay,
+            "covariance": None if self.covariance == ((1.0, 1.0),) else [list(pair) for pair in self.covariance],
+        }
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{key}={value!r}" for key, value in self.describe().items() if key not in ("kind", "rerunnable"))
+        return f"{self.kind}({shown})"
+
+
+def _covariance(value: Any) -> tuple[tuple[float, float], ...]:
+    if value is None:
+        return ((1.0, 1.0),)
+    try:
+        pairs = [(float(eigenvalue), float(fraction)) for eigenvalue, fraction in value]
+    except (TypeError, ValueError):
+        raise checks.reject("covariance", value, "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)]") from None
+    if not pairs:
+        raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
+    for eigenvalue, fraction in pairs:
+        checks.number("covariance eigenvalue", eigenvalue, above=0.0)
+        checks.number("covariance fraction", fraction, above=0.0)
+    total = sum(fraction for _, fraction in pairs)
+    if abs(total - 1.0) > 1e-9:
+        raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
+    return tuple(pairs)
+
+
+def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
+    """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
+    blocks = len(covariance)
+    if value is None:
+        value = np.eye(signals)
+    if np.ndim(value) == 3:
+        result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
+    else:
+        one = checks.array(name, value, (signals, signals), "signals x signals")
+        result = np.array([fraction for _, fraction in covariance])[:, None, None] * one
+    checks.gram(name, result)
+    if np.any(np.einsum("bii->i", result) <= 0):
+        raise checks.reject(name, value, "each signal direction needs a positive norm on the diagonal")
+    return result
+
+
+def gram_root(gram: np.ndarray) -> np.ndarray:
+    """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
+    values, vectors = np.linalg.eigh(gram)
+    symmetric = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
+    lower = np.swapaxes(np.linalg.qr(np.swapaxes(symmetric, -1, -2), mode="r"), -1, -2)
+    signs = np.where(np.einsum("...ii->...i", lower) < 0, -1.0, 1.0)
+    return lower * signs[..., None, :]

@@ -1,0 +1,190 @@
+"""Where a run starts: overlaps M = W W*^T, Q = W W^T and the head a, given or drawn with their exact law at dimension d."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.problems.problem import Problem
+
+TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
+TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
+
+
+@dataclass(frozen=True)
+class Start:
+    """Overlaps of one or more runs: M_blocks (run, block, unit, signal), Q_blocks (run, block, unit, unit), a (run, unit)."""
+
+    M_blocks: np.ndarray
+    Q_blocks: np.ndarray
+    a: np.ndarray
+
+    @property
+    def runs(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def M(self) -> np.ndarray:
+        """Overlaps of the full rows with the signals, (run, unit, signal)."""
+        return self.M_blocks.sum(axis=1)
+
+    @property
+    def Q(self) -> np.ndarray:
+        """Gram matrix of the full rows, (run, unit, unit)."""
+        return self.Q_blocks.sum(axis=1)
+
+
+def start(problem: Problem, *, M: Any, Q: Any, a: Any = None) -> Start:
+    """A start from overlaps: M (units x signals), Q (units x units, the full Gram matrix of the rows), head a (ones unless given).
+
+    A leading axis of any length stands for runs. With several covariance blocks, M and Q may have a block axis before the
+    unit axis; without it the rows are spread over the blocks by their fractions, as random directions are.
+    Refused unless Omega = [[Q, M], [M^T, P]] is positive semi-definite to 1e-9 in every block, and on the sphere unless Q_ii = 1.
+    """
+    p, k, blocks = problem.width, problem.signals, len(problem.covariance)
+    full_M = _with_blocks("M", M, problem, (p, k), "units x signals")
+    full_Q = _with_blocks("Q", Q, problem, (p, p), "units x units")
+    if full_M.shape[0] != full_Q.shape[0] and 1 not in (full_M.shape[0], full_Q.shape[0]):
+        raise ValueError(f"M has {full_M.shape[0]} runs and Q has {full_Q.shape[0]}: give the same number, or one")
+    runs = max(full_M.shape[0], full_Q.shape[0])
+    full_M = np.broadcast_to(full_M, (runs, blocks, p, k)).copy()
+    full_Q = np.broadcast_to(full_Q, (runs, blocks, p, p)).copy()
+    head = np.ones((runs, p)) if a is None else np.asarray(a, dtype=np.float64)
+    if head.ndim <= 1:
+        head = np.broadcast_to(checks.array("a", head, (p,), "one number a unit"), (runs, p)).copy()
+    head = checks.array("a", head, (runs, p), "runs x units")
+    result = Start(full_M, full_Q, head)
+    _accept(problem, result, TOLERANCE)
+    return result
+
+
+def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
+    """Refuse what is not a Gram matrix, or not on the sphere where it must be."""
+    checks.gram("Q", begin.Q_blocks, tolerance)
+    checks.gram("Omega = [[Q, M], [M^T, P]]", overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram), tolerance)
+    if problem.constraint == "sphere":
+        worst = float(np.abs(np.einsum("rii->ri", begin.Q) - 1.0).max())
+        if worst > tolerance:
+            raise ValueError(
+                f"Q has diagonal entries {worst:.3g} away from 1, but constraint='sphere' keeps rows of norm 1: "
+                "divide M by sqrt(Q_ii) and Q by sqrt(Q_ii Q_jj)"
+            )
+
+
+def checked_start(problem: Problem, begin: Any) -> Start:
+    """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
+    if not isinstance(begin, Start):
+        raise checks.reject("start", begin, "give what sgd.start, sgd.random_start or sgd.start_from returns")
+    expected = (problem.structure.blocks, problem.width, problem.signals)
+    if begin.M_blocks.shape[1:] != expected:
+        raise ValueError(
+            f"start was made for (blocks, width, signals) = {begin.M_blocks.shape[1:]}, the problem has {expected}: "
+            "make it from the same problem"
+        )
+    _accept(problem, begin, TOLERANCE_AGAIN)
+    return begin
+
+
+def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """Omega = [[Q, M], [M^T, P]], block by block."""
+    P = np.broadcast_to(gram, (*M.shape[:-2], *gram.shape[-2:]))
+    upper = np.concatenate([Q, M], axis=-1)
+    lower = np.concatenate([np.swapaxes(M, -1, -2), P], axis=-1)
+    return np.concatenate([upper, lower], axis=-2)
+
+
+def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
+    """Give overlaps their run and block axes."""
+    blocks = len(problem.covariance)
+    result = np.asarray(value, dtype=np.float64)
+    fractions = np.array([fraction for _, fraction in problem.covariance])[:, None, None]
+    if result.shape[-2:] != shape or result.ndim > 4:
+        raise ValueError(
+            f"{name} has shape {result.shape}: give {shape} ({meaning}), with a leading run axis if you like"
+            + (f", and a block axis of {blocks} before the units" if blocks > 1 else "")
+        )
+    if result.ndim == 2:
+        result = (fractions * result)[None]
+    elif result.ndim == 3 and blocks > 1 and result.shape[0] == blocks:
+        result = result[None]
+    elif result.ndim == 3:
+        result = fractions * result[:, None]
+    return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
+
+
+def check_dimension(problem: Problem, dimension: Any) -> tuple[int, np.ndarray]:
+    """The dimension and its split over the blocks; the compressed space needs d >= signals + width in each."""
+    d = checks.whole("dimension", dimension, 1)
+    sizes = problem.block_dimensions(d)
+    least = problem.signals + problem.width
+    if sizes.min() < least:
+        where = "" if len(sizes) == 1 else f" in each covariance block (the smallest of {sizes.tolist()} is too small)"
+        needed = max(math.ceil(least / fraction) for _, fraction in problem.covariance)
+        raise checks.reject(
+            "dimension", d, f"the rows and signals need signals + width = {least} coordinates{where}: take {needed} or more"
+        )
+    return d, sizes
+
+
+def factor(problem: Problem, begin: Start) -> tuple[np.ndarray, np.ndarray]:
+    """The compressed rows [T | L] of a start: M = T C^T with C C^T = P, and L L^T = Q - T T^T, block by block."""
+    frame = problem.parameters["frame"]
+    T = begin.M_blocks @ np.swapaxes(np.linalg.pinv(frame, rcond=1e-12), -1, -2)
+    rest = begin.Q_blocks - T @ np.swapaxes(T, -1, -2)
+    values, vectors = np.linalg.eigh((rest + np.swapaxes(rest, -1, -2)) / 2)
+    # the start was accepted as positive semi-definite to 1e-9: what is below zero here is that rounding
+    return T, vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+
+
+def random_start(
+    problem: Problem,
+    *,
+    dimension: int,
+    seed: int = 0,
+    runs: int = 1,
+    scale: float = 1.0,
+    orthogonal: bool = False,
+) -> Start:
+    """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
+
+    Rows N(0, scale^2 I/d); on the sphere uniform; with orthogonal=True `scale` times orthonormal rows, uniform on the Stiefel
+    manifold. Along the signals a row has independent N(0, scale^2/d) coordinates T; the rest enters through its Gram matrix,
+    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. Run i does not depend on how many runs there are.
+    """
+    d, sizes = check_dimension(problem, dimension)
+    runs = checks.whole("runs", runs, 1)
+    seed = checks.whole("seed", seed, 0)
+    scale = checks.number("scale", scale, above=0.0)
+    p, k = problem.width, problem.signals
+    if problem.constraint == "sphere" and scale != 1.0:
+        raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
+    T = np.empty((runs, len(sizes), p, k))
+    L = np.zeros((runs, len(sizes), p, p))
+    lower = np.tril_indices(p, -1)
+    for run in range(runs):
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
+        for block, size in enumerate(sizes):
+            T[run, block] = generator.standard_normal((p, k))
+            L[run, block][lower] = generator.standard_normal(len(lower[0]))
+            L[run, block][np.diag_indices(p)] = np.sqrt(generator.chisquare(size - k - np.arange(p)))
+    T *= scale / math.sqrt(d)
+    L *= scale / math.sqrt(d)
+    Q = L @ np.swapaxes(L, -1, -2) + T @ np.swapaxes(T, -1, -2)
+    total = Q.sum(axis=1)
+    if orthogonal:
+        values, vectors = np.linalg.eigh(total)
+        mix = scale * (vectors / np.sqrt(values)[:, None, :]) @ np.swapaxes(vectors, -1, -2)
+    elif problem.constraint == "sphere":
+        mix = np.eye(p) / np.sqrt(np.einsum("rii->ri", total))[:, :, None]
+    else:
+        mix = np.broadcast_to(np.eye(p), (runs, p, p))
+    mix = mix[:, None]
+    T = mix @ T
+    Q = mix @ Q @ np.swapaxes(mix, -1, -2)
+    Q = (Q + np.swapaxes(Q, -1, -2)) / 2
+    M = T @ np.swapaxes(problem.parameters["frame"], -1, -2)
+    return Start(M, Q, np.ones((runs, p)))

@@ -1,0 +1,142 @@
+"""Two-layer networks that learn from a teacher network, or from any function of a few directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.problems.activations import activation as find_activation
+from sgdynamics.problems.activations import function_identity, student_activation
+from sgdynamics.problems.losses import LOSSES, CommitteeLoss, NetworkLoss, TargetLoss, outer_loss
+from sgdynamics.problems.problem import Problem
+
+
+class _Network(Problem):
+    """What `TeacherStudent` and `MultiIndex` share: a student network, a label with Gaussian noise, a loss of both."""
+
+    def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
+        self.noise = checks.number("noise", noise, 0.0)
+        self.loss = loss.outer
+        self._parameters["noise"] = np.float64(self.noise)
+        self._sealed = True
+
+    @property
+    def noise_floor(self) -> float:
+        return self.noise / 2 if self.structure.has_excess else 0.0
+
+    def _describe_loss(self) -> Any:
+        for name, function in LOSSES.items():
+            if function is self.loss:
+                return name
+        return {**function_identity(self.loss), "rerunnable": False}
+
+
+class TeacherStudent(_Network):
+    """A student f = (1/p) sum_i a_i s(w_i.x) and a teacher y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z.
+
+    Squared loss (f - y)^2/2 unless `loss` says otherwise ("correlation", "logistic", or a JAX function of (f, y)).
+    `teacher_activation` is the student's unless given, `teacher_gram` = W* W*^T the identity, `teacher_head` ones.
+    `covariance` is that of the inputs, as (eigenvalue, fraction of d) pairs; then `teacher_gram` may be one matrix a block,
+    and a single one is spread over the blocks by their fractions.
+    """
+
+    kind: ClassVar[str] = "TeacherStudent"
+
+    def __init__(
+        self,
+        width: int = 4,
+        teacher_width: int = 1,
+        activation: Any = "square",
+        teacher_activation: Any = None,
+        teacher_gram: Any = None,
+        teacher_head: Any = None,
+        noise: float = 0.0,
+        head: str = "fixed",
+        constraint: str | None = None,
+        weight_decay: float = 0.0,
+        loss: Any = "squared",
+        covariance: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
+        self.activation = student_activation(activation)
+        self.teacher_activation = (
+            self.activation if teacher_activation is None else find_activation(teacher_activation, "teacher_activation")
+        )
+        self.teacher_width = checks.whole("teacher_width", teacher_width, 1)
+        sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
+        self._set(sample_loss, width, self.teacher_width, teacher_gram, "teacher_gram", head, constraint, weight_decay, covariance)
+        if teacher_head is None:
+            teacher_head = np.ones(self.teacher_width)
+        self.teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
+        self._parameters["teacher_head"] = self.teacher_head
+        self._set_network(sample_loss, noise)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "width": self.width,
+            "teacher_width": self.teacher_width,
+            "activation": self.activation.describe(),
+            "teacher_activation": self.teacher_activation.describe(),
+            "teacher_head": self.teacher_head.tolist(),
+            "noise": self.noise,
+            "loss": self._describe_loss(),
+            **self._describe_common("teacher_gram"),
+        }
+
+
+class MultiIndex(_Network):
+    """A student network that learns any function of a few directions: y = target(z) + sqrt(noise) z', z_r = w*_r.x.
+
+    `target` is a JAX function from the vector of `directions` signals to a number. Losses: "squared", "correlation",
+    "logistic" (labels as the target gives them, so a target of +-1), or a JAX function of (output, label).
+    """
+
+    kind: ClassVar[str] = "MultiIndex"
+
+    def __init__(
+        self,
+        target: Callable[[Any], Any],
+        directions: int = 2,
+        width: int = 8,
+        activation: Any = "relu",
+        *,
+        gram: Any = None,
+        noise: float = 0.0,
+        head: str = "fixed",
+        constraint: str | None = None,
+        weight_decay: float = 0.0,
+        loss: Any = "squared",
+        covariance: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
+        if not callable(target):
+            raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
+        self.directions = checks.whole("directions", directions, 1)
+        try:
+            shape = jax.eval_shape(target, jax.ShapeDtypeStruct((self.directions,), jnp.float32)).shape
+        except Exception as error:
+            raise checks.reject("target", target, f"calling it on {self.directions} signals failed with: {error}") from error
+        if shape != ():
+            raise checks.reject("target", target, f"a vector of signals must go to one number, but it gave shape {shape}")
+        self.target = target
+        self.activation = student_activation(activation)
+        sample_loss = TargetLoss(self.activation, outer_loss(loss), target)
+        self._set(sample_loss, width, self.directions, gram, "gram", head, constraint, weight_decay, covariance)
+        self._set_network(sample_loss, noise)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "target": function_identity(self.target),
+            "directions": self.directions,
+            "width": self.width,
+            "activation": self.activation.describe(),
+            "noise": self.noise,
+            "loss": self._describe_loss(),
+            **self._describe_common("gram"),
+            "rerunnable": False,
+        }

@@ -1,0 +1,149 @@
+"""Results: an `xarray.Dataset` with labelled dimensions, every time unit that is defined, and its provenance."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.clock import Clock
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start
+from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.version import __version__
+
+
+def trajectory(
+    problem: Problem,
+    algorithm: OnePassSGD,
+    clock: Clock,
+    overlaps: dict[str, np.ndarray],
+    risk: np.ndarray,
+    *,
+    diverged_at: np.ndarray,
+    method: str,
+    attributes: dict[str, Any],
+) -> xr.Dataset:
+    """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...)."""
+    M, Q = overlaps["M"], overlaps["Q"]
+    variables: dict[str, Any] = {
+        "M": (("run", "time", "unit", "signal"), M.sum(axis=2), {"long_name": "overlaps with the signals, W W*^T"}),
+        "Q": (("run", "time", "unit", "unit_other"), Q.sum(axis=2), {"long_name": "Gram matrix of the rows, W W^T"}),
+        "a": (("run", "time", "unit"), overlaps["a"], {"long_name": "head"}),
+        "risk": (("run", "time"), risk, {"long_name": "population risk"}),
+    }
+    if problem.structure.has_excess:
+        variables["excess_risk"] = (("run", "time"), risk - problem.noise_floor, {"long_name": "excess risk"})
+    if problem.structure.blocks > 1:
+        variables["M_block"] = (("run", "time", "block", "unit", "signal"), M, {"long_name": "overlaps, block by block"})
+        variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
+    coordinates: dict[str, Any] = {
+        "t": ("time", clock.t, {"long_name": "time t = lr steps/d"}),
+        "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
+    }
+    if clock.alpha is not None:
+        coordinates["alpha"] = ("time", clock.alpha, {"long_name": "samples/d"})
+    if clock.step is not None:
+        coordinates["step"] = ("time", clock.step, {"long_name": "steps"})
+    if problem.structure.blocks > 1:
+        coordinates["eigenvalue"] = ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})
+    # netCDF knows no None and no bool: what is not defined is left out
+    attrs = {name: value for name, value in attributes.items() if value is not None}
+    attrs |= {
+        "problem": encode(problem.describe()),
+        "algorithm": encode(algorithm.describe()),
+        "method": method,
+        "version": __version__,
+    }
+    return xr.Dataset(variables, coordinates, attrs)
+
+
+def encode(value: Any) -> str:
+    """JSON of plain values; infinities and NaN become strings that float() reads, so that every JSON reader accepts it."""
+    return json.dumps(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def problem_of(result: xr.Dataset) -> Problem:
+    """The problem that a result records, made again."""
+    record = json.loads(_attribute(result, "problem"))
+    kind = record.pop("kind")
+    if not record.pop("rerunnable", True) or kind != "TeacherStudent":
+        raise ValueError(f"the result's problem ({kind}) holds a user's function, which its record names but cannot make again")
+    return TeacherStudent(**record)
+
+
+def algorithm_of(result: xr.Dataset) -> OnePassSGD:
+    """The algorithm that a result records, made again."""
+    record = json.loads(_attribute(result, "algorithm"))
+    kinds = {"OnePassSGD": OnePassSGD}
+    return kinds[record.pop("kind")](**record)
+
+
+def _attribute(result: xr.Dataset, name: str) -> str:
+    if name not in result.attrs:
+        raise checks.reject("result", result.attrs, f"it has no attribute {name!r}: give a Dataset that this library made")
+    return result.attrs[name]
+
+
+def start_from(result: xr.Dataset, time: int | float = -1) -> Start:
+    """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
+    count = result.sizes.get("time", 0)
+    if isinstance(time, (bool, str)):
+        raise checks.reject("time", time, "give a whole number (a save point) or a float (a time t)")
+    if isinstance(time, (int, np.integer)):
+        if not -count <= time < count:
+            raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
+        index = int(time)
+    else:
+        times = np.asarray(result["t"])
+        if not times[0] <= time <= times[-1]:
+            raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}")
+        index = int(np.argmin(np.abs(times - time)))
+    point = result.isel(time=index)
+    blocks = "M_block" in result
+    M, Q = (np.asarray(point["M_block" if blocks else "M"]), np.asarray(point["Q_block" if blocks else "Q"]))
+    if not blocks:
+        M, Q = M[:, None], Q[:, None]
+    bad = ~np.isfinite(Q).all(axis=(1, 2, 3))
+    if bad.any():
+        raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
+    return Start(M, Q, np.asarray(point["a"]))
+
+
+def save(result: xr.Dataset, path: str | os.PathLike[str]) -> Path:
+    """Write a result as NetCDF, to a temporary name first: a file of that name is whole or not there."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise checks.reject("path", str(path), "the folder does not exist: make it first")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        result.to_netcdf(partial, engine="h5netcdf")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def load(path: str | os.PathLike[str]) -> xr.Dataset:
+    """Read a result that `save` wrote."""
+    if not Path(path).is_file():
+        raise checks.reject("path", str(path), "no such file")
+    with xr.open_dataset(path, engine="h5netcdf") as stored:
+        return stored.load()

@@ -1,0 +1,90 @@
+"""Finite dimension: the exact chain in the compressed space, and SGD itself in d dimensions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.clock import clock
+from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.results import trajectory
+from sgdynamics.simulation.direct import DirectSGD
+from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.running import run
+
+
+def simulate(
+    problem: Problem,
+    algorithm: OnePassSGD,
+    start: Start,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int,
+    runs: int | None = None,
+    seed: int = 0,
+    method: str = "exact",
+    dtype: str = "float64",
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """One-pass SGD at dimension d.
+
+    method="exact": the compressed chain, equal in law to SGD at any d >= signals + width, at a cost that does not depend on d.
+    method="direct": SGD on d-dimensional weights, from a start with the same overlaps (dtype="float32" halves its memory).
+    Give exactly one of `times`, `alpha`, `steps`; save points are rounded to whole steps. A start of one run serves any number
+    of runs, one of n runs serves n. The same seed gives the same numbers, whatever the save points and the number of runs.
+    A run that diverges is NaN from then on, with its last finite time in `diverged_at`; the others go on.
+    `progress`: True or False, or None for a bar on a terminal only.
+    """
+    if not isinstance(algorithm, OnePassSGD):
+        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checks.choice("method", method, ("exact", "direct"))
+    checks.choice("dtype", dtype, ("float64", "float32"))
+    if method == "exact" and dtype != "float64":
+        raise checks.reject("dtype", dtype, "the exact chain is biased at large d in float32: leave it at float64")
+    d, sizes = check_dimension(problem, dimension)
+    seed = checks.whole("seed", seed, 0)
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=True)
+    begin = broadcast_runs(checked_start(problem, start), runs)
+    if method == "exact":
+        simulator: ExactChain | DirectSGD = ExactChain(problem, algorithm, begin, d, sizes)
+    else:
+        simulator = DirectSGD(problem, algorithm, begin, d, sizes, dtype)
+    assert when.step is not None
+    overlaps, last = run(simulator, begin.runs, when.step, seed, f"{method} simulation, d = {d}", progress)
+    risk, error = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+    diverged_at = np.where(last >= 0, last * (algorithm.lr / d), np.nan)
+    if np.any(last >= 0):
+        warnings.warn(
+            f"{int((last >= 0).sum())} of {begin.runs} runs diverged, the first after t = {np.nanmin(diverged_at):.4g} "
+            "(coordinate diverged_at); a smaller lr may help",
+            stacklevel=2,
+        )
+    attributes = {
+        "seed": seed,
+        "dimension": d,
+        "dtype": dtype,
+        "assumptions": "Gaussian inputs, one pass" + (", exact in law" if method == "exact" else ""),
+        "error_quadrature": error,
+    }
+    return trajectory(problem, algorithm, when, overlaps, risk, diverged_at=diverged_at, method=f"simulate-{method}", attributes=attributes)
+
+
+def broadcast_runs(begin: Start, runs: int | None) -> Start:
+    """A start of one run serves any number of runs, one of n runs serves n."""
+    if runs is None:
+        return begin
+    runs = checks.whole("runs", runs, 1)
+    if begin.runs == runs:
+        return begin
+    if begin.runs != 1:
+        raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
+    return Start(*(np.repeat(part, runs, axis=0) for part in (begin.M_blocks, begin.Q_blocks, begin.a)))

@@ -1,0 +1,135 @@
+"""One-pass SGD itself, in d dimensions, from a start with the given overlaps: what the exact chain is checked against."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.algorithms import descend
+from sgdynamics.compressed import sample_gradients
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start, factor
+from sgdynamics.simulation.exact import LARGEST
+from sgdynamics.simulation.running import Simulator
+
+GROUP_BYTES = 1 << 28
+
+
+class DirectSGD(Simulator):
+    """Runs in d dimensions. The data are isotropic in each covariance block, so the signals may lie along its first K axes and
+    the rest of the rows along the next p: any other position is a rotation of this one."""
+
+    def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray, dtype: str = "float64") -> None:
+        self.structure = problem.structure
+        self.batch = algorithm.batch
+        self.dtype = np.dtype(dtype)
+        cast = partial(np.asarray, dtype=self.dtype)
+        self.parameters = jax.tree.map(cast, problem.parameters)
+        self.algorithm = jax.tree.map(cast, algorithm.parameters)
+        self.dimension = dimension
+        self.T, self.L = factor(problem, begin)
+        self.head = begin.a
+        self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
+        eigenvalues = problem.parameters["eigenvalues"]
+        self.spread = cast(np.sqrt(np.repeat(eigenvalues, sizes)))
+        self.signal_axes = self.first[:, None] + np.arange(problem.signals)
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        p, k = self.structure.width, self.structure.signals
+        weights = np.zeros((len(chosen), p, self.dimension), self.dtype)
+        for block, first in enumerate(self.first):
+            weights[:, :, first : first + k] = self.T[chosen, block]
+            weights[:, :, first + k : first + k + p] = self.L[chosen, block]
+        return jnp.asarray(weights), jnp.asarray(self.head[chosen].astype(self.dtype))
+
+    def advance(self, state: Any, keys: Any, begin: int, end: int) -> tuple[Any, Any]:
+        return _advance(
+            self.structure,
+            self.batch,
+            self.parameters,
+            self.algorithm,
+            self.spread,
+            self.signal_axes,
+            state,
+            keys,
+            np.int64(begin),
+            np.int64(end),
+        )
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        weights, head = (np.asarray(part, dtype=np.float64) for part in state)
+        edges = [*self.first.tolist(), self.dimension]
+        M, Q = [], []
+        for block, (low, high) in enumerate(pairwise(edges)):
+            part = weights[:, :, low:high]
+            frame = np.asarray(self.parameters["frame"][block], dtype=np.float64)
+            M.append(part[:, :, : self.structure.signals] @ frame.T)
+            Q.append(part @ np.swapaxes(part, 1, 2))
+        return {"M": np.stack(M, axis=1), "Q": np.stack(Q, axis=1), "a": head}
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+    def largest_group(self) -> int:
+        a_run = self.dimension * (2 * self.structure.width + 3 * self.batch) * self.dtype.itemsize
+        return max(1, GROUP_BYTES // a_run)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance(
+    structure: Any,
+    batch: int,
+    parameters: Any,
+    algorithm: Any,
+    spread: Any,
+    signal_axes: Any,
+    state: Any,
+    keys: Any,
+    begin: Any,
+    end: Any,
+) -> tuple[Any, Any]:
+    dimension = spread.shape[0]
+    rate = (algorithm["lr"] / dimension).astype(spread.dtype)
+
+    def one(number: Any, weights: Any, head: Any, key: Any) -> tuple[Any, Any]:
+        key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
+        data_key, noise_key = jax.random.split(key)
+        x = jax.random.normal(data_key, (batch, dimension), spread.dtype) * spread
+        noise = jax.random.normal(noise_key, (batch,), spread.dtype)
+        return direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes)
+
+    def step(number: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        (weights, head), good = carry
+        weights, head = jax.vmap(partial(one, number))(weights, head, keys)
+        # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
+        size = jnp.max(jnp.abs(weights[:, :, signal_axes.reshape(-1)]), axis=(1, 2)) + jnp.max(jnp.abs(head), axis=1)
+        limit = jnp.asarray(LARGEST if spread.dtype == jnp.float64 else 1e15, spread.dtype)
+        return (weights, head), jnp.where(size < limit, number + 1, good)
+
+    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape)))
+
+
+def direct_step(
+    structure: Any, parameters: Any, algorithm: Any, rate: Any, weights: Any, head: Any, x: Any, noise: Any, signal_axes: Any
+) -> tuple[Any, Any]:
+    """One step of SGD on weights (p, d) and head (p) from inputs x (batch, d)."""
+    fields = x @ weights.T
+    signals = jnp.einsum("brk,nbk->nr", parameters["frame"], x[:, signal_axes])
+    h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
+    return descend(
+        weights,
+        head,
+        h.T @ x / x.shape[0],
+        jnp.mean(head_gradient, axis=0),
+        rate,
+        algorithm["head_rate"],
+        parameters["weight_decay"],
+        trained=structure.trained,
+        sphere=structure.sphere,
+    )
