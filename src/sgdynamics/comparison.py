@@ -9,7 +9,7 @@ from scipy.interpolate import CubicSpline
 from sgdynamics import checks
 
 COMPARED = ("risk", "excess_risk", "M", "Q", "a")
-RESOLUTION = 1e-12  # differences below this share of the values are rounding, not a deviation
+RESOLUTION = {"float64": 1e-12, "float32": 1e-6}  # differences below this share of the values are rounding, not a deviation
 
 
 def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
@@ -40,6 +40,7 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
             f"simulation has times {times[0]:g}..{times[-1]:g}, theory only {known[0]:g}..{known[-1]:g}: solve for the same times"
         )
     variables = {}
+    resolution = RESOLUTION[simulation.attrs.get("dtype", "float64")]
     for name in COMPARED:
         if name not in theory or name not in simulation:
             continue
@@ -51,9 +52,9 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         error = difference.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else np.full_like(mean, np.nan)
         scale = np.abs(measured).mean(axis=0)
         # a start that both share has no spread and no difference beyond rounding: 0 standard errors apart, not 0/0
-        same = np.abs(mean) <= RESOLUTION * (1 + scale)
+        same = np.abs(mean) <= resolution * (1 + scale)
         with np.errstate(invalid="ignore", divide="ignore"):
-            z = np.where(same & ~(error > RESOLUTION * (1 + scale)), 0.0, mean / error)
+            z = np.where(same & ~(error > resolution * (1 + scale)), 0.0, mean / error)
         expected = (predicted[good] if several else predicted).mean(axis=0)
         label = theory[name].attrs.get("long_name", name)
         variables[f"{name}_theory"] = (dims, expected, {"long_name": f"{label}, theory"})

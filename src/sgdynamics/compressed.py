@@ -212,7 +212,9 @@ def _block_inputs(layout: Layout, parameters: Any, part: Draws) -> Any:
 def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[Any, Any]:
     """dloss/dfields and dloss/dhead of a batch: (batch, p) each, from (batch, p) fields and (batch, K) signals."""
     gradient = jax.grad(structure.loss, argnums=(0, 2))
-    return jax.vmap(gradient, in_axes=(0, 0, None, 0, None))(fields, signals, head, noise, parameters)
+    found = jax.vmap(gradient, in_axes=(0, 0, None, 0, None))(fields, signals, head, noise, parameters)
+    # a user's loss may hold float64 constants; a float32 simulation stays one
+    return jax.tree.map(lambda value: value.astype(fields.dtype), found)
 
 
 def one_step(layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: Rows, x: Any, noise: Any, outside: Any) -> Rows:

@@ -10,7 +10,7 @@ import xarray as xr
 from sgdynamics import checks
 
 TIME_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps"}
-MOST_POINTS = 40  # error bars on a curve before they run into one another
+MOST_POINTS = 25  # error bars on a curve before they run into one another
 
 
 def risk(
@@ -24,7 +24,7 @@ def risk(
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
     if chosen not in result:
         raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
-    _draw(ax, _time(result, x), np.asarray(result[chosen]), _is_theory(result), label or _label(result), None)
+    _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None)
     ax.set_xlabel(TIME_LABELS[x])
     ax.set_ylabel("excess risk" if chosen == "excess_risk" else "risk")
     if log:
@@ -38,15 +38,15 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
     checks.choice("name", name, ("M", "Q", "a"))
     fig, ax = _axes(ax)
     values = np.asarray(result[name])
-    entries = [()] if values.ndim == 2 else list(np.ndindex(*values.shape[2:]))
+    entries = list(np.ndindex(*values.shape[2:]))
     if name == "Q":
-        entries = [entry for entry in entries if entry[0] <= entry[1]]
+        entries = [entry for entry in entries if list(entry) == sorted(entry)]
     theory = _is_theory(result)
     for position, entry in enumerate(entries):
         shown = f"${name}_{{{''.join(str(index + 1) for index in entry)}}}$" if theory and len(entries) <= 8 else None
         if position == 0 and not theory:
             shown = label or _label(result)
-        _draw(ax, _time(result, x), values[(slice(None), slice(None), *entry)], theory, shown, f"C{position % 10}")
+        _draw(ax, _time(result, x), values[(slice(None), slice(None), *entry)], _style(result), shown, f"C{position % 10}")
     ax.set_xlabel(TIME_LABELS[x])
     ax.set_ylabel({"M": "overlaps with the signals $M$", "Q": "overlaps of the rows $Q$", "a": "head $a$"}[name])
     if ax.get_legend_handles_labels()[0]:
@@ -74,6 +74,15 @@ def _is_theory(result: xr.Dataset) -> bool:
     return not str(result.attrs.get("method", "")).startswith("simulate")
 
 
+def _style(result: xr.Dataset) -> dict[str, Any]:
+    """Lines for theory, filled points for the exact chain, larger open squares (seen behind them) for direct simulation."""
+    if _is_theory(result):
+        return {}
+    if str(result.attrs.get("method", "")).endswith("direct"):
+        return {"fmt": "s", "ms": 7, "mfc": "none", "zorder": 1}
+    return {"fmt": "o", "ms": 3.5, "zorder": 3}
+
+
 def _label(result: xr.Dataset) -> str:
     names = {"solve_ode": "ODE", "simulate-exact": "exact simulation", "simulate-direct": "direct simulation"}
     method = str(result.attrs.get("method", "result"))
@@ -83,9 +92,9 @@ def _label(result: xr.Dataset) -> str:
     return label + (f", {result.sizes['run']} runs" if result.sizes["run"] > 1 and not _is_theory(result) else "")
 
 
-def _draw(ax: Any, x: np.ndarray, values: np.ndarray, theory: bool, label: str | None, color: str | None) -> None:
-    """Lines for theory (one a run), points with standard errors for a simulation (a thin line where it is a single run)."""
-    if theory:
+def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], label: str | None, color: str | None) -> None:
+    """Lines for theory (one a run), points with standard errors for a simulation (points alone where it is a single run)."""
+    if not style:
         for index, row in enumerate(values):
             ax.plot(x, row, label=label if index == 0 else None, color=color, lw=1.6)
         return
@@ -97,4 +106,4 @@ def _draw(ax: Any, x: np.ndarray, values: np.ndarray, theory: bool, label: str |
     every = max(1, len(x) // MOST_POINTS)
     mean = values[good].mean(axis=0)
     error = values[good].std(axis=0, ddof=1) / np.sqrt(good.sum())
-    ax.errorbar(x[::every], mean[::every], error[::every], fmt="o", ms=3, lw=1, capsize=2, label=label, color=color)
+    ax.errorbar(x[::every], mean[::every], error[::every], lw=1, capsize=2, label=label, color=color, **style)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,23 +128,30 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Start:
     return Start(M, Q, np.asarray(point["a"]))
 
 
-def save(result: xr.Dataset, path: str | os.PathLike[str]) -> Path:
-    """Write a result as NetCDF, to a temporary name first: a file of that name is whole or not there."""
+def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[str]) -> Path:
+    """Write a result as NetCDF, or several by name as groups of one file.
+
+    It is written under a temporary name first: a file of the final name is whole or not there.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        result.to_netcdf(partial, engine="h5netcdf")
-        partial.replace(target)
+        if isinstance(result, xr.Dataset):
+            result.to_netcdf(unfinished, engine="h5netcdf")
+        else:
+            for name, part in result.items():
+                part.to_netcdf(unfinished, engine="h5netcdf", group=name, mode="a")
+        unfinished.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return target
 
 
-def load(path: str | os.PathLike[str]) -> xr.Dataset:
-    """Read a result that `save` wrote."""
+def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
+    """Read a result that `save` wrote; `group` is its name in a file of several."""
     if not Path(path).is_file():
         raise checks.reject("path", str(path), "no such file")
-    with xr.open_dataset(path, engine="h5netcdf") as stored:
+    with xr.open_dataset(path, engine="h5netcdf", group=group) as stored:
         return stored.load()

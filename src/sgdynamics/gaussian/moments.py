@@ -99,18 +99,19 @@ def nodes_for(structure: Structure, rule: Rule, flow: bool) -> dict[str, np.ndar
     replicates = rule.replicates if sampled(structure, flow) else 1
     if sampled(structure, flow):
         # where the drift is sampled too, not only the noise term, it needs more points
-        more = 0 if exact_pairs(structure) else 2
+        drift_too = not exact_pairs(structure)
+        more = 2 if drift_too else 0
         if structure.kinks:
-            nodes["points"] = sobol_normals(2 * structure.fields + 1, rule.log2_circles + more, replicates)
+            nodes["points"] = sobol_normals(2 * structure.fields + 1, rule.log2_circles + more, replicates, whiten=False)
         else:
-            nodes["points"] = sobol_normals(structure.fields + 1, rule.log2_points + more, replicates)
+            nodes["points"] = sobol_normals(structure.fields + 1, rule.log2_points + more, replicates, whiten=drift_too)
     if isinstance(loss, TargetLoss) and exact_pairs(structure):
         if structure.signals in GRID:
             grid, weights = gauss_hermite_grid(GRID[structure.signals], structure.signals)
             nodes["grid"] = np.broadcast_to(grid, (replicates, *grid.shape))
             nodes["grid_weights"] = np.broadcast_to(weights, (replicates, *weights.shape))
         else:
-            grid = sobol_normals(structure.signals, rule.log2_points, replicates, seed=711)
+            grid = sobol_normals(structure.signals, rule.log2_points, replicates, whiten=True, seed=711)
             nodes["grid"] = grid
             nodes["grid_weights"] = np.full(grid.shape[:2], 1.0 / grid.shape[1])
     return nodes

@@ -40,20 +40,22 @@ def gauss_hermite_grid(count: int, dimensions: int) -> tuple[np.ndarray, np.ndar
 
 
 @lru_cache(maxsize=8)
-def sobol_normals(dimensions: int, log2_count: int, replicates: int, seed: int = 20260) -> np.ndarray:
-    """Standard normals from scrambled Sobol points, (replicates, 2^log2_count, dimensions), whitened.
+def sobol_normals(dimensions: int, log2_count: int, replicates: int, *, whiten: bool, seed: int = 20260) -> np.ndarray:
+    """Standard normals from scrambled Sobol points, (replicates, 2^log2_count, dimensions).
 
-    Whitening makes first and second moments exact, so that what is left is the error of higher ones. Replicates have
-    independent scramblings: their spread is the error estimate.
+    Replicates have independent scramblings: their spread is the error estimate. `whiten` makes first and second moments exact,
+    at the price of a bias of order dimensions/count in the fourth that the spread does not show: for many points only.
     """
     result = np.empty((replicates, 2**log2_count, dimensions))
     for replicate in range(replicates):
         engine = qmc.Sobol(dimensions, scramble=True, rng=np.random.default_rng((seed, replicate, dimensions)))
         points = engine.random_base2(log2_count)
         normals = special.ndtri(np.clip(points, 2.0**-40, 1 - 2.0**-40))
-        normals -= normals.mean(axis=0)
-        root = np.linalg.cholesky(normals.T @ normals / len(normals))
-        result[replicate] = np.linalg.solve(root, normals.T).T
+        if whiten:
+            normals -= normals.mean(axis=0)
+            root = np.linalg.cholesky(normals.T @ normals / len(normals))
+            normals = np.linalg.solve(root, normals.T).T
+        result[replicate] = normals
     result.setflags(write=False)
     return result
 

@@ -135,7 +135,7 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     blocks, columns = structure.blocks, layout.columns
     lower = columns * (columns - 1) // 2
     counts = [batch * blocks * layout.inside, batch, blocks * lower, blocks * columns]
-    points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, 1, seed=97)[0]
+    points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, 1, whiten=False, seed=97)[0]
     inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)
     n = len(points)
     free = np.array(sizes)[:, None] - layout.inside - np.arange(columns)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
+from sgdynamics.precision import float64
 
 
 def function_identity(function: Callable) -> dict[str, str]:
@@ -26,6 +27,13 @@ def function_identity(function: Callable) -> dict[str, str]:
     except (OSError, TypeError):
         source = repr(getattr(getattr(function, "__code__", None), "co_code", name))
     return {"function": name, "source_sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}
+
+
+@float64
+def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
+    """The shape a JAX function returns. Traced in float64 as everything later: JAX keeps a closed-over array in the precision
+    that it first saw."""
+    return jax.eval_shape(function, *arguments).shape
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Activation:
             object.__setattr__(self, "kinks", (float(self.kinks),))
         object.__setattr__(self, "kinks", tuple(sorted(checks.number("kinks", kink) for kink in self.kinks)))
         try:
-            shape = jax.eval_shape(self.f, jax.ShapeDtypeStruct((), jnp.float32)).shape
+            shape = traced_shape(self.f, np.zeros(()))
         except Exception as error:
             raise checks.reject("f", self.f, f"give a JAX function of one number; calling it failed with: {error}") from error
         if shape != ():

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.problems.activations import function_identity
+from sgdynamics.problems.activations import function_identity, traced_shape
 from sgdynamics.problems.losses import UserLoss, squared
 
 
@@ -142,16 +141,9 @@ class Problem:
             raise checks.reject("loss", loss, f"it must take ({names})") from None
         except ValueError:
             pass  # some callables have no signature to read; the shape check below still runs them
-        one = jnp.float32
+        arguments = (np.zeros(self.width), np.zeros(self.signals), np.zeros(self.width), np.zeros(()), self._parameters)
         try:
-            shape = jax.eval_shape(
-                self.structure.loss,
-                jax.ShapeDtypeStruct((self.width,), one),
-                jax.ShapeDtypeStruct((self.signals,), one),
-                jax.ShapeDtypeStruct((self.width,), one),
-                jax.ShapeDtypeStruct((), one),
-                jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), one), self._parameters),
-            ).shape
+            shape = traced_shape(self.structure.loss, *arguments)
         except Exception as error:
             raise checks.reject("loss", loss, f"calling it on one sample failed with: {error}") from error
         if shape != ():

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.activations import function_identity, student_activation
+from sgdynamics.problems.activations import function_identity, student_activation, traced_shape
 from sgdynamics.problems.losses import LOSSES, CommitteeLoss, NetworkLoss, TargetLoss, outer_loss
 from sgdynamics.problems.problem import Problem
 
@@ -117,7 +115,7 @@ class MultiIndex(_Network):
             raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
         self.directions = checks.whole("directions", directions, 1)
         try:
-            shape = jax.eval_shape(target, jax.ShapeDtypeStruct((self.directions,), jnp.float32)).shape
+            shape = traced_shape(target, np.zeros(self.directions))
         except Exception as error:
             raise checks.reject("target", target, f"calling it on {self.directions} signals failed with: {error}") from error
         if shape != ():

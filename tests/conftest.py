@@ -1,0 +1,48 @@
+"""What the tests share: the start S0 of the reference values, and statistical checks with a stated false-alarm rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import sgdynamics as sgd
+
+FALSE_ALARM = 1e-6  # of each statistical check
+Z = float(stats.norm.isf(FALSE_ALARM / 2))  # 4.9 standard errors
+
+S0_M = np.array([[0.2, 0.1], [0.1, 0.2], [-0.1, 0.05], [0.05, -0.15]])
+S0_Q = S0_M @ S0_M.T + np.diag([0.9, 1.0, 1.1, 0.8])
+
+C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]])
+
+
+def s0(problem: sgd.Problem) -> sgd.Start:
+    """The start S0, with rows normalised where the problem is on the sphere."""
+    if problem.constraint == "sphere":
+        norm = np.sqrt(np.diag(S0_Q))
+        return sgd.start(problem, M=S0_M / norm[:, None], Q=S0_Q / np.outer(norm, norm))
+    return sgd.start(problem, M=S0_M, Q=S0_Q)
+
+
+def same_law(one: np.ndarray, other: np.ndarray, what: str) -> None:
+    """Two samples agree in law: Kolmogorov-Smirnov, mean and variance, each at the false-alarm rate above."""
+    if np.ptp(one) == 0 and np.ptp(other) == 0:
+        assert np.isclose(one[0], other[0], rtol=1e-12), what
+        return
+    ks = stats.ks_2samp(one, other)
+    assert ks.pvalue > FALSE_ALARM, f"{what}: KS p = {ks.pvalue:.2e}"
+    for name, f in (("mean", lambda x: x), ("variance", lambda x: (x - x.mean()) ** 2)):
+        a, b = f(one), f(other)
+        error = np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+        assert abs(a.mean() - b.mean()) <= Z * error, f"{what}: {name} {a.mean():.6g} against {b.mean():.6g} ± {error:.2g}"
+    for level in (0.1, 0.5, 0.9):
+        # the quantile of one sample splits the other in the same proportion
+        share = np.mean(other <= np.quantile(one, level))
+        error = np.sqrt(level * (1 - level) * (1 / len(one) + 1 / len(other)))
+        assert abs(share - level) <= Z * error + 2 / len(one), f"{what}: quantile {level}: {share:.4f}"
+
+
+@pytest.fixture
+def phase_retrieval() -> sgd.TeacherStudent:
+    return sgd.TeacherStudent(width=2, activation="square", noise=0.1)

@@ -1,0 +1,115 @@
+"""Stein matrix, noise and risk of each kind of problem against Monte Carlo, and the three ways against one another."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.gaussian.moments import Rule, generic_conditional_means, moments, nodes_for, relu_conditional_means
+from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.problems.activations import NAMED
+from tests.conftest import S0_M, S0_Q, Z
+
+HEAD = np.array([1.0, -0.5, 0.8, 1.3])
+
+
+def found(problem, rule=None, finite=False):
+    """Moments at S0, averaged over replicates, with their spread."""
+    # more circles than the default: the tails of a product target are what a few of them miss
+    rule = rule or Rule(terms=128, log2_circles=12)
+    nodes = nodes_for(problem.structure, rule, False) or {"none": np.zeros((1, 1))}
+    with jax.enable_x64(True):
+        blocks, omega = effective_overlaps(problem.structure, problem.parameters, jnp.asarray(S0_M)[None], jnp.asarray(S0_Q)[None])
+        each = jax.vmap(
+            lambda node: moments(
+                problem.structure, rule, node, problem.parameters, omega, jnp.asarray(HEAD), blocks if finite else None
+            )
+        )(nodes)
+        return jax.tree.map(np.asarray, each), np.asarray(omega)
+
+
+PROBLEMS = {
+    "erf": lambda: sgd.TeacherStudent(4, 2, "erf", noise=0.1, teacher_head=[1.0, 0.5]),
+    "erf, sign": lambda: sgd.TeacherStudent(4, 2, "erf", "sign", noise=0.1),
+    "square": lambda: sgd.TeacherStudent(4, 2, "square", noise=0.1),
+    "relu": lambda: sgd.TeacherStudent(4, 2, "relu", noise=0.1),
+    "he3, he2": lambda: sgd.TeacherStudent(4, 2, "he3", "he2", noise=0.1),
+    "tanh, gelu": lambda: sgd.TeacherStudent(4, 2, "tanh", "gelu", noise=0.1),
+    "abs": lambda: sgd.TeacherStudent(4, 2, "abs", noise=0.1),
+    "linear, tanh": lambda: sgd.TeacherStudent(4, 2, "linear", "tanh", noise=0.1),
+    "correlation": lambda: sgd.TeacherStudent(4, 2, "erf", noise=0.1, loss="correlation"),
+    "target": lambda: sgd.MultiIndex(lambda z: z[0] * z[1] + jnp.tanh(z[0]), 2, 4, "relu", noise=0.1),
+    "target, correlation": lambda: sgd.MultiIndex(lambda z: z[0] * z[1], 2, 4, "tanh", noise=0.1, loss="correlation"),
+    "logistic": lambda: sgd.MultiIndex(lambda z: jnp.sign(z[0] * z[1]), 2, 4, "tanh", loss="logistic"),
+    "own": lambda: sgd.Problem(lambda f, s, a, z: jnp.log(jnp.cosh(jnp.mean(a * f) - jnp.mean(s**2) + 0.1 * z)), 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_kind_against_monte_carlo(name):
+    problem = PROBLEMS[name]()
+    each, omega = found(problem, finite=True)
+    count = 400_000
+    generator = np.random.default_rng(3)
+    z = generator.standard_normal((count, 7))
+    lam = z[:, :6] @ np.linalg.cholesky(omega).T
+    with jax.enable_x64(True):
+        run = jax.jit(jax.vmap(lambda x, n: jax.value_and_grad(problem.structure.loss, (0, 2))(x[:4], x[4:], jnp.asarray(HEAD), n, problem.parameters)))
+        loss, (h, head) = (jax.tree.map(np.asarray, part) for part in run(lam, z[:, 6]))
+    norm = (z[:, :6] ** 2).sum(axis=1) - 6
+
+    def check(samples, values, what):
+        mean, error = samples.mean(axis=0), samples.std(axis=0) / np.sqrt(count)
+        theirs = values.mean(axis=0)
+        spread = values.std(axis=0) / np.sqrt(len(values))
+        assert np.all(np.abs(mean - theirs) <= Z * np.hypot(error, spread) + 1e-12), (name, what, mean, theirs)
+
+    check(np.einsum("ni,nc->nic", h, lam), each.stein @ omega, "drift")
+    check(np.einsum("ni,nj->nij", h, h), each.noise, "noise")
+    check(np.einsum("n,ni,nj->nij", norm, h, h), each.noise_slopes[:, 0], "finite-d noise")
+    check(head, each.head_gradient, "head")
+    check(loss, each.risk, "risk")
+
+
+@pytest.mark.parametrize("name", ["erf", "tanh, gelu", "relu"])
+def test_pairs_against_the_sampled_path(name):
+    # the same problem stated as a user's own: nothing of the closed forms is used
+    problem = PROBLEMS[name]()
+    own = sgd.Problem(
+        lambda f, s, a, z: problem.structure.loss(f, s, a, z, {**problem.parameters}),
+        4,
+        2,
+        kinks=problem.structure.kinks,
+    )
+    fast, _ = found(problem)
+    slow, _ = found(own, Rule(log2_points=13, log2_circles=9))
+    for field in ("stein", "noise", "head_gradient", "risk"):
+        one, many = getattr(fast, field).mean(axis=0), getattr(slow, field)
+        spread = many.std(axis=0, ddof=1) / np.sqrt(len(many))
+        scale = np.abs(one).max()
+        # four replicates: Student's t with 3 degrees of freedom, 1e-6 is 91 spreads; and 2% of the largest entry in any case
+        assert np.all(np.abs(many.mean(axis=0) - one) <= np.minimum(91 * spread, 0.02 * scale) + 1e-12), field
+
+
+def test_relu_conditional_means_against_quadrature():
+    with jax.enable_x64(True):
+        mean = jnp.linspace(-2, 2, 7)
+        spread = jnp.full(7, 0.7)
+        closed = relu_conditional_means(mean, spread)
+        generic = generic_conditional_means(NAMED["relu"], mean, spread)
+        for one, other in zip(closed, generic, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13)
+        for part in relu_conditional_means(mean, jnp.zeros(7)):
+            assert np.all(np.isfinite(part))
+
+
+def test_target_equals_teacher_when_the_target_is_a_teacher():
+    committee = sgd.TeacherStudent(4, 2, "tanh", noise=0.1)
+    target = sgd.MultiIndex(lambda z: jnp.mean(jnp.tanh(z)), 2, 4, "tanh", noise=0.1)
+    one, other = found(committee)[0], found(target)[0]
+    for field in ("stein", "head_gradient", "risk"):
+        np.testing.assert_allclose(getattr(one, field)[0], getattr(other, field)[0], rtol=1e-5, atol=1e-7, err_msg=field)
+    np.testing.assert_allclose(one.noise.mean(axis=0), other.noise.mean(axis=0), rtol=1e-9)

@@ -1,0 +1,150 @@
+"""Pair expectations: reference values, every closed form against the generic path, all ways against one another."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.polynomial import hermite_e
+from scipy import integrate
+
+from sgdynamics.gaussian import closed, mehler, pairs
+from sgdynamics.problems.activations import NAMED, Activation, polynomial
+from tests.conftest import C4
+
+
+def three(first, second, q1, q2, c, **options):
+    with jax.enable_x64(True):
+        found = pairs.moments(first, second, jnp.array([q1]), jnp.array([q2]), jnp.array([[c]]), options.pop("terms", 128), **options)
+        return np.array([float(part[0, 0]) for part in found])
+
+
+def integrals(name, **options):
+    """I2 = E[g1 g2], J2 = E[g1' g2'], I3 = E[g1' u2 g3] on the leading blocks of C4."""
+    activation = NAMED[name]
+    K, _, B = three(activation, activation, C4[0, 0], C4[1, 1], C4[0, 1], **options)
+    _, A13, B13 = three(activation, activation, C4[0, 0], C4[2, 2], C4[0, 2], **options)
+    return np.array([K, B, C4[0, 1] * A13 + C4[1, 2] * B13])
+
+
+REFERENCE = {
+    "erf": (0.09136225701121, 0.30664895419123, 0.12147528441655),
+    "relu": (0.25592527510422, 0.29415045919035, 0.15780084823309),
+    "square": (1.38, 4 * 0.3, 0.86),
+    "he3": (0.162, None, 0.18),
+    "tanh": (0.104524521721, None, 0.138815293657),
+    "gelu": (0.17353323728461, None, 0.14715409725454),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_reference_values(name):
+    for found, expected in zip(integrals(name), REFERENCE[name], strict=True):
+        if expected is not None:
+            assert found == pytest.approx(expected, rel=2e-12)
+
+
+@pytest.mark.parametrize("name", ["erf", "linear", "square", "he2", "he5", "tanh", "gelu", "softplus"])
+def test_series_and_polar_agree(name):
+    # the polar rule knows nothing of Hermite polynomials, the series nothing of polar coordinates
+    scale = np.abs(integrals(name, using="polar", nodes=40)).max()
+    np.testing.assert_allclose(integrals(name, using="mehler"), integrals(name, using="polar", nodes=40), atol=3e-12 * scale)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("erf", "erf"), ("erf", "sign"), ("relu", "relu")], ids=lambda name: name
+)
+@settings(max_examples=12, deadline=None)
+@given(q1=st.floats(0.1, 4), q2=st.floats(0.1, 4), rho=st.floats(-0.9999, 0.9999))
+def test_closed_forms_against_generic(first, second, q1, q2, rho):
+    c = rho * np.sqrt(q1 * q2)
+    f, g = NAMED[first], NAMED[second]
+    np.testing.assert_allclose(three(f, g, q1, q2, c), three(f, g, q1, q2, c, using="polar", nodes=40), rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=12, deadline=None)
+@given(q1=st.floats(0.1, 3), q2=st.floats(0.1, 3), rho=st.floats(-1, 1), m=st.integers(1, 6), n=st.integers(1, 6))
+def test_hermite_against_the_printed_sum(q1, q2, rho, m, n):
+    from math import factorial as f
+
+    c = rho * np.sqrt(q1 * q2)
+    expected = sum(
+        f(m) * f(n) / (f(j) * f((m - j) // 2) * f((n - j) // 2)) * c**j * ((q1 - 1) / 2) ** ((m - j) // 2) * ((q2 - 1) / 2) ** ((n - j) // 2)
+        for j in range(min(m, n) + 1)
+        if (m - j) % 2 == 0 and (n - j) % 2 == 0
+    )
+    first, second = (polynomial(hermite_e.herme2poly([0] * order + [1])) for order in (m, n))
+    assert three(first, second, q1, q2, c)[0] == pytest.approx(expected, rel=1e-10, abs=1e-9)
+
+
+@pytest.mark.parametrize("rho", [0.3, 0.999, -0.95])
+def test_kinks_away_from_zero(rho):
+    # hard tanh has kinks at -1 and 1; scipy integrates the nine smooth pieces
+    hard = Activation(lambda x: jnp.clip(x, -1, 1), kinks=(-1.0, 1.0))
+    q1, q2 = 1.0, 1.3
+    c = rho * np.sqrt(q1 * q2)
+    spread = np.sqrt(q2 - c**2 / q1)
+
+    def inner(u, g, marks):
+        edges = np.clip([-9.0, *[(mark - c / q1 * u) / spread for mark in marks], 9.0], -9, 9)
+        return sum(
+            integrate.quad(lambda x: g(c / q1 * u + spread * x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi), low, high, epsabs=1e-12)[0]
+            for low, high in zip(edges[:-1], edges[1:], strict=True)
+            if high > low
+        )
+
+    def outer(f, g):
+        weight = lambda u: np.exp(-u * u / 2 / q1) / np.sqrt(2 * np.pi * q1)
+        points = sorted({-9.0, -1.0, 1.0, 9.0, *(x for mark in (-1, 1) for x in ((mark + s * 5 * spread) * q1 / c for s in (-1, 0, 1)) if abs(x) < 9)})
+        return sum(
+            integrate.quad(lambda u: f(u) * inner(u, g, (-1, 1)) * weight(u), low, high, epsabs=1e-10)[0]
+            for low, high in zip(points[:-1], points[1:], strict=True)
+        )
+
+    K, A, B = three(hard, hard, q1, q2, c)
+    assert outer(lambda u: np.clip(u, -1, 1), lambda v: np.clip(v, -1, 1)) == pytest.approx(K, rel=1e-7)
+    assert outer(lambda u: float(abs(u) < 1), lambda v: float(abs(v) < 1)) == pytest.approx(B, rel=1e-6)
+    # f'' is two point masses: -delta(u - 1) + delta(u + 1)
+    mass = np.exp(-1 / 2 / q1) / np.sqrt(2 * np.pi * q1)
+    expected = mass * (inner(-1.0, lambda v: np.clip(v, -1, 1), (-1, 1)) - inner(1.0, lambda v: np.clip(v, -1, 1), (-1, 1)))
+    assert A == pytest.approx(expected, rel=1e-9)
+
+
+def test_price_theorem_holds_for_every_activation():
+    # A = 2 dK/dq1 and B = dK/dc, by central differences: K and (A, B) are computed apart
+    for name, activation in NAMED.items():
+        if name == "sign":
+            continue
+        q1, q2, c, step = 1.1, 0.9, 0.35, 1e-5
+        _, A, B = three(activation, activation, q1, q2, c)
+        slope_q = (three(activation, activation, q1 + step, q2, c)[0] - three(activation, activation, q1 - step, q2, c)[0]) / step
+        slope_c = (three(activation, activation, q1, q2, c + step)[0] - three(activation, activation, q1, q2, c - step)[0]) / (2 * step)
+        assert pytest.approx(slope_q, rel=1e-6, abs=1e-7) == A, name
+        assert pytest.approx(slope_c, rel=1e-6, abs=1e-7) == B, name
+
+
+def test_series_knows_when_it_is_too_short():
+    with jax.enable_x64(True):
+        q = jnp.array([4.0])
+        tanh, softened_relu = NAMED["tanh"], Activation(NAMED["relu"].f)  # a kink that nobody declared
+        few, many = (float(mehler.error(tanh, tanh, q, q, terms)) for terms in (32, 512))
+        assert few > 1e-6
+        assert many < 1e-9
+        exact = three(tanh, tanh, 4.0, 4.0, 2.0, using="polar", nodes=48)
+        worst = np.abs(three(tanh, tanh, 4.0, 4.0, 2.0, terms=32) / exact - 1).max()
+        assert worst < 10 * few
+        assert float(mehler.error(softened_relu, softened_relu, q, q, 512)) > 1e-4
+
+
+def test_singular_pairs_are_finite():
+    # a unit with itself, a unit on top of its teacher, opposite units
+    with jax.enable_x64(True):
+        for name, activation in NAMED.items():
+            if name == "sign":
+                continue
+            for c in (1.0, -1.0):
+                assert np.all(np.isfinite(three(activation, activation, 1.0, 1.0, c))), (name, c)
+        assert float(closed.erf_value(0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]]))[0, 0]) == 1.0
