@@ -40,7 +40,10 @@ def rule(problem: Problem, start: Start, margin: float = 2.0) -> Rule:
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     """What `drift` and `solve` need for the exact mean increment at dimension d."""
-    return ode.finite_numbers(problem, dimension, batch)
+    numbers = ode.finite_numbers(problem, dimension, batch)
+    if "points" in numbers:
+        numbers["points"] = {name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()}
+    return numbers
 
 
 def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:

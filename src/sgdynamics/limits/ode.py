@@ -47,8 +47,8 @@ MOST_STEPS = 2000  # explicit steps before the implicit method takes over: well 
 MOST_IMPLICIT_STEPS = 20000
 KINKED_TOLERANCE = 1e-6  # where sampled expectations have kinks in the overlaps, an integrator cannot use, nor need, more
 WARN_ABOVE = 1e-4  # relative error of an expectation that a user should hear of
-LARGEST = 1e12  # overlaps beyond this have diverged
-SPHERE_LOG2_POINTS = 10  # the remainder on the sphere is O(1/d): a percent of it is plenty
+LARGEST = 1e6  # overlaps beyond this have diverged
+SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
 
 
 def drift(
@@ -116,26 +116,35 @@ def _sphere_remainder(
         x = jnp.concatenate([inside, beyond], axis=-1) * scale
         moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x, noise, outside)
         after = compressed.overlaps(free, parameters, moved)
-        grown = jnp.einsum("bii->i", after["Q"] - state["Q"])
-        length = jnp.sqrt(1 + grown)
-        exact_M = after["M"] / length[:, None]
-        exact_Q = after["Q"] / (length[:, None] * length[None, :])
-        first_M = after["M"] - state["M"] * grown[:, None] / 2
-        first_Q = after["Q"] - state["Q"] * (grown[:, None] + grown[None, :]) / 2
-        return {"M": (exact_M - first_M) / rate, "Q": (exact_Q - first_Q) / rate}
+        change = {name: after[name] - state[name] for name in ("M", "Q")}
+        g = jnp.einsum("bii->i", change["Q"])
+        s = jnp.sqrt(1 + g)
+        # 1/s - 1 + g/2 without cancellation: g is of order 1/d
+        k = g**2 * (s + 2) / (2 * s * (1 + s) ** 2)
+        u = k - g / 2
+        both = (g[:, None] + g[None, :]) / 2
+        rest_M = after["M"] * k[:, None] - change["M"] * g[:, None] / 2
+        rest_Q = after["Q"] * (k[:, None] + k[None, :] + u[:, None] * u[None, :]) - change["Q"] * both
+        return {"M": rest_M / rate, "Q": rest_Q / rate}
 
-    every = jax.vmap(one)(finite["inside"], finite["noise"], finite["outside"])
+    points = finite["points"]
+    every = jax.vmap(one)(points["inside"], points["noise"], points["outside"])
     return jax.tree.map(lambda value: jnp.mean(value, axis=0), every)
 
 
 @lru_cache(maxsize=16)
 def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Sobol points for one step's random numbers: inside normals, label noise, Bartlett factors at these block sizes."""
+    """Sobol points for one step's random numbers: inside normals, label noise, Bartlett factors at these block sizes.
+
+    A leading axis of replicates, as for every expectation that is sampled.
+    """
     layout = compressed.Layout(structure, batch, single=True)
     blocks, columns = structure.blocks, layout.columns
     lower = columns * (columns - 1) // 2
     counts = [batch * blocks * layout.inside, batch, blocks * lower, blocks * columns]
-    points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, 1, whiten=False, seed=97)[0]
+    replicates = Rule().replicates
+    points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, replicates, whiten=False, seed=97)
+    points = points.reshape(-1, sum(counts))
     inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)
     n = len(points)
     free = np.array(sizes)[:, None] - layout.inside - np.arange(columns)
@@ -143,15 +152,16 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(compressed.bartlett(below.reshape(n, blocks, lower), chi, free, columns))
-    return {"inside": inside.reshape(n, batch, blocks, layout.inside), "noise": noise, "outside": outside}
+    found = {"inside": inside.reshape(n, batch, blocks, layout.inside), "noise": noise, "outside": outside}
+    return {name: value.reshape(replicates, n // replicates, *value.shape[1:]) for name, value in found.items()}
 
 
-def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, np.ndarray]:
-    """What `drift` needs to know of a finite dimension."""
+def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
+    """What `drift` needs to know of a finite dimension; on the sphere also `points`, with a leading axis of replicates."""
     d, sizes = check_dimension(problem, dimension)
     numbers: dict[str, Any] = {"inverse_dimension": np.float64(1.0 / d), "sizes": sizes.astype(np.float64)}
     if problem.structure.sphere:
-        numbers |= _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
+        numbers["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
     return numbers
 
 
@@ -218,14 +228,17 @@ def _integrate_all(
 ) -> tuple[Any, Any]:
     """Every replicate of the nodes (outer) and every start (inner): overlaps, and why the solver stopped."""
 
-    def one(node: Any, state: Any) -> tuple[Any, Any]:
+
+    def one(node: Any, points: Any, state: Any) -> tuple[Any, Any]:
+        here = finite if points is None else {**finite, "points": points}
         found = integrate(
-            structure, rule, batch, flow, stiff, node, parameters, algorithm, finite, state, times, tolerance["rtol"], tolerance["atol"]
+            structure, rule, batch, flow, stiff, node, parameters, algorithm, here, state, times, tolerance["rtol"], tolerance["atol"]
         )
         full = found.result == diffrax.RESULTS.max_steps_reached
         return found.ys, full
 
-    return jax.vmap(lambda node: jax.vmap(partial(one, node))(states))(nodes)
+    points = None if finite is None else finite.get("points")
+    return jax.vmap(lambda node, point: jax.vmap(partial(one, node, point))(states))(nodes, points)
 
 
 @float64
@@ -271,7 +284,7 @@ def solve_ode(
             break
         rule = longer  # the rows have grown more than expected
     quadrature = worst
-    if sampled(problem.structure, flow):
+    if len(overlaps["a"]) > 1:
         each, within = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
         quadrature = max(worst, within, relative_gap(each.std(axis=0, ddof=1) / np.sqrt(len(each)), 0.0, risk))
     if worst > WARN_ABOVE:
@@ -324,6 +337,9 @@ def _solve(
     # the number of save points is a shape: filled up to a power of two, nearby numbers share one compilation
     padded = np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
     nodes = nodes_for(problem.structure, rule, flow) or {"none": np.zeros((1, 1))}
+    if finite is not None and "points" in finite:
+        # what is not sampled goes once with each replicate of what is
+        nodes = {name: np.broadcast_to(value, (rule.replicates, *value.shape[1:])) for name, value in nodes.items()}
     while True:
         found, full = _integrate_all(
             problem.structure,

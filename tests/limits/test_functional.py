@@ -1,0 +1,50 @@
+"""The pure layer: gradients of the final risk against finite differences, under jit and vmap."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import functional
+from tests.conftest import s0
+
+
+@pytest.mark.parametrize("name", ["erf", "square"])
+def test_gradient_of_the_final_risk(name):
+    problem = sgd.TeacherStudent(width=4, teacher_width=2, activation=name, noise=1e-2)
+    begin = s0(problem)
+    rule = functional.rule(problem, begin)
+
+    def final(lr, noise, state):
+        parameters = {**problem.parameters, "noise": noise}
+        end = functional.solve(problem.structure, parameters, state, [0.5, 3.0], lr=lr, rule=rule, last=True)
+        return functional.risk(problem.structure, parameters, end, rule=rule)
+
+    with jax.enable_x64(True):
+        state = functional.state(begin)
+        value = jax.jit(final)
+        by_lr, by_noise, by_state = jax.jit(jax.grad(final, argnums=(0, 1, 2)))(0.3, 1e-2, state)
+        step = 1e-4
+        assert float(by_lr) == pytest.approx(float(value(0.3 + step, 1e-2, state) - value(0.3 - step, 1e-2, state)) / (2 * step), rel=1e-6)
+        slope = float(value(0.3, 1e-2 + step, state) - value(0.3, 1e-2 - step, state)) / (2 * step)
+        assert float(by_noise) == pytest.approx(slope, rel=1e-6)
+        direction = {name: np.random.default_rng(0).normal(size=np.shape(value)) for name, value in state.items()}
+        direction["Q"] = direction["Q"] + np.swapaxes(direction["Q"], -1, -2)
+        plus, minus = (jax.tree.map(lambda x, v, s=sign: x + s * step * v, state, direction) for sign in (1, -1))
+        slope = float(value(0.3, 1e-2, plus) - value(0.3, 1e-2, minus)) / (2 * step)
+        total = sum(float(jnp.sum(by_state[part] * direction[part])) for part in state)
+        assert total == pytest.approx(slope, rel=1e-6)
+
+
+def test_solve_agrees_with_solve_ode_and_maps_over_lr():
+    problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-2)
+    begin = s0(problem)
+    with jax.enable_x64(True):
+        many = jax.vmap(lambda lr: functional.solve(problem.structure, problem.parameters, functional.state(begin), [1.0, 4.0], lr=lr))
+        found = many(jnp.array([0.2, 0.9]))
+    for index, lr in enumerate((0.2, 0.9)):
+        expected = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), begin, times=[1.0, 4.0])
+        np.testing.assert_allclose(np.asarray(found["Q"])[index, :, 0], expected.Q[0], rtol=1e-8)
