@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Meter:
-    """Counts finished work from any thread and shows it."""
+    """Counts finished work and shows it."""
 
-    def __init__(self, bar: object | None = None, task: object | None = None) -> None:
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar = bar
         self._task = task
-        self._lock = threading.Lock()
 
     def advance(self, amount: float) -> None:
         if self._bar is not None:
-            with self._lock:
-                self._bar.advance(self._task, amount)  # type: ignore[attr-defined]
+            self._bar.advance(self._task, amount)
 
 
 @contextmanager

@@ -28,14 +28,23 @@ def effective_overlaps(structure: Structure, parameters: Any, M: Any, Q: Any) ->
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> tuple[Any, Any]:
-    def one(state: Any) -> tuple[Any, Any]:
+def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+    def one(state: Any) -> Any:
         omega = effective_overlaps(structure, parameters, state["M"], state["Q"])[1]
-        values = jax.vmap(lambda node: moments(structure, rule, node, parameters, omega, state["a"], flow=True).risk)(nodes)
-        first = jax.tree.map(lambda node: node[0], nodes)
-        return values, pair_error(structure, rule, first, parameters, omega, state["a"])
+        return jax.vmap(lambda node: moments(structure, rule, node, parameters, omega, state["a"], flow=True).risk)(nodes)
 
     return jax.lax.map(one, states, batch_size=16)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _pair_errors(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+    first = jax.tree.map(lambda node: node[0], nodes)
+
+    def one(state: Any) -> Any:
+        omega = effective_overlaps(structure, parameters, state["M"], state["Q"])[1]
+        return pair_error(structure, rule, first, parameters, omega, state["a"])
+
+    return jax.lax.map(one, states)
 
 
 @float64
@@ -65,15 +74,17 @@ def risk_by(problem: Problem, rule: Rule, M: np.ndarray, Q: np.ndarray, a: np.nd
     count = states["a"].shape[0]
     nodes = nodes_for(problem.structure, rule, flow=True) or {"none": np.zeros((1, 1))}
     size = CHUNK if count > SMALL_CHUNK else SMALL_CHUNK
-    values, errors = [], []
+    values = []
     for first in range(0, count, size):
         index = np.minimum(np.arange(first, first + size), count - 1)
         part = {name: value[index] for name, value in states.items()}
-        value, error = _risks(problem.structure, rule, nodes, problem.parameters, part)
-        values.append(np.asarray(value))
-        errors.append(np.asarray(error))
+        values.append(np.asarray(_risks(problem.structure, rule, nodes, problem.parameters, part)))
     replicates = np.concatenate(values)[:count]
-    worst = _largest(np.concatenate(errors)[:count])
+    # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
+    longest = np.argsort(-np.nan_to_num(states["Q"].trace(axis1=-2, axis2=-1).sum(axis=-1)))[: SMALL_CHUNK // 4]
+    evenly = np.linspace(0, count - 1, SMALL_CHUNK - len(longest)).astype(int)
+    some = {name: value[np.concatenate([longest, evenly])] for name, value in states.items()}
+    worst = _largest(np.asarray(_pair_errors(problem.structure, rule, nodes, problem.parameters, some)))
     risk = replicates.mean(axis=1)
     sampling = 0.0
     if sampled(problem.structure, flow=True):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +13,6 @@ from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
-SMALLEST_GROUP = 16  # fewer runs than this a thread do not fill a core
 
 
 class Simulator(ABC):
@@ -55,26 +52,16 @@ def run(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Overlaps (run, time, ...) at the save points, and the last finite step of each run that diverged (-1 elsewhere)."""
     groups = _groups(runs, simulator.largest_group())
+    # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
     with meter(label, float(steps[-1]) * len(groups), show) as progress:
-        if len(groups) == 1:
-            results = [_run_group(simulator, runs, groups[0], steps, seed, progress)]
-        else:
-            workers = min(len(groups), os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
-            with ThreadPoolExecutor(workers) as pool:
-                futures = [pool.submit(_run_group, simulator, runs, group, steps, seed, progress) for group in groups]
-                try:
-                    results = [future.result() for future in futures]
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+        results = [_run_group(simulator, runs, group, steps, seed, progress) for group in groups]
     saved = {name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]}
     return saved, np.concatenate([part[1] for part in results])[:runs]
 
 
 def _groups(runs: int, largest: int) -> list[np.ndarray]:
     """Equal groups of runs (so that they share one compilation); the last is filled up with runs that are thrown away."""
-    threads = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
-    count = max(-(-runs // largest), min(threads, runs // SMALLEST_GROUP), 1)
+    count = -(-runs // largest)
     size = -(-runs // count)
     return [np.arange(start, start + size) for start in range(0, runs, size)]
 

@@ -1,0 +1,159 @@
+"""The exact chain is SGD: pathwise for one step, in law for a pairwise covering of settings."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import ortho_group
+
+import sgdynamics as sgd
+from sgdynamics import compressed
+from sgdynamics.problems.starts import factor
+from sgdynamics.simulation.direct import direct_step
+from tests.conftest import same_law
+
+COVARIANCE = {1: None, 3: [(0.5, 0.4), (1.0, 0.3), (2.0, 0.3)]}
+FACTORS = {
+    "d": (6, 20, 50),
+    "p": (1, 3),
+    "batch": (1, 4, 12),
+    "constraint": (None, "sphere"),
+    "head": ("fixed", "trained"),
+    "kind": ("square", "erf", "relu", "target"),
+    "blocks": (1, 3),
+}
+
+
+def possible(case):
+    """d >= signals + width in every block."""
+    signals = 2 if case["kind"] == "target" else 1
+    smallest = case["d"] * (0.3 if case["blocks"] == 3 else 1.0)
+    return np.floor(smallest) >= signals + case["p"]
+
+
+def covering():
+    """Settings in which every possible pair of values of two factors occurs (greedy, deterministic)."""
+    names = list(FACTORS)
+    every = [case for values in itertools.product(*FACTORS.values()) if possible(case := dict(zip(names, values, strict=True)))]
+
+    def pairs(case):
+        return {((a, case[a]), (b, case[b])) for a, b in itertools.combinations(names, 2)}
+
+    missing = set().union(*(pairs(case) for case in every))
+    chosen = []
+    while missing:
+        best = max(every, key=lambda case: len(pairs(case) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+def make(case):
+    options = dict(
+        width=case["p"],
+        noise=0.1,
+        weight_decay=0.1,
+        head=case["head"],
+        constraint=case["constraint"],
+        covariance=COVARIANCE[case["blocks"]],
+    )
+    if case["kind"] == "target":
+        return sgd.MultiIndex(lambda z: jnp.tanh(z[0]) + 0.5 * z[0] * z[1], directions=2, activation="tanh", **options)
+    return sgd.TeacherStudent(activation=case["kind"], **options)
+
+
+@pytest.mark.parametrize("case", covering(), ids=lambda case: "-".join(str(value) for value in case.values()))
+def test_exact_and_direct_agree_in_law(case):
+    problem = make(case)
+    begin = sgd.random_start(problem, dimension=60, seed=4)
+    # the gradient of a squared activation is cubic in the fields: at small d a larger rate makes free runs explode
+    lr = 0.008 * case["d"] if case["kind"] == "square" else 0.4
+    algorithm = sgd.OnePassSGD(lr=lr, batch=case["batch"], head_rate=0.7)
+    common = dict(steps=[1, 20], dimension=case["d"], runs=2500)
+    exact = sgd.simulate(problem, algorithm, begin, seed=1, **common)
+    direct = sgd.simulate(problem, algorithm, begin, seed=2, method="direct", **common)
+    for name in ("M", "Q", "a", "risk"):
+        one, other = (np.asarray(result[name]) for result in (exact, direct))
+        good = [np.isnan(result.diverged_at.values) for result in (exact, direct)]
+        assert min(part.mean() for part in good) > 0.99
+        one, other = one[good[0]], other[good[1]]
+        for index in np.ndindex(*one.shape[1:]):
+            if name == "Q" and index[1] > index[2]:
+                continue
+            same_law(one[(slice(None), *index)], other[(slice(None), *index)], f"{name}{index}")
+    if case["blocks"] == 3:
+        one, other = (np.asarray(result["Q_block"])[:, -1, :, 0, 0] for result in (exact, direct))
+        for block in range(3):
+            same_law(one[good[0], block], other[good[1], block], f"Q of block {block}")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+@pytest.mark.parametrize("options", [{}, {"constraint": "sphere"}, {"head": "trained", "weight_decay": 0.3}], ids=str)
+def test_one_step_pathwise(batch, options):
+    """The same inputs, seen in d dimensions and in the compressed frame, give the same overlaps to 1e-12."""
+    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="erf", noise=0.2, teacher_gram=[[1.0, 0.3], [0.3, 0.8]], **options)
+    d, p, k = 15, 3, 2
+    begin = sgd.random_start(problem, dimension=40, seed=5)
+    T, L = (part[0] for part in factor(problem, begin))
+    generator = np.random.default_rng(batch)
+    # rotating the first k + p axes into general position would change nothing; rotate all of R^d by the same matrix
+    rotation = ortho_group.rvs(d, random_state=3)
+    x = generator.standard_normal((batch, d))
+    noise = generator.standard_normal(batch)
+    layout = compressed.Layout(problem.structure, batch, single=True)
+    weights = np.zeros((p, d))
+    weights[:, :k], weights[:, k : k + p] = T[0], L[0]
+    rate = 0.8 / d
+    algorithm = {"lr": 0.8, "head_rate": 0.6}
+    with jax.enable_x64(True):
+        args = (problem.structure, problem.parameters, algorithm, rate, weights, begin.a[0], x, noise, np.array([[0, 1]]))
+        after, head = (np.asarray(part) for part in direct_step(*args))
+        # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
+        inside, outside = x[:, : k + p], x[:, k + p :]
+        if layout.wide_batch:
+            fields = x @ weights.T
+            signals = inside[:, :k] @ problem.parameters["frame"][0].T
+            h, _ = compressed.sample_gradients(problem.structure, problem.parameters, fields, signals, begin.a[0], noise)
+            outside = np.linalg.qr(np.asarray(h))[0].T @ outside
+        lower = np.linalg.qr(outside.T, mode="r").T
+        rows = compressed.initial_rows(layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]))
+        beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
+        seen = np.concatenate([inside, beyond], axis=1)[:, None]
+        moved = compressed.one_step(layout, problem.parameters, algorithm, rate, rows, jnp.asarray(seen), noise, jnp.asarray(lower)[None])
+        folded = compressed.Rows(compressed.fold(layout, moved.rows), moved.head)
+        for state in (moved, folded):
+            found = compressed.overlaps(problem.structure, problem.parameters, state)
+            np.testing.assert_allclose(found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12)
+            np.testing.assert_allclose(found["Q"][0], after @ after.T, atol=1e-12)
+            np.testing.assert_allclose(found["a"], head, atol=1e-12)
+    turned = after @ rotation
+    np.testing.assert_allclose(turned @ turned.T, after @ after.T, atol=1e-12)
+
+
+def test_random_numbers_have_their_laws():
+    """chi variables at every kind of degrees of freedom (0, below 2, small, huge), normals, and the Bartlett factor."""
+    from scipy import stats
+
+    problem = sgd.TeacherStudent(width=2, activation="square")
+    layout = compressed.Layout(problem.structure, 1)
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(0), 3000)
+        draw = jax.jit(jax.vmap(lambda key, sizes: compressed.draw_span(layout, key, sizes), in_axes=(0, None)))
+        for size in (3, 4, 7, 10**9):
+            draws = draw(keys, jnp.array([float(size)]))
+            outside = np.asarray(draws.outside)[:, 0, 0]
+            for column in range(min(3, layout.columns)):
+                free = size - 3 - column
+                chi = outside[:, column, column]
+                if free <= 0:
+                    assert np.all(chi == 0)
+                    assert np.all(outside[:, column + 1 :, column] == 0)
+                else:
+                    assert stats.kstest(chi**2, stats.chi2(free).cdf).pvalue > 1e-6, (size, column)
+                    assert stats.kstest(outside[:, -1, column], stats.norm.cdf).pvalue > 1e-6
+        assert stats.kstest(np.asarray(draws.inside)[:50].ravel(), stats.norm.cdf).pvalue > 1e-6
+        assert stats.kstest(np.asarray(draws.noise)[:200].ravel(), stats.norm.cdf).pvalue > 1e-6
