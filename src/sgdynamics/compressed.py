@@ -110,19 +110,18 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     noise_shape = (folds, layout.steps, layout.batch)
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)
-    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape, chi_shape, chi_shape)]
+    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape, chi_shape)]
     # one call for all of it: many small calls to the generator cost more than the numbers
     bits = jax.random.bits(key, (sum(counts),), dtype=jnp.uint64)
     edges = np.cumsum(counts)
     normals = _normal(bits[: edges[3]])
-    uniforms = _uniform(bits[edges[3] :])
+    uniform = _uniform(bits[edges[3] :]).reshape(chi_shape)
     inside = normals[: edges[0]].reshape(inside_shape)
     noise = normals[edges[0] : edges[1]].reshape(noise_shape)
     lower = normals[edges[1] : edges[2]].reshape(lower_shape)
     proposal = normals[edges[2] :].reshape(chi_shape)
-    uniform, boost = uniforms.reshape(2, *chi_shape)
     free = (sizes - layout.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
-    chi = _chi(key, free, proposal, uniform, boost)
+    chi = _chi(key, free, proposal, uniform)
     outside = bartlett(lower, chi, free, columns)
     return Draws(inside, noise, outside)
 
@@ -145,15 +144,13 @@ def _normal(bits: Any) -> Any:
     return np.sqrt(2.0) * jax.lax.erf_inv(2.0 * _uniform(bits) - 1.0)
 
 
-def _chi(key: Any, free: Any, proposal: Any, uniform: Any, boost: Any) -> Any:
-    """chi variables with `free` degrees of freedom (0 where that is not positive), by Marsaglia and Tsang's rejection.
+def _chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
+    """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
 
     jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
     The first proposal comes with the span's numbers; what is rejected (one in 10^4 at large d) is drawn again in a loop.
     """
-    shape = jnp.where(free > 0, free, 1.0) / 2
-    low = shape < 1
-    raised = jnp.where(low, shape + 1, shape) - 1 / 3
+    raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
     width = 1 / jnp.sqrt(9 * raised)
 
     def attempt(x: Any, u: Any) -> tuple[Any, Any]:
@@ -170,8 +167,7 @@ def _chi(key: Any, free: Any, proposal: Any, uniform: Any, boost: Any) -> Any:
 
     value, good = attempt(proposal, uniform)
     _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (1, value, good))
-    value = jnp.where(low, value * boost ** (1 / shape), value)
-    return jnp.where(free > 0, jnp.sqrt(2 * value), 0.0)
+    return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
 
 
 def run_span(
@@ -222,10 +218,11 @@ def one_step(layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: 
     structure = layout.structure
     p = structure.width
     # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
-    fields = jnp.sum(state.rows[None] * x[:, None], axis=(-2, -1))
+    fields = jnp.sum(state.rows.reshape(1, p, -1) * x.reshape(layout.batch, 1, -1), axis=-1)
     signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
     h, head_gradient = sample_gradients(structure, parameters, fields, signals, state.head, noise)
-    gradient = jnp.mean(h[:, :, None, None] * x[:, None], axis=0)
+    # a mean over one sample is left out: the compiler would keep it as a pass of its own
+    gradient = h[0, :, None, None] * x[0] if layout.batch == 1 else jnp.mean(h[:, :, None, None] * x[:, None], axis=0)
     if layout.wide_batch:
         combined = jnp.linalg.qr(h, mode="r").T / layout.batch
         new = jnp.sqrt(parameters["eigenvalues"])[:, None, None] * (combined @ outside)

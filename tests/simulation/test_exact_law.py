@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -71,11 +72,13 @@ def test_exact_and_direct_agree_in_law(case):
     problem = make(case)
     begin = sgd.random_start(problem, dimension=60, seed=4)
     # the gradient of a squared activation is cubic in the fields: at small d a larger rate makes free runs explode
-    lr = 0.008 * case["d"] if case["kind"] == "square" else 0.4
+    lr = 0.004 * case["d"] if case["kind"] == "square" else 0.4
     algorithm = sgd.OnePassSGD(lr=lr, batch=case["batch"], head_rate=0.7)
     common = dict(steps=[1, 20], dimension=case["d"], runs=2500)
-    exact = sgd.simulate(problem, algorithm, begin, seed=1, **common)
-    direct = sgd.simulate(problem, algorithm, begin, seed=2, method="direct", **common)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*runs diverged")
+        exact = sgd.simulate(problem, algorithm, begin, seed=1, **common)
+        direct = sgd.simulate(problem, algorithm, begin, seed=2, method="direct", **common)
     for name in ("M", "Q", "a", "risk"):
         one, other = (np.asarray(result[name]) for result in (exact, direct))
         good = [np.isnan(result.diverged_at.values) for result in (exact, direct)]

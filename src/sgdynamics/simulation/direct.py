@@ -108,9 +108,10 @@ def _advance(
         (weights, head), good = carry
         weights, head = jax.vmap(partial(one, number))(weights, head, keys)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
-        size = jnp.max(jnp.abs(weights[:, :, signal_axes.reshape(-1)]), axis=(1, 2)) + jnp.max(jnp.abs(head), axis=1)
         limit = jnp.asarray(LARGEST if spread.dtype == jnp.float64 else 1e15, spread.dtype)
-        return (weights, head), jnp.where(size < limit, number + 1, good)
+        watched = jnp.abs(weights[:, :, signal_axes.reshape(-1)]) < limit
+        fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(head) < limit, axis=1)
+        return (weights, head), jnp.where(fine, number + 1, good)
 
     return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape)))
 

@@ -81,9 +81,9 @@ def _advance(
             return compressed.run_span(layout, parameters, algorithm, dimension, state, draws, first, begin, end)
 
         state = jax.vmap(one)(state, keys)
-        size = jnp.max(jnp.abs(state.rows), axis=(1, 2, 3)) + jnp.max(jnp.abs(state.head), axis=1)
-        reached = jnp.minimum(first + length, end)
-        return state, jnp.where(size < LARGEST, reached, last_good)  # false for NaN too
+        # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
+        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        return state, jnp.where(fine, jnp.minimum(first + length, end), last_good)
 
     good = jnp.broadcast_to(begin, keys.shape)
     return jax.lax.fori_loop(begin // length, (end + length - 1) // length, span, (state, good))

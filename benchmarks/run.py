@@ -1,0 +1,137 @@
+"""Ratios measured side by side in one run: exact chain against direct simulation, cost in d, ODE against Euler, first solve.
+
+    make bench            everything (a few minutes on 2 cores)
+
+Each ratio has the target that the library promises; the last line says whether all were met.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sgdynamics as sgd
+from sgdynamics import compressed, functional
+from sgdynamics.gaussian.moments import Rule, nodes_for
+from sgdynamics.limits import ode
+from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.running import run_keys
+
+RUNS, WIDTH = 64, 8
+
+
+def numpy_direct(d: int, steps: int, generator: np.random.Generator) -> float:
+    """Steps a second of phase retrieval in float32, all runs at once, as a careful NumPy user writes it."""
+    weights = generator.standard_normal((RUNS, WIDTH, d), dtype=np.float32) / np.float32(np.sqrt(d))
+    teacher = np.zeros(d, np.float32)
+    teacher[0] = 1.0
+    rate = np.float32(0.1 / d)
+    began = time.perf_counter()
+    for _ in range(steps):
+        x = generator.standard_normal((RUNS, d), dtype=np.float32)
+        fields = np.matmul(weights, x[:, :, None])[:, :, 0]
+        residual = (x @ teacher) ** 2 - np.mean(fields**2, axis=1)
+        weights += (rate * 2 / WIDTH * residual[:, None] * fields)[:, :, None] * x[:, None, :]
+    return steps / (time.perf_counter() - began)
+
+
+def chain(d: int):
+    """The exact chain at d, compiled, with its state."""
+    problem = sgd.TeacherStudent(width=WIDTH, activation="square")
+    begin = sgd.random_start(problem, dimension=d, runs=RUNS)
+    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1), begin, d, problem.block_dimensions(d))
+    state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
+    jax.block_until_ready(simulator.advance(state, keys, 0, compressed.SPAN))
+    return simulator, state, keys
+
+
+def chain_speed(made, steps: int) -> float:
+    simulator, state, keys = made
+    began = time.perf_counter()
+    jax.block_until_ready(simulator.advance(state, keys, 0, steps))
+    return steps / (time.perf_counter() - began)
+
+
+def simulation() -> list[tuple[str, float, float, bool]]:
+    generator = np.random.default_rng(0)
+    chains = {d: chain(d) for d in (1000, 3000, 100_000, 10_000_000)}
+    rows = []
+    for d, direct_steps, target in ((3000, 60, 25.0), (100_000, 3, 800.0)):
+        # interleaved: a slow moment of the machine hits both
+        ratios = [chain_speed(chains[d], 4096) / numpy_direct(d, direct_steps, generator) for _ in range(3)]
+        rows.append((f"exact chain (float64) / NumPy direct (float32), steps a second, p = 8, d = {d}", float(np.median(ratios)), target, True))
+    ratios = [chain_speed(chains[1000], 8192) / chain_speed(chains[10_000_000], 8192) for _ in range(5)]
+    rows.append(("exact chain, time at d = 1e7 / time at d = 1e3", float(np.median(ratios)), 1.2, False))
+    return rows
+
+
+def integrator() -> tuple[str, float, float, bool]:
+    problem = sgd.TeacherStudent(width=8, teacher_width=4, activation="erf", noise=1e-3)
+    generator = np.random.default_rng(1)
+    M = 0.2 * generator.standard_normal((8, 4))
+    begin = sgd.start(problem, M=M, Q=M @ M.T + np.eye(8))
+    state = functional.state(begin)
+    rule = Rule()
+    nodes = {name: value[0] for name, value in nodes_for(problem.structure, rule, False).items()}
+    algorithm = {"lr": np.float64(1.0), "head_rate": np.float64(1.0)}
+
+    def field(y):
+        return ode.drift(problem.structure, rule, nodes, problem.parameters, algorithm, y)
+
+    @jax.jit
+    def euler(y):
+        return jax.lax.fori_loop(0, 10_000, lambda _, y: jax.tree.map(lambda a, b: a + 0.01 * b, y, field(y)), y)
+
+    @jax.jit
+    def adaptive(y):
+        return functional.solve(problem.structure, problem.parameters, y, [100.0], lr=1.0, last=True)
+
+    def timed(function):
+        began = time.perf_counter()
+        jax.block_until_ready(function(state))
+        return time.perf_counter() - began
+
+    reference, rough = adaptive(state), euler(state)
+    gap = float(jnp.max(jnp.abs(reference["Q"] - rough["Q"])))
+    ratios = [timed(euler) / timed(adaptive) for _ in range(3)]
+    label = f"Euler dt = .01 / adaptive rtol 1e-8, time, erf p = 8, k = 4, T = 100 (Euler is off by {gap:.1e})"
+    return label, float(np.median(ratios)), 10.0, True
+
+
+FIRST_SOLVE = """
+import time; began = time.perf_counter()
+import numpy as np, sgdynamics as sgd
+imported = time.perf_counter()
+problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-3)
+begin = sgd.start(problem, M=0.1 * np.ones((4, 2)), Q=np.eye(4))
+sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), begin, times=np.linspace(0, 10, 50))
+print(time.perf_counter() - imported)
+"""
+
+
+def first_solve() -> tuple[str, float, float, bool]:
+    """Seconds of a first solve in a fresh process, compile included, import not."""
+    out = subprocess.run([sys.executable, "-c", FIRST_SOLVE], check=True, capture_output=True, text=True)
+    return "first solve in a fresh process, compile included, seconds", float(out.stdout), 10.0, False
+
+
+def main() -> int:
+    with jax.enable_x64(True):
+        rows = [*simulation(), integrator()]
+    rows.append(first_solve())
+    met = True
+    for label, value, target, at_least in rows:
+        good = value >= target if at_least else value <= target
+        met &= good
+        print(f"{value:10.1f}  (target {'>=' if at_least else '<='} {target:g}, {'met' if good else 'MISSED'})  {label}")
+    print("all targets met" if met else "some targets missed")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
