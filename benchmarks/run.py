@@ -64,7 +64,9 @@ def simulation() -> list[tuple[str, float, float, bool]]:
     for d, direct_steps, target in ((3000, 60, 25.0), (100_000, 3, 800.0)):
         # interleaved: a slow moment of the machine hits both
         ratios = [chain_speed(chains[d], 4096) / numpy_direct(d, direct_steps, generator) for _ in range(3)]
-        rows.append((f"exact chain (float64) / NumPy direct (float32), steps a second, p = 8, d = {d}", float(np.median(ratios)), target, True))
+        rows.append(
+            (f"exact chain (float64) / NumPy direct (float32), steps a second, p = 8, d = {d}", float(np.median(ratios)), target, True)
+        )
     ratios = [chain_speed(chains[1000], 8192) / chain_speed(chains[10_000_000], 8192) for _ in range(5)]
     rows.append(("exact chain, time at d = 1e7 / time at d = 1e3", float(np.median(ratios)), 1.2, False))
     return rows

@@ -61,7 +61,9 @@ def main(folder: Path) -> None:
 def print_table(title, table):
     """Risk and the first overlap at a few times, with the distance in standard errors."""
     print(f"\n{title}")
-    print(f"{'t':>5}  {'excess risk: theory':>19}  {'simulation':>21}  {'apart':>8}    {'M_1: theory':>11}  {'simulation':>19}  {'apart':>8}")
+    print(
+        f"{'t':>5}  {'excess risk: theory':>19}  {'simulation':>21}  {'apart':>8}    {'M_1: theory':>11}  {'simulation':>19}  {'apart':>8}"
+    )
     for when in SHOWN:
         row = table.isel(time=int(np.argmin(np.abs(np.asarray(table.t) - when))))
         risk = row["excess_risk_theory"], row["excess_risk_simulation"], row["excess_risk_standard_error"], row["excess_risk_z"]

@@ -129,10 +129,12 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
 def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
     """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
     rows, cols = np.tril_indices(columns, -1)
-    diagonal = np.arange(columns)
     kept = jnp.where(free[:, cols] > 0, lower, 0.0)
-    factor = jnp.zeros((*chi.shape, columns), chi.dtype)
-    return factor.at[..., rows, cols].set(kept).at[..., diagonal, diagonal].set(chi)
+    # gathered from (0, chi, lower)
+    place = np.zeros((columns, columns), dtype=np.int32)
+    place[np.arange(columns), np.arange(columns)] = 1 + np.arange(columns)
+    place[rows, cols] = 1 + columns + np.arange(len(rows))
+    return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, kept], axis=-1)[..., place]
 
 
 def _uniform(bits: Any) -> Any:
@@ -161,8 +163,9 @@ def _chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
 
     def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         count, value, good = carry
-        bits = jax.random.bits(jax.random.fold_in(key, count), (2, *good.shape), dtype=jnp.uint64)
-        new, accepted = attempt(_normal(bits[0]), _uniform(bits[1]))
+        # drawn flat: with the shape of `good`, XLA takes six seconds to compile this loop
+        bits = jax.random.bits(jax.random.fold_in(key, count), (2 * good.size,), dtype=jnp.uint64)
+        new, accepted = attempt(_normal(bits[: good.size]).reshape(good.shape), _uniform(bits[good.size :]).reshape(good.shape))
         return count + 1, jnp.where(good, value, new), good | accepted
 
     value, good = attempt(proposal, uniform)

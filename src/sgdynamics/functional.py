@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
-from sgdynamics.gaussian.risk import effective_overlaps, rule_for
+from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
@@ -33,7 +33,7 @@ def state(start: Start, run: int = 0) -> dict[str, Any]:
     return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
 
 
-def rule(problem: Problem, start: Start, margin: float = 2.0) -> Rule:
+def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
     """How finely to integrate, for rows up to `margin` times those of the start (in squared length)."""
     return rule_for(problem, start.Q_blocks, margin)
 

@@ -66,6 +66,13 @@ def trajectory(
     return xr.Dataset(variables, coordinates, attrs)
 
 
+def largest_share(difference: Any, value: Any) -> float:
+    """The largest |difference| / |value| over what is finite: a relative error for the record of a result."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.abs(difference) / np.abs(value)
+    return float(np.max(share[np.isfinite(share)], initial=0.0))
+
+
 def encode(value: Any) -> str:
     """JSON of plain values; infinities and NaN become strings that float() reads, so that every JSON reader accepts it."""
     return json.dumps(_plain(value))

@@ -24,9 +24,7 @@ def found(problem, rule=None, finite=False):
     with jax.enable_x64(True):
         blocks, omega = effective_overlaps(problem.structure, problem.parameters, jnp.asarray(S0_M)[None], jnp.asarray(S0_Q)[None])
         each = jax.vmap(
-            lambda node: moments(
-                problem.structure, rule, node, problem.parameters, omega, jnp.asarray(HEAD), blocks if finite else None
-            )
+            lambda node: moments(problem.structure, rule, node, problem.parameters, omega, jnp.asarray(HEAD), blocks if finite else None)
         )(nodes)
         return jax.tree.map(np.asarray, each), np.asarray(omega)
 
@@ -57,7 +55,11 @@ def test_every_kind_against_monte_carlo(name):
     z = generator.standard_normal((count, 7))
     lam = z[:, :6] @ np.linalg.cholesky(omega).T
     with jax.enable_x64(True):
-        run = jax.jit(jax.vmap(lambda x, n: jax.value_and_grad(problem.structure.loss, (0, 2))(x[:4], x[4:], jnp.asarray(HEAD), n, problem.parameters)))
+        run = jax.jit(
+            jax.vmap(
+                lambda x, n: jax.value_and_grad(problem.structure.loss, (0, 2))(x[:4], x[4:], jnp.asarray(HEAD), n, problem.parameters)
+            )
+        )
         loss, (h, head) = (jax.tree.map(np.asarray, part) for part in run(lam, z[:, 6]))
     norm = (z[:, :6] ** 2).sum(axis=1) - 6
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,9 +56,7 @@ def test_series_and_polar_agree(name):
     np.testing.assert_allclose(integrals(name, using="mehler"), integrals(name, using="polar", nodes=40), atol=3e-12 * scale)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [("erf", "erf"), ("erf", "sign"), ("relu", "relu")], ids=lambda name: name
-)
+@pytest.mark.parametrize(("first", "second"), [("erf", "erf"), ("erf", "sign"), ("relu", "relu")], ids=lambda name: name)
 @settings(max_examples=12, deadline=None)
 @given(q1=st.floats(0.1, 4), q2=st.floats(0.1, 4), rho=st.floats(-0.9999, 0.9999))
 def test_closed_forms_against_generic(first, second, q1, q2, rho):
@@ -72,7 +72,12 @@ def test_hermite_against_the_printed_sum(q1, q2, rho, m, n):
 
     c = rho * np.sqrt(q1 * q2)
     expected = sum(
-        f(m) * f(n) / (f(j) * f((m - j) // 2) * f((n - j) // 2)) * c**j * ((q1 - 1) / 2) ** ((m - j) // 2) * ((q2 - 1) / 2) ** ((n - j) // 2)
+        f(m)
+        * f(n)
+        / (f(j) * f((m - j) // 2) * f((n - j) // 2))
+        * c**j
+        * ((q1 - 1) / 2) ** ((m - j) // 2)
+        * ((q2 - 1) / 2) ** ((n - j) // 2)
         for j in range(min(m, n) + 1)
         if (m - j) % 2 == 0 and (n - j) % 2 == 0
     )
@@ -92,16 +97,20 @@ def test_kinks_away_from_zero(rho):
         edges = np.clip([-9.0, *[(mark - c / q1 * u) / spread for mark in marks], 9.0], -9, 9)
         return sum(
             integrate.quad(lambda x: g(c / q1 * u + spread * x) * np.exp(-x * x / 2) / np.sqrt(2 * np.pi), low, high, epsabs=1e-12)[0]
-            for low, high in zip(edges[:-1], edges[1:], strict=True)
+            for low, high in itertools.pairwise(edges)
             if high > low
         )
 
     def outer(f, g):
-        weight = lambda u: np.exp(-u * u / 2 / q1) / np.sqrt(2 * np.pi * q1)
-        points = sorted({-9.0, -1.0, 1.0, 9.0, *(x for mark in (-1, 1) for x in ((mark + s * 5 * spread) * q1 / c for s in (-1, 0, 1)) if abs(x) < 9)})
+        def weight(u):
+            return np.exp(-u * u / 2 / q1) / np.sqrt(2 * np.pi * q1)
+
+        points = sorted(
+            {-9.0, -1.0, 1.0, 9.0, *(x for mark in (-1, 1) for x in ((mark + s * 5 * spread) * q1 / c for s in (-1, 0, 1)) if abs(x) < 9)}
+        )
         return sum(
             integrate.quad(lambda u: f(u) * inner(u, g, (-1, 1)) * weight(u), low, high, epsabs=1e-10)[0]
-            for low, high in zip(points[:-1], points[1:], strict=True)
+            for low, high in itertools.pairwise(points)
         )
 
     K, A, B = three(hard, hard, q1, q2, c)
@@ -110,7 +119,7 @@ def test_kinks_away_from_zero(rho):
     # f'' is two point masses: -delta(u - 1) + delta(u + 1)
     mass = np.exp(-1 / 2 / q1) / np.sqrt(2 * np.pi * q1)
     expected = mass * (inner(-1.0, lambda v: np.clip(v, -1, 1), (-1, 1)) - inner(1.0, lambda v: np.clip(v, -1, 1), (-1, 1)))
-    assert A == pytest.approx(expected, rel=1e-9)
+    assert pytest.approx(expected, rel=1e-9) == A
 
 
 def test_price_theorem_holds_for_every_activation():

@@ -46,9 +46,7 @@ def test_mean_follows_the_ode_at_that_d(options):
 
 
 def test_three_blocks_theory_and_chain():
-    problem = sgd.TeacherStudent(
-        width=2, teacher_width=1, activation="erf", noise=0.05, covariance=[(0.3, 0.5), (1.0, 0.3), (3.0, 0.2)]
-    )
+    problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=0.05, covariance=[(0.3, 0.5), (1.0, 0.3), (3.0, 0.2)])
     algorithm = sgd.OnePassSGD(lr=1.0, batch=2)
     begin = sgd.start(problem, M=[[0.3], [-0.1]], Q=[[1.0, 0.2], [0.2, 0.8]])
     theory = sgd.solve_ode(problem, algorithm, begin, times=[1.0, 2.0], dimension=3000)

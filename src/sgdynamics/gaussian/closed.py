@@ -14,6 +14,8 @@ import numpy as np
 from sgdynamics.gaussian.nodes import safe_ratio, safe_root
 from sgdynamics.problems.activations import NAMED, Activation
 
+ROUNDING = 1e-15
+
 
 def erf_offset(activation: Activation) -> float | None:
     """kappa of erf(s x/sqrt 2), kappa = 1/s^2: 1 for erf, 0 for the sign teacher, None for any other."""
@@ -38,7 +40,10 @@ def erf_moments(kappa2: float, q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]
 
 def relu_parts(q1: Any, q2: Any, c: Any) -> tuple[Any, Any]:
     """sqrt(q1 q2 - c^2) and P(u > 0, v > 0), with the derivatives that hold at |rho| = 1 too."""
-    gap = safe_root(q1[:, None] * q2[None, :] - c**2)
+    product = q1[:, None] * q2[None, :]
+    rest = product - c**2
+    # a unit with itself: what a fused multiply-add leaves of 0 would become 1e-8 under the root
+    gap = safe_root(jnp.where(rest > ROUNDING * product, rest, 0.0))
     return gap, quadrant(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])))
 
 

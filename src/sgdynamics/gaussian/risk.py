@@ -15,6 +15,7 @@ from sgdynamics.problems.problem import Problem, Structure
 
 CHUNK = 256
 SMALL_CHUNK = 32
+MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
@@ -50,12 +51,12 @@ def _pair_errors(structure: Structure, rule: Rule, nodes: Any, parameters: Any, 
 @float64
 def population_risk(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, float]:
     """E[loss] for overlaps with any leading axes (M: ..., block, unit, signal), and an estimate of its largest relative error."""
-    risk, sampling, worst = risk_by(problem, rule_for(problem, Q), M, Q, a)
+    risk, sampling, worst = risk_by(problem, rule_for(problem, Q, MARGIN), M, Q, a)
     return risk, max(sampling, worst)
 
 
 @float64
-def rule_for(problem: Problem, Q: np.ndarray, margin: float = 1.0) -> Rule:
+def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
     """A rule that is fine enough for rows as long as these, `margin` times over."""
     eigenvalues = problem.parameters["eigenvalues"]
     fields = np.einsum("...bii,b->...i", Q, eigenvalues)

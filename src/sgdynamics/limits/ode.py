@@ -34,11 +34,12 @@ from sgdynamics.algorithms import OnePassSGD
 from sgdynamics.clock import clock
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for, sampled
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
-from sgdynamics.gaussian.risk import TOLERANCE, effective_overlaps, population_risk, risk_by, rule_for
+from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
+from sgdynamics.gaussian.risk import TOLERANCE, effective_overlaps, risk_by, rule_for
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
-from sgdynamics.results import trajectory
+from sgdynamics.results import largest_share, trajectory
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -228,7 +229,6 @@ def _integrate_all(
 ) -> tuple[Any, Any]:
     """Every replicate of the nodes (outer) and every start (inner): overlaps, and why the solver stopped."""
 
-
     def one(node: Any, points: Any, state: Any) -> tuple[Any, Any]:
         here = finite if points is None else {**finite, "points": points}
         found = integrate(
@@ -274,19 +274,19 @@ def solve_ode(
     finite = None if dimension is None or flow else finite_numbers(problem, dimension, algorithm.batch)
     floor = KINKED_TOLERANCE if problem.structure.kinks and sampled(problem.structure, flow) else 0.0
     tolerance = {"rtol": np.float64(max(MARGIN * rtol, floor)), "atol": np.float64(max(MARGIN * atol, floor))}
-    rule = rule_for(problem, begin.Q_blocks, margin=2.0)
+    rule = rule_for(problem, begin.Q_blocks, RULE_MARGIN)
     while True:
         overlaps, stiff = _solve(problem, algorithm, begin, when.t, rule, flow, finite, tolerance)
         mean = {name: value.mean(axis=0) for name, value in overlaps.items()}
         risk, _, worst = risk_by(problem, rule, mean["M"], mean["Q"], mean["a"])
-        longer = rule_for(problem, mean["Q"])
+        longer = rule_for(problem, mean["Q"], 1.0)
         if worst <= TOLERANCE or longer.terms <= rule.terms:
             break
         rule = longer  # the rows have grown more than expected
     quadrature = worst
     if len(overlaps["a"]) > 1:
-        each, within = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
-        quadrature = max(worst, within, relative_gap(each.std(axis=0, ddof=1) / np.sqrt(len(each)), 0.0, risk))
+        each, within, _ = risk_by(problem, rule, overlaps["M"], overlaps["Q"], overlaps["a"])
+        quadrature = max(worst, within, largest_share(each.std(axis=0, ddof=1) / np.sqrt(len(each)), risk))
     if worst > WARN_ABOVE:
         warnings.warn(
             f"expectations are known only to {worst:.1e} (relative): an activation with kinks should declare them, "
@@ -301,7 +301,7 @@ def solve_ode(
         "assumptions": "Gaussian inputs, one pass, " + ("d -> infinity" if dimension is None else "mean increment at d"),
         "integrator": "Kvaerno5" if stiff else "Dopri8",
         "error_quadrature": quadrature,
-        "error_integrator": relative_gap(loose_risk, risk, risk),
+        "error_integrator": largest_share(loose_risk - risk, risk),
     }
     diverged_at = _last_finite(mean["Q"], when.t)
     if np.any(np.isfinite(diverged_at)):
@@ -310,13 +310,6 @@ def solve_ode(
             stacklevel=3,
         )
     return trajectory(problem, algorithm, when, mean, risk, diverged_at=diverged_at, method="solve_ode", attributes=attributes)
-
-
-def relative_gap(value: Any, other: Any, scale: Any) -> float:
-    """The largest |value - other| / |scale| over what is finite."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gap = np.abs(value - other) / np.abs(scale)
-    return float(np.max(gap[np.isfinite(gap)], initial=0.0))
 
 
 def _solve(

@@ -14,7 +14,7 @@ from sgdynamics.clock import clock
 from sgdynamics.gaussian.risk import population_risk
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
-from sgdynamics.results import trajectory
+from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
@@ -41,6 +41,7 @@ def simulate(
     method="direct": SGD on d-dimensional weights, from a start with the same overlaps (dtype="float32" halves its memory).
     Give exactly one of `times`, `alpha`, `steps`; save points are rounded to whole steps. A start of one run serves any number
     of runs, one of n runs serves n. The same seed gives the same numbers, whatever the save points and the number of runs.
+    The attribute `error_sampling` is the largest relative standard error of the mean risk over runs.
     A run that diverges is NaN from then on, with its last finite time in `diverged_at`; the others go on.
     `progress`: True or False, or None for a bar on a terminal only.
     """
@@ -68,12 +69,14 @@ def simulate(
             "(coordinate diverged_at); a smaller lr may help",
             stacklevel=2,
         )
+    spread = risk.std(axis=0, ddof=1) / np.sqrt(begin.runs) if begin.runs > 1 and not np.any(last >= 0) else None
     attributes = {
         "seed": seed,
         "dimension": d,
         "dtype": dtype,
         "assumptions": "Gaussian inputs, one pass" + (", exact in law" if method == "exact" else ""),
         "error_quadrature": error,
+        "error_sampling": None if spread is None else largest_share(spread, risk.mean(axis=0)),
     }
     return trajectory(problem, algorithm, when, overlaps, risk, diverged_at=diverged_at, method=f"simulate-{method}", attributes=attributes)
 

@@ -1,0 +1,79 @@
+"""One list of problems, driven through every method: ODE at finite d, exact chain, direct simulation, functional layer."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import functional
+from tests.conftest import Z
+
+
+def relu(x):
+    return jnp.where(x > 0, x, 0.0)
+
+
+def hinge(fields, signals, head, noise_draw, parameters):
+    """A user's own: smooth hinge of a linear classifier with label noise and a number of its own."""
+    label = jnp.tanh(signals[0] + 0.3 * noise_draw)
+    return jax.nn.softplus(parameters["margin"] - label * jnp.mean(head * fields))
+
+
+PROBLEMS = {
+    "square": lambda: sgd.TeacherStudent(width=2, activation="square", noise=0.1),
+    "tanh and sign": lambda: sgd.TeacherStudent(width=2, activation="tanh", teacher_activation="sign", noise=0.1),
+    "own activation": lambda: sgd.TeacherStudent(width=2, activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))),
+    "softplus, trained, decay": lambda: sgd.TeacherStudent(width=2, activation="softplus", head="trained", weight_decay=0.1),
+    "he2 on the sphere": lambda: sgd.TeacherStudent(width=2, activation="he2", constraint="sphere"),
+    "multi-index": lambda: sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=2, activation="relu"),
+    "multi-index, logistic": lambda: sgd.MultiIndex(lambda z: jnp.sign(z[0]), directions=1, width=2, activation="tanh", loss="logistic"),
+    "own problem": lambda: sgd.Problem(hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}),
+    "own problem, blocks": lambda: sgd.Problem(
+        lambda f, s, a, z: 0.5 * (jnp.mean(relu(f)) - s[0]) ** 2, width=2, signals=1, kinks=(0.0,), covariance=[(0.5, 0.5), (2.0, 0.5)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_method_takes_every_problem(name):
+    problem = PROBLEMS[name]()
+    d, times = 400, [0.0, 0.15, 0.3]
+    algorithm = sgd.OnePassSGD(lr=0.1)
+    M = np.zeros((2, problem.signals))
+    M[:, 0] = (0.3, -0.2)
+    begin = sgd.start(problem, M=M, Q=np.array([[1.0, 0.1], [0.1, 1.0]]))
+    theory = sgd.solve_ode(problem, algorithm, begin, times=times, dimension=d)
+    exact = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=1)
+    direct = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=40, seed=2, method="direct")
+    for result in (theory, exact, direct):
+        assert {"M", "Q", "a", "risk"} <= set(result.data_vars)
+        assert np.isfinite(result.risk).all()
+        assert result.M.dims == ("run", "time", "unit", "signal")
+    sampling = theory.attrs["error_quadrature"]
+    for result, slack in ((exact, 2 / d), (direct, 2 / d)):
+        table = sgd.compare(theory, result)
+        for part in ("M", "Q", "a", "risk"):
+            gap = np.abs(table[f"{part}_simulation"] - table[f"{part}_theory"])
+            allowed = Z * table[f"{part}_standard_error"] + (slack + sampling) * np.abs(table[f"{part}_theory"]).max() + 1e-9
+            assert np.all(gap <= allowed), (part, float(gap.max()))
+    with jax.enable_x64(True):
+        rule = functional.rule(problem, begin)
+        value = jax.jit(lambda state: functional.risk(problem.structure, problem.parameters, state, rule=rule))(functional.state(begin))
+    assert float(value) == pytest.approx(float(theory.risk[0, 0]), rel=max(1e-9, 20 * sampling))
+
+
+def test_parameters_of_an_own_problem_do_not_recompile():
+    from tests.simulation.test_behaviour import count_compilations
+
+    def solve(margin):
+        problem = sgd.Problem(hinge, width=2, signals=1, parameters={"margin": margin})
+        begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+        return float(sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=50, runs=2).risk[0, 0])
+
+    one = solve(0.5)
+    other = []
+    assert count_compilations(lambda: other.append(solve(0.9))) == 0
+    assert other[0] > one

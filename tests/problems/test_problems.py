@@ -1,0 +1,153 @@
+"""Problems, activations and starts: exact laws, and errors that name argument, value and fix."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import sgdynamics as sgd
+from sgdynamics.problems.activations import NAMED
+from tests.conftest import same_law
+
+
+def test_kinks_are_measured():
+    assert NAMED["relu"].jumps(1) == pytest.approx((1.0,))
+    assert NAMED["abs"].jumps(1) == pytest.approx((2.0,))
+    assert NAMED["sign"].jumps(0) == pytest.approx((2.0,))
+    assert NAMED["relu"].jumps(0) == (0.0,)
+    leaky = sgd.Activation(lambda x: jnp.where(x > 0.5, jnp.exp(x), jnp.exp(0.5) - 0.2 * (0.5 - x)), kinks=[0.5])
+    assert leaky.jumps(1) == pytest.approx((np.exp(0.5) - 0.2,), rel=1e-9)
+
+
+def test_random_start_has_the_law_of_random_rows():
+    """Overlaps of explicit Gaussian rows at d = 9 against the Bartlett draw, free, on the sphere and orthonormal."""
+    d, runs = 9, 4000
+    generator = np.random.default_rng(0)
+    for constraint, orthogonal in ((None, False), ("sphere", False), (None, True)):
+        problem = sgd.TeacherStudent(width=3, teacher_width=2, constraint=constraint, teacher_gram=[[1.0, 0.5], [0.5, 2.0]])
+        drawn = sgd.random_start(problem, dimension=d, runs=runs, seed=3, orthogonal=orthogonal)
+        rows = generator.standard_normal((runs, 3, d)) / np.sqrt(d)
+        if constraint:
+            rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+        if orthogonal:
+            rows = np.swapaxes(np.linalg.qr(np.swapaxes(rows, 1, 2))[0], 1, 2)
+            rows *= generator.choice([-1.0, 1.0], size=(runs, 3, 1))  # QR fixes signs, the uniform law has none
+        teacher = np.zeros((2, d))
+        teacher[:, :2] = np.linalg.cholesky(problem.gram[0])
+        M, Q = rows @ teacher.T, rows @ np.swapaxes(rows, 1, 2)
+        for i in range(3):
+            for r in range(2):
+                same_law(drawn.M[:, i, r], M[:, i, r], f"M{i}{r}")
+            for j in range(i + 1):
+                same_law(drawn.Q[:, i, j], Q[:, i, j], f"Q{i}{j}")
+        # a joint statistic: what the Gram matrix of all says
+        volume = np.linalg.det(drawn.Q + drawn.M @ np.swapaxes(drawn.M, 1, 2))
+        same_law(volume, np.linalg.det(Q + M @ np.swapaxes(M, 1, 2)), "volume")
+
+
+def test_random_start_runs_do_not_depend_on_their_number():
+    problem = sgd.TeacherStudent(width=3)
+    many, few = (sgd.random_start(problem, dimension=10**9, runs=runs, seed=5) for runs in (6, 2))
+    np.testing.assert_array_equal(many.Q[:2], few.Q)
+    np.testing.assert_allclose(np.diagonal(many.Q, axis1=1, axis2=2), 1.0, atol=3e-4)
+    assert (
+        stats.kstest(sgd.random_start(problem, dimension=10**9, runs=400, seed=1).M[:, :, 0].ravel() * np.sqrt(1e9), "norm").pvalue > 1e-6
+    )
+
+
+def test_random_start_scale_and_blocks():
+    problem = sgd.TeacherStudent(width=2, covariance=[(1.0, 0.25), (2.0, 0.75)])
+    drawn = sgd.random_start(problem, dimension=40_000, scale=2.0, seed=1)
+    np.testing.assert_allclose(np.diagonal(drawn.Q[0]), 4.0, rtol=0.05)
+    np.testing.assert_allclose(drawn.Q_blocks[0, 0].diagonal() / drawn.Q[0].diagonal(), 0.25, rtol=0.05)
+    assert problem.block_dimensions(10).tolist() == [3, 7] or problem.block_dimensions(10).tolist() == [2, 8]
+    assert problem.block_dimensions(41).sum() == 41
+
+
+def test_a_problem_does_not_change():
+    problem = sgd.TeacherStudent(width=2)
+    with pytest.raises(AttributeError, match="make a new TeacherStudent with another noise"):
+        problem.noise = 0.5
+
+
+GOOD = dict(width=2, activation="square")
+
+
+def start_of(**options):
+    return sgd.start(sgd.TeacherStudent(**GOOD), **{"M": [[0.1], [0.1]], "Q": np.eye(2), **options})
+
+
+BAD = {
+    "width 0": (lambda: sgd.TeacherStudent(width=0), r"width = 0: give a whole number, 1 or more"),
+    "width 1.5": (lambda: sgd.TeacherStudent(width=1.5), "width = 1.5"),
+    "negative noise": (lambda: sgd.TeacherStudent(noise=-1), r"noise = -1: give a number, 0 or more"),
+    "nan decay": (lambda: sgd.TeacherStudent(weight_decay=float("nan")), "weight_decay = nan"),
+    "misspelt activation": (lambda: sgd.TeacherStudent(activation="rellu"), r"did you mean 'relu'\?"),
+    "sign student": (lambda: sgd.TeacherStudent(activation="sign"), "use it as teacher_activation only"),
+    "polynomial without coefficients": (lambda: sgd.TeacherStudent(activation="polynomial"), r"sgd.polynomial\(\[c0, c1"),
+    "constant polynomial": (lambda: sgd.polynomial([1.0]), "non-constant"),
+    "activation of two numbers": (lambda: sgd.Activation(lambda x, y: x), "calling it failed"),
+    "misspelt head": (lambda: sgd.TeacherStudent(head="trainned"), r"did you mean 'trained'\?"),
+    "misspelt loss": (lambda: sgd.TeacherStudent(loss="square"), r"did you mean 'squared'\?"),
+    "unknown constraint": (lambda: sgd.TeacherStudent(constraint="ball"), "choose one of None, 'sphere'"),
+    "teacher gram": (lambda: sgd.TeacherStudent(teacher_width=2, teacher_gram=[[1, 2], [2, 1]]), "not a Gram matrix"),
+    "teacher head": (lambda: sgd.TeacherStudent(teacher_width=2, teacher_head=[1.0]), r"has shape \(1,\): give shape \(2,\)"),
+    "covariance": (lambda: sgd.TeacherStudent(covariance=[(1.0, 0.5), (2.0, 0.4)]), "add up to 0.9"),
+    "loss arguments": (lambda: sgd.Problem(lambda a, b: a, 2, 1), r"it must take \(fields, signals, head, noise_draw\)"),
+    "loss shape": (lambda: sgd.Problem(lambda f, s, a, z: f, 2, 1), r"gave shape \(2,\)"),
+    "target shape": (lambda: sgd.MultiIndex(lambda z: z, directions=2), r"gave shape \(2,\)"),
+    "lr": (lambda: sgd.OnePassSGD(lr=-0.1), "lr = -0.1"),
+    "batch": (lambda: sgd.OnePassSGD(batch=0), "batch = 0"),
+    "M and Q that do not fit": (lambda: start_of(M=[[2.0], [0.1]]), r"Omega = \[\[Q, M\], \[M\^T, P\]\] is not a Gram matrix"),
+    "Q not symmetric": (lambda: start_of(Q=[[1.0, 0.2], [0.1, 1.0]]), "not symmetric"),
+    "M shape": (lambda: start_of(M=[[0.1, 0.1]]), r"M has shape \(1, 2\): give \(2, 1\)"),
+    "a shape": (lambda: start_of(a=[1.0]), r"a has shape \(1,\): give shape \(2,\)"),
+    "off the sphere": (
+        lambda: sgd.start(sgd.TeacherStudent(**GOOD, constraint="sphere"), M=[[0.1], [0.1]], Q=2 * np.eye(2)),
+        "keeps rows of norm 1",
+    ),
+    "d too small": (lambda: sgd.random_start(sgd.TeacherStudent(**GOOD), dimension=2), r"dimension = 2.*take 3 or more"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_names_argument_value_and_fix(name):
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+CALLS = {
+    "no times": (dict(), "exactly one of times=, alpha=, steps="),
+    "two times": (dict(times=[1.0], alpha=[1.0]), "received times, alpha"),
+    "not increasing": (dict(times=[1.0, 0.5]), r"times = \[1.0, 0.5\]: give increasing numbers"),
+    "negative": (dict(times=[-1.0]), "0 or more"),
+    "fractional steps": (dict(steps=[1.5]), "whole numbers"),
+    "method": (dict(times=[1.0], method="exakt"), r"did you mean 'exact'\?"),
+    "float32 chain": (dict(times=[1.0], dtype="float32"), "biased at large d"),
+    "seed": (dict(times=[1.0], seed=-1), "seed = -1"),
+    "runs": (dict(times=[1.0], runs=0), "runs = 0"),
+    "dimension": (dict(times=[1.0], dimension=2), "take 3 or more"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bad_calls_are_refused_before_anything_compiles(name):
+    options, message = CALLS[name]
+    problem = sgd.TeacherStudent(**GOOD)
+    with pytest.raises(ValueError, match=message):
+        sgd.simulate(problem, sgd.OnePassSGD(), start_of(), **{"dimension": 50, **options})
+
+
+def test_more_bad_calls():
+    problem = sgd.TeacherStudent(**GOOD)
+    with pytest.raises(ValueError, match="gradient flow makes no steps"):
+        sgd.simulate(problem, sgd.OnePassSGD(lr=0), start_of(), times=[1.0], dimension=50)
+    with pytest.raises(ValueError, match="steps= needs a dimension"):
+        sgd.solve_ode(problem, sgd.OnePassSGD(), start_of(), steps=[1])
+    with pytest.raises(ValueError, match="make it from the same problem"):
+        sgd.solve_ode(sgd.TeacherStudent(width=3), sgd.OnePassSGD(), start_of(), times=[1.0])
+    with pytest.raises(ValueError, match="give what sgd"):
+        sgd.solve_ode(problem, sgd.OnePassSGD(), {"M": 1}, times=[1.0])
