@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test lint bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
@@ -14,11 +14,8 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.ready lint
+test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
-
-test-slow: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -m slow
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

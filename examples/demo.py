@@ -22,7 +22,7 @@ SHOWN = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 SEED = 7
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, dimension: int = DIMENSION, runs: int = RUNS) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -32,23 +32,23 @@ def main(folder: Path) -> None:
     start = sgd.start(problem, M=[[0.3], [0.2], [-0.2], [0.1]], Q=np.eye(4))
     times = np.linspace(0, SHOWN[-1], 51)
 
-    print(f"phase retrieval, width {problem.width}, d = {DIMENSION}, lr = {algorithm.lr}, noise = {problem.noise}")
+    print(f"phase retrieval, width {problem.width}, d = {dimension}, lr = {algorithm.lr}, noise = {problem.noise}")
     print("solving the ODE ...", flush=True)
     theory = sgd.solve_ode(problem, algorithm, start, times=times)
-    shared = {"times": times, "dimension": DIMENSION, "seed": SEED, "progress": True}
-    exact = sgd.simulate(problem, algorithm, start, runs=RUNS, **shared)
+    shared = {"times": times, "dimension": dimension, "seed": SEED, "progress": True}
+    exact = sgd.simulate(problem, algorithm, start, runs=runs, **shared)
     direct = sgd.simulate(problem, algorithm, start, runs=DIRECT_RUNS, method="direct", dtype="float32", **shared)
 
-    print_table(f"exact simulation ({RUNS} runs) against the ODE", sgd.compare(theory, exact))
-    print_table(f"direct {DIMENSION}-dimensional SGD ({DIRECT_RUNS} runs) against the ODE", sgd.compare(theory, direct))
+    print_table(f"exact simulation ({runs} runs) against the ODE", sgd.compare(theory, exact))
+    print_table(f"direct {dimension}-dimensional SGD ({DIRECT_RUNS} runs) against the ODE", sgd.compare(theory, direct))
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for result, label in ((theory, "ODE, $d \\to \\infty$"), (exact, f"exact, {RUNS} runs"), (direct, f"direct, {DIRECT_RUNS} runs")):
+    for result, label in ((theory, "ODE, $d \\to \\infty$"), (exact, f"exact, {runs} runs"), (direct, f"direct, {DIRECT_RUNS} runs")):
         sgd.plot.risk(result, ax=left, label=label)
     sgd.plot.overlaps(theory, ax=right)
-    sgd.plot.overlaps(exact, ax=right, label=f"exact, {RUNS} runs")
+    sgd.plot.overlaps(exact, ax=right, label=f"exact, {runs} runs")
     left.set_title("risk"), right.set_title("overlaps with the teacher")
-    fig.suptitle(f"Phase retrieval, width 4: theory and SGD at $d$ = {DIMENSION}")
+    fig.suptitle(f"Phase retrieval, width 4: theory and SGD at $d$ = {dimension}")
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "demo.png"
     unfinished = folder / ".demo.part.png"

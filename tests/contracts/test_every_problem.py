@@ -23,13 +23,11 @@ def hinge(fields, signals, head, noise_draw, parameters):
 
 
 PROBLEMS = {
-    "square": lambda: sgd.TeacherStudent(width=2, activation="square", noise=0.1),
     "tanh and sign": lambda: sgd.TeacherStudent(width=2, activation="tanh", teacher_activation="sign", noise=0.1),
     "own activation": lambda: sgd.TeacherStudent(width=2, activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))),
     "softplus, trained, decay": lambda: sgd.TeacherStudent(width=2, activation="softplus", head="trained", weight_decay=0.1),
     "he2 on the sphere": lambda: sgd.TeacherStudent(width=2, activation="he2", constraint="sphere"),
     "multi-index": lambda: sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=2, activation="relu"),
-    "multi-index, logistic": lambda: sgd.MultiIndex(lambda z: jnp.sign(z[0]), directions=1, width=2, activation="tanh", loss="logistic"),
     "own problem": lambda: sgd.Problem(hinge, width=2, signals=1, head="trained", parameters={"margin": 0.5}),
     "own problem, blocks": lambda: sgd.Problem(
         lambda f, s, a, z: 0.5 * (jnp.mean(relu(f)) - s[0]) ** 2, width=2, signals=1, kinks=(0.0,), covariance=[(0.5, 0.5), (2.0, 0.5)]

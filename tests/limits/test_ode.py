@@ -51,6 +51,7 @@ def test_reference_risks_at_the_start(name, expected):
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation=name)
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), s0(problem), times=[0.0])
     assert float(result.risk[0, 0]) == pytest.approx(expected, rel=1e-11)
+    assert result.attrs["error_quadrature"] < 1e-8
 
 
 def test_reference_right_hand_side():
@@ -189,17 +190,18 @@ def test_many_starts_at_once_and_dense_output():
 
 
 def test_stiff_late_times_fall_back_to_the_implicit_method(monkeypatch):
-    problem = erf()
+    # a shape that no other test has: how many explicit steps are allowed is compiled in
+    problem = sgd.TeacherStudent(width=3, teacher_width=1, activation="erf", noise=1e-3)
+    begin = sgd.start(problem, M=[[0.2], [0.1], [-0.1]], Q=np.eye(3))
     algorithm = sgd.OnePassSGD(lr=1.0)
-    explicit = sgd.solve_ode(problem, algorithm, s0(problem), times=[40.0, 400.0])
-    assert explicit.attrs["integrator"] == "Dopri8"
     monkeypatch.setattr(ode, "MOST_STEPS", 10)
-    jax.clear_caches()
-    implicit = sgd.solve_ode(problem, algorithm, s0(problem), times=[40.0, 400.0])
-    monkeypatch.undo()
-    jax.clear_caches()
+    implicit = sgd.solve_ode(problem, algorithm, begin, times=[30.0, 300.0])
     assert implicit.attrs["integrator"] == "Kvaerno5"
-    np.testing.assert_allclose(implicit.risk, explicit.risk, rtol=1e-6)
+    with jax.enable_x64(True):
+        monkeypatch.undo()
+        explicit = jax.jit(lambda state: functional.solve(problem.structure, problem.parameters, state, [30.0, 300.0], lr=1.0))
+        found = explicit(functional.state(begin))
+    np.testing.assert_allclose(implicit.Q[0], np.asarray(found["Q"])[:, 0], rtol=1e-6)
 
 
 def test_divergence_is_marked_not_hidden():
@@ -217,8 +219,6 @@ def test_sampled_noise_states_its_error():
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="tanh", noise=1e-3)
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), s0(problem), times=[4.0])
     assert 1e-7 < result.attrs["error_quadrature"] < 3e-3
-    flow = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), s0(problem), times=[4.0])
-    assert flow.attrs["error_quadrature"] < 1e-8
 
 
 def test_start_from_goes_on(phase_retrieval):
