@@ -157,3 +157,13 @@ def test_singular_pairs_are_finite():
             for c in (1.0, -1.0):
                 assert np.all(np.isfinite(three(activation, activation, 1.0, 1.0, c))), (name, c)
         assert float(closed.erf_value(0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]]))[0, 0]) == 1.0
+
+
+def test_hermite_coefficients():
+    with jax.enable_x64(True):
+        one = jnp.ones(1)
+        tanh = np.asarray(mehler.coefficients(NAMED["tanh"].derivative(0), one, 32))[0]
+        erf = np.asarray(mehler.coefficients(NAMED["erf"].derivative(0), one, 32))[0]
+    np.testing.assert_allclose(tanh[[1, 3]], [0.605705509602, -0.148437190787], rtol=1e-11)
+    assert erf[1] == pytest.approx(0.564189583548, rel=1e-11)
+    np.testing.assert_allclose(tanh[::2], 0, atol=1e-14)
