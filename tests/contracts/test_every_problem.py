@@ -71,6 +71,8 @@ def test_parameters_of_an_own_problem_do_not_recompile():
         begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
         return float(sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=50, runs=2).risk[0, 0])
 
+    assert sgd.Problem(hinge, width=2, signals=1, parameters={"margin": 0.5}).describe()["parameters"] == {"margin": 0.5}
+    assert sgd.Problem(PROBLEMS["own problem, blocks"]().user_loss, width=2, signals=1).describe()["parameters"] is None
     one = solve(0.5)
     other = []
     assert count_compilations(lambda: other.append(solve(0.9))) == 0

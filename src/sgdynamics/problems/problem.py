@@ -176,6 +176,7 @@ class Problem:
             "width": self.width,
             "signals": self.signals,
             "kinks": list(self.kinks),
+            "parameters": jax.tree.map(lambda leaf: leaf.tolist(), self._parameters.get("user")),
             **self._describe_common("gram"),
             "rerunnable": False,
         }
