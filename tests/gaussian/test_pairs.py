@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,16 @@ from sgdynamics.problems.activations import NAMED, Activation, polynomial
 from tests.conftest import C4
 
 
-def three(first, second, q1, q2, c, **options):
+@partial(jax.jit, static_argnums=(0, 1, 5, 6, 7))
+def _moments(first, second, q1, q2, c, terms, using, nodes):
+    found = pairs.moments(first, second, q1.reshape(1), q2.reshape(1), c.reshape(1, 1), terms, using=using, nodes=nodes)
+    return jnp.stack([part[0, 0] for part in found])
+
+
+def three(first, second, q1, q2, c, *, terms=128, using=None, nodes=None):
+    """K, A, B of one pair."""
     with jax.enable_x64(True):
-        found = pairs.moments(first, second, jnp.array([q1]), jnp.array([q2]), jnp.array([[c]]), options.pop("terms", 128), **options)
-        return np.array([float(part[0, 0]) for part in found])
+        return np.asarray(_moments(first, second, *(np.float64(value) for value in (q1, q2, c)), terms, using, nodes))
 
 
 def integrals(name, **options):
