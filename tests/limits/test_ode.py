@@ -99,7 +99,7 @@ def test_point_B_and_matrix_form_of_quadratic_networks():
     begin = sgd.start(problem, M=rho, Q=Q)
     # loss without 1/2: lr = 2 eta, and d/d alpha = lr d/dt
     rate = rates(problem, begin, 2 * eta)
-    A, T, eye = rho @ rho.T, np.trace(Q), np.eye(p)
+    A, T = rho @ rho.T, np.trace(Q)
     d_rho = 4 * eta / p * ((1 + 2 / k - T / p) * rho - 2 / p * Q @ rho)
     linear = 8 * eta / p * ((1 - T / p) * Q + 2 / k * A - 2 / p * Q @ Q)
     FF = (16 * eta**2 / p**2) * (
@@ -109,7 +109,6 @@ def test_point_B_and_matrix_form_of_quadratic_networks():
         + 8 * Q @ Q @ Q / p**2
         - 8 / (p * k) * (A @ Q + Q @ A)
     )
-    assert eye.shape == (3, 3)
     np.testing.assert_allclose(2 * eta * rate["M"][0], d_rho, rtol=1e-12)
     np.testing.assert_allclose(2 * eta * rate["Q"][0], linear + FF, rtol=1e-12)
     assert FF[0, 0] == pytest.approx(0.02392569173, rel=1e-9)
