@@ -107,6 +107,9 @@ def test_compare(pair):
     short = theory.isel(time=slice(0, 3))
     with pytest.raises(ValueError, match="solve for the same times"):
         sgd.compare(short, simulation)
+    # a theory that diverged on the way is not extrapolated
+    broken = theory.assign(risk=theory.risk.where(theory.t < 0.35), t=theory.t * (1 + 1e-9))
+    assert np.isnan(sgd.compare(broken, simulation).risk_theory[-2:]).all()
     shifted = theory.assign(risk=theory.risk * 1.05)
     assert np.abs(sgd.compare(shifted, simulation).risk_z[1:]).min() > 5  # a 5% error is seen
 

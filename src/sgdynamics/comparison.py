@@ -45,7 +45,7 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         if name not in theory or name not in simulation:
             continue
         dims = tuple(dim for dim in simulation[name].dims if dim != "run")
-        predicted = _at(times, known, np.asarray(theory[name]))
+        predicted = _at(times, known, np.asarray(theory[name]), step)
         measured = np.asarray(simulation[name])[good]
         difference = measured - (predicted[good] if several else predicted)
         mean = difference.mean(axis=0)
@@ -80,8 +80,8 @@ def _step_length(simulation: xr.Dataset) -> float:
     return float(simulation["t"][-1]) / float(simulation["step"][-1])
 
 
-def _at(times: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Values (run, time, ...) at other times."""
+def _at(times: np.ndarray, known: np.ndarray, values: np.ndarray, step: float) -> np.ndarray:
+    """Values (run, time, ...) at other times; NaN more than one step beyond the last that is finite."""
     if len(known) == len(times) and np.allclose(known, times, rtol=1e-12, atol=0):
         return values
     if len(known) == 1:
@@ -90,9 +90,5 @@ def _at(times: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
     if finite.sum() < 2:
         return np.full((values.shape[0], len(times), *values.shape[2:]), np.nan)
     result = CubicSpline(known[finite], values[:, finite], axis=1, extrapolate=True)(times)
-    result[:, times > known[finite][-1] * (1 + 1e-9) + _last_gap(known)] = np.nan
+    result[:, times > known[finite][-1] + step] = np.nan
     return result
-
-
-def _last_gap(known: np.ndarray) -> float:
-    return float(known[-1] - known[-2]) if len(known) > 1 else 0.0
