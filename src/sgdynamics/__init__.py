@@ -3,10 +3,13 @@
 State a problem and an algorithm; get the theory, the finite-dimension simulation, and the two side by side.
 """
 
-from sgdynamics import functional, plot
+from sgdynamics import functional, papers, plot
 from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
 from sgdynamics.comparison import compare
+from sgdynamics.limits.covariance import increment_covariance
 from sgdynamics.limits.ode import solve_ode
+from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems import Activation, MultiIndex, Problem, Start, TeacherStudent, polynomial, random_start, start
 from sgdynamics.results import algorithm_of, load, problem_of, save, start_from
 from sgdynamics.simulation import simulate
@@ -14,6 +17,7 @@ from sgdynamics.version import __version__
 
 __all__ = [
     "Activation",
+    "ExitTimes",
     "MultiIndex",
     "OnePassSGD",
     "Problem",
@@ -22,8 +26,12 @@ __all__ = [
     "__version__",
     "algorithm_of",
     "compare",
+    "exit_time",
+    "exit_time_of",
     "functional",
+    "increment_covariance",
     "load",
+    "papers",
     "plot",
     "polynomial",
     "problem_of",
@@ -31,6 +39,7 @@ __all__ = [
     "save",
     "simulate",
     "solve_ode",
+    "solve_sde",
     "start",
     "start_from",
 ]

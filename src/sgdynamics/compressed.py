@@ -15,6 +15,8 @@ Factors, not overlaps, are stepped: W W^T stays positive by construction and not
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,8 +98,9 @@ def overlaps(structure: Structure, parameters: Any, state: Rows) -> dict[str, An
     rows = jnp.moveaxis(state.rows, 1, 0)
     T = rows[..., : structure.signals]
     return {
-        "M": jnp.einsum("bps,brs->bpr", T, parameters["frame"]),
-        "Q": jnp.einsum("bpm,bqm->bpq", rows, rows),
+        # sums of products, as in `one_step`
+        "M": jnp.sum(T[:, :, None] * parameters["frame"][:, None], axis=-1),
+        "Q": jnp.sum(rows[:, :, None] * rows[:, None], axis=-1),
         "a": state.head,
     }
 
@@ -110,12 +113,11 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     noise_shape = (folds, layout.steps, layout.batch)
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)
-    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape, chi_shape)]
-    # one call for all of it: many small calls to the generator cost more than the numbers
-    bits = jax.random.bits(key, (sum(counts),), dtype=jnp.uint64)
+    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape)]
     edges = np.cumsum(counts)
-    normals = _normal(bits[: edges[3]])
-    uniform = _uniform(bits[edges[3] :]).reshape(chi_shape)
+    # one call for all of it: many small calls to the generator cost more than the numbers
+    normals, uniform = normals_and_uniforms(key, int(edges[3]), counts[3])
+    uniform = uniform.reshape(chi_shape)
     inside = normals[: edges[0]].reshape(inside_shape)
     noise = normals[edges[0] : edges[1]].reshape(noise_shape)
     lower = normals[edges[1] : edges[2]].reshape(lower_shape)
@@ -137,13 +139,41 @@ def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
     return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, kept], axis=-1)[..., place]
 
 
-def _uniform(bits: Any) -> Any:
-    """Uniform in (0, 1) from 64 random bits, never 0 or 1."""
-    return ((bits >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
+def normals_and_uniforms(key: Any, normals: int, uniforms: int) -> tuple[Any, Any]:
+    """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
+
+    The bits are SplitMix64: a counter from a random place, mixed. Threefry, which makes the keys, would take seven times as long
+    as this, and together with erf_inv half the time of a step.
+    """
+    pairs = -(-normals // 2)
+    count = 2 * pairs + uniforms
+    place = jax.random.bits(key, (), dtype=jnp.uint64)
+    z = place + jnp.arange(1, count + 1, dtype=jnp.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    u = (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
+    radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
+    along, across = _turn(u[pairs : 2 * pairs])
+    both = jnp.concatenate([radius * along, radius * across])
+    # a barrier: fused into what reads them, the numbers are computed again and on one core
+    return jax.lax.optimization_barrier((both[:normals], u[2 * pairs :]))
 
 
-def _normal(bits: Any) -> Any:
-    return np.sqrt(2.0) * jax.lax.erf_inv(2.0 * _uniform(bits) - 1.0)
+SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))
+COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in range(12))
+
+
+def _turn(u: Any) -> tuple[Any, Any]:
+    """cos(2 pi u), sin(2 pi u) for u in (0, 1) to 1e-15, by the series of half the angle: twice as fast as two calls of the library's."""
+    v = u - 0.5
+    w = v * v
+    s, c = jnp.full_like(w, SINE[-1]), jnp.full_like(w, COSINE[-1])
+    for term in SINE[-2::-1]:
+        s = s * w + term
+    for term in COSINE[-2::-1]:
+        c = c * w + term
+    s = s * v
+    return 2 * s * s - 1, -2 * s * c
 
 
 def _chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
@@ -164,8 +194,8 @@ def _chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
     def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         count, value, good = carry
         # drawn flat: with the shape of `good`, XLA takes six seconds to compile this loop
-        bits = jax.random.bits(jax.random.fold_in(key, count), (2 * good.size,), dtype=jnp.uint64)
-        new, accepted = attempt(_normal(bits[: good.size]).reshape(good.shape), _uniform(bits[good.size :]).reshape(good.shape))
+        normal, u = normals_and_uniforms(jax.random.fold_in(key, count), good.size, good.size)
+        new, accepted = attempt(normal.reshape(good.shape), u.reshape(good.shape))
         return count + 1, jnp.where(good, value, new), good | accepted
 
     value, good = attempt(proposal, uniform)
@@ -174,27 +204,45 @@ def _chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
 
 
 def run_span(
-    layout: Layout, parameters: Any, algorithm: Any, dimension: Any, state: Rows, draws: Draws, first: Any, begin: Any, end: Any
-) -> Rows:
-    """The steps of one span that lie in [begin, end); `first` is the number of the span's first step."""
+    layout: Layout,
+    parameters: Any,
+    algorithm: Any,
+    dimension: Any,
+    state: Rows,
+    draws: Draws,
+    first: Any,
+    begin: Any,
+    end: Any,
+    seen: Any = None,
+    see: Callable[[Any, Any, dict[str, Any]], Any] | None = None,
+) -> tuple[Rows, Any]:
+    """The steps of one span that lie in [begin, end); `first` is the number of the span's first step.
+
+    After each of them `see(seen, steps made, overlaps)` may note something, such as the first step at which a run has left a plateau.
+    """
     number = first + jnp.arange(layout.span_steps).reshape(layout.folds, layout.steps)
     active = (number >= begin) & (number < end)
 
-    def block(state: Rows, given: tuple[Draws, Any]) -> tuple[Rows, None]:
-        part, on = given
+    def block(carry: tuple[Rows, Any], given: tuple[Draws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
+        part, on, numbers = given
         inputs = _block_inputs(layout, parameters, part)
 
-        def step(state: Rows, sample: tuple[Any, Any, Any]) -> tuple[Rows, None]:
-            x, noise, flag = sample
+        def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
+            state, seen = carry
+            x, noise, flag, index = sample
             rate = jnp.where(flag, algorithm["lr"] / dimension, 0.0)
-            return one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside), None
+            state = one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside)
+            if see is not None:
+                now = see(seen, index + 1, overlaps(layout.structure, parameters, state))
+                seen = jax.tree.map(lambda new, old: jnp.where(flag, new, old), now, seen)
+            return (state, seen), None
 
-        state, _ = jax.lax.scan(step, state, (inputs, part.noise, on))
+        (state, seen), _ = jax.lax.scan(step, carry, (inputs, part.noise, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
-        return Rows(jnp.where(on[-1], fold(layout, state.rows), state.rows), state.head), None
+        return (Rows(jnp.where(on[-1], fold(layout, state.rows), state.rows), state.head), seen), None
 
-    state, _ = jax.lax.scan(block, state, (draws, active))
-    return state
+    (state, seen), _ = jax.lax.scan(block, (state, seen), (draws, active, number))
+    return state, seen
 
 
 def _block_inputs(layout: Layout, parameters: Any, part: Draws) -> Any:

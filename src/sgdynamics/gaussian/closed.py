@@ -1,4 +1,4 @@
-"""Closed pair expectations: erf(x/sqrt 2) students with erf or sign partners, and ReLU.
+"""Closed pair expectations: polynomials, erf(x/sqrt 2) students with erf or sign partners, and ReLU.
 
 K = E[f(u) g(v)], A = E[f''(u) g(v)], B = E[f'(u) g'(v)]; variances q1, q2, covariance c. Saad and Solla 1995 for erf;
 the rest by Price's theorem, A = 2 dK/dq1, B = dK/dc.
@@ -6,6 +6,7 @@ the rest by Price's theorem, A = 2 dK/dq1, B = dK/dc.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -56,3 +57,42 @@ def quadrant(rho: Any) -> Any:
 def relu_moments(q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
     gap, both = relu_parts(q1, q2, c)
     return gap / (2 * np.pi) + c * both, gap / (2 * np.pi * q1[:, None]), both
+
+
+def polynomial_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
+    """K, A, B of two polynomials, by Wick: E[f(u) g(v)] = sum_n c^n/n! E[f^(n)(u)] E[g^(n)(v)], n contractions between u and v.
+
+    Exact, without a square root or a quotient, so that it has all derivatives, at zero variance too.
+    """
+    m, n = first.degree or 0, second.degree or 0
+    top = min(m, n)
+    F = derivative_means(first, 0, max(m, top + 2), q1)
+    G = derivative_means(second, 0, max(n, top + 1), q2)
+    series = powers(c, top) / np.array([float(math.factorial(k)) for k in range(top + 1)])
+    left = jnp.stack([F[:, : top + 1], F[:, 2 : top + 3], F[:, 1 : top + 2]])
+    right = jnp.stack([G[:, : top + 1], G[:, : top + 1], G[:, 1 : top + 2]])
+    K, A, B = jnp.sum(left[:, :, None] * right[:, None] * series, axis=-1)
+    return K, A, B
+
+
+def powers(x: Any, top: int) -> Any:
+    """x^0, ..., x^top along a new last axis, by products (no pow: it has no derivative at 0)."""
+    rows = [jnp.ones_like(x)]
+    for _ in range(top):
+        rows.append(rows[-1] * x)
+    return jnp.stack(rows, axis=-1)
+
+
+def derivative_means(activation: Activation, shift: int, degree: int, variance: Any) -> Any:
+    """E[f^(shift + e)(sqrt(q) z)] for e = 0..degree and each variance q: (fields, degree + 1)."""
+    columns = []
+    for order in range(shift, shift + degree + 1):
+        derived = np.polynomial.polynomial.polyder(np.asarray(activation.coefficients), order)
+        total = jnp.zeros_like(variance)
+        power = jnp.ones_like(variance)
+        for even in range(0, len(derived), 2):
+            # E[z^even] = (even - 1)!!
+            total = total + derived[even] * math.prod(range(even - 1, 0, -2)) * power
+            power = power * variance
+        columns.append(total)
+    return jnp.stack(columns, axis=1)

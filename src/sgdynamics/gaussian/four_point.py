@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.gaussian.closed import erf_offset, quadrant
+from sgdynamics.gaussian.closed import derivative_means, erf_offset, powers, quadrant
 from sgdynamics.gaussian.nodes import PIVOT, gauss_legendre, safe_ratio, safe_root
 from sgdynamics.problems.activations import NAMED, Activation
 
@@ -233,33 +233,11 @@ def polynomial_noise(student: Activation, teacher: Activation, omega: Any, c: An
         quad = index[chosen]
         term = weights * jnp.ones((len(chosen), 1), omega.dtype)
         for slot, ((activation, shift), degree) in enumerate(zip(functions, degrees, strict=True)):
-            means = _derivative_means(activation, shift, degree, variance)
+            means = derivative_means(activation, shift, degree, variance)
             term = term * means[quad[:, slot]][:, touched[slot]]
         for position, (a, b) in enumerate(itertools.combinations(range(4), 2)):
             covariance = omega[quad[:, a], quad[:, b]]
-            term = term * _powers(covariance, int(exponents[:, position].max()))[:, exponents[:, position]]
+            term = term * powers(covariance, int(exponents[:, position].max()))[:, exponents[:, position]]
         total = total.at[chosen].set(jnp.sum(term, axis=1))
     values = (total * count * c[index[:, 2]] * c[index[:, 3]]).reshape(p * (p + 1) // 2, -1).sum(axis=1)
     return _symmetric(values, p)
-
-
-def _powers(x: Any, top: int) -> Any:
-    rows = [jnp.ones_like(x)]
-    for _ in range(top):
-        rows.append(rows[-1] * x)
-    return jnp.stack(rows, axis=1)
-
-
-def _derivative_means(activation: Activation, shift: int, degree: int, variance: Any) -> Any:
-    """E[f^(shift + e)(sqrt(q) z)] for e = 0..degree and each variance q: (fields, degree + 1)."""
-    columns = []
-    for order in range(shift, shift + degree + 1):
-        derived = np.polynomial.polynomial.polyder(np.asarray(activation.coefficients), order)
-        total = jnp.zeros_like(variance)
-        power = jnp.ones_like(variance)
-        for even in range(0, len(derived), 2):
-            # E[z^even] = (even - 1)!!
-            total = total + derived[even] * math.prod(range(even - 1, 0, -2)) * power
-            power = power * variance
-        columns.append(total)
-    return jnp.stack(columns, axis=1)

@@ -151,7 +151,15 @@ def moments(
 
 
 def risk(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any) -> Any:
-    """E[loss] at one state."""
+    """E[loss] at one state.
+
+    For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2.
+    """
+    loss = structure.loss
+    if isinstance(loss, CommitteeLoss) and loss.outer is squared and loss.student == loss.teacher == NAMED["square"]:
+        c = _residual_coefficients(loss, parameters, head, structure.width)
+        mean = jnp.sum(c * jnp.diagonal(omega))
+        return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + parameters["noise"])
     return moments(structure, rule, nodes, parameters, omega, head, flow=True).risk
 
 

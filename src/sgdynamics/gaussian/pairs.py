@@ -18,7 +18,9 @@ PIECEWISE_NODES = 12  # enough where both are piecewise polynomials: the angular
 
 
 def method(first: Activation, second: Activation) -> str:
-    """Which of "erf", "relu" (closed), "mehler" (smooth), "polar" (kinked) serves this pair."""
+    """Which of "polynomial", "erf", "relu" (closed), "mehler" (smooth), "polar" (kinked) serves this pair."""
+    if first.degree is not None and second.degree is not None:
+        return "polynomial"
     if closed.erf_offset(first) is not None and closed.erf_offset(second) is not None:
         return "erf"
     if first == second == NAMED["relu"]:
@@ -36,6 +38,8 @@ def polar_nodes(first: Activation, second: Activation) -> int:
 def value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int, *, using: str | None = None) -> Any:
     """K for all pairs (q1[i], q2[j], c[i, j]); `terms` cuts the Mehler series, where one is used."""
     way = using or method(first, second)
+    if way == "polynomial":
+        return closed.polynomial_moments(first, second, q1, q2, c)[0]
     if way == "erf":
         return closed.erf_value(closed.erf_offset(first) or 0.0, closed.erf_offset(second) or 0.0, q1, q2, c)
     if way == "relu":
@@ -50,6 +54,8 @@ def moments(
 ) -> tuple[Any, Any, Any]:
     """K, A, B for all pairs; `first` is a student, so it has no jumps."""
     way = using or method(first, second)
+    if way == "polynomial":
+        return closed.polynomial_moments(first, second, q1, q2, c)
     if way == "erf":
         return closed.erf_moments(closed.erf_offset(second) or 0.0, q1, q2, c)
     if way == "relu":
@@ -63,7 +69,7 @@ def error(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms
     """Estimated largest relative error of K, A, B: 1e-14 for closed forms, the tail of the series, or two resolutions apart."""
     way = method(first, second)
     rounding = jnp.asarray(1e-14)
-    if way in ("erf", "relu"):
+    if way in ("polynomial", "erf", "relu"):
         return rounding
     if way == "polar":
         if any(second.jumps(0)) and any(first.jumps(0)):

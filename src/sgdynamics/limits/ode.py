@@ -26,6 +26,7 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optimistix
 import xarray as xr
 from scipy import special, stats
 
@@ -48,6 +49,7 @@ MOST_STEPS = 2000  # explicit steps before the implicit method takes over: well 
 MOST_IMPLICIT_STEPS = 20000
 KINKED_TOLERANCE = 1e-6  # where sampled expectations have kinks in the overlaps, an integrator cannot use, nor need, more
 WARN_ABOVE = 1e-4  # relative error of an expectation that a user should hear of
+EVENT_TOLERANCE = 1e-12  # on the time of an event
 LARGEST = 1e6  # overlaps beyond this have diverged
 SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
 
@@ -181,10 +183,12 @@ def integrate(
     rtol: Any = RTOL,
     atol: Any = ATOL,
     guard: bool = True,
+    watch: Any = None,
 ) -> diffrax.Solution:
     """One trajectory from t = 0, saved at `times` by dense output: Dormand-Prince 8(7), or Kvaerno 5(4) where `stiff`.
 
-    With `guard` it stops where the overlaps leave every bound (an event, which reverse mode need not carry).
+    With `guard` it stops where the overlaps leave every bound (an event, which reverse mode need not carry). With `watch`, a
+    function of the state, it stops where that falls below zero, the time found by bisection, and only the end is saved.
     """
 
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
@@ -197,6 +201,11 @@ def integrate(
         size = sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(y))
         return ~(size < LARGEST)
 
+    event = diffrax.Event(blown_up) if guard else None
+    if watch is not None:
+        found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE)
+        # one condition for both, as bisection takes one: overlaps beyond every bound count as below zero
+        event = diffrax.Event(lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)), root_finder=found)
     return diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Kvaerno5() if stiff else diffrax.Dopri8(),
@@ -204,9 +213,9 @@ def integrate(
         t1=times[-1],
         dt0=None,
         y0=state,
-        saveat=diffrax.SaveAt(ts=times),
+        saveat=diffrax.SaveAt(ts=times) if watch is None else diffrax.SaveAt(t1=True),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
-        event=diffrax.Event(blown_up) if guard else None,
+        event=event,
         max_steps=MOST_IMPLICIT_STEPS if stiff else MOST_STEPS,
         throw=False,
     )

@@ -15,7 +15,7 @@ from sgdynamics.compressed import sample_gradients
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import See, Simulator
 
 GROUP_BYTES = 1 << 28
 
@@ -37,6 +37,7 @@ class DirectSGD(Simulator):
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
         eigenvalues = problem.parameters["eigenvalues"]
         self.spread = cast(np.sqrt(np.repeat(eigenvalues, sizes)))
+        self.edges = (*self.first.tolist(), dimension)
         self.signal_axes = self.first[:, None] + np.arange(problem.signals)
 
     def initial(self, chosen: np.ndarray) -> Any:
@@ -47,30 +48,16 @@ class DirectSGD(Simulator):
             weights[:, :, first + k : first + k + p] = self.L[chosen, block]
         return jnp.asarray(weights), jnp.asarray(self.head[chosen].astype(self.dtype))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int) -> tuple[Any, Any]:
-        return _advance(
-            self.structure,
-            self.batch,
-            self.parameters,
-            self.algorithm,
-            self.spread,
-            self.signal_axes,
-            state,
-            keys,
-            np.int64(begin),
-            np.int64(end),
-        )
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        numbers = (self.parameters, self.algorithm, self.spread, self.signal_axes)
+        return _advance(self.structure, self.batch, self.edges, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         weights, head = (np.asarray(part, dtype=np.float64) for part in state)
-        edges = [*self.first.tolist(), self.dimension]
-        M, Q = [], []
-        for block, (low, high) in enumerate(pairwise(edges)):
-            part = weights[:, :, low:high]
-            frame = np.asarray(self.parameters["frame"][block], dtype=np.float64)
-            M.append(part[:, :, : self.structure.signals] @ frame.T)
-            Q.append(part @ np.swapaxes(part, 1, 2))
-        return {"M": np.stack(M, axis=1), "Q": np.stack(Q, axis=1), "a": head}
+        M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), weights)
+        return {"M": M, "Q": Q, "a": head}
 
     @property
     def grain(self) -> int:
@@ -81,10 +68,22 @@ class DirectSGD(Simulator):
         return max(1, GROUP_BYTES // a_run)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any, weights: Any) -> tuple[Any, Any]:
+    """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy."""
+    M, Q = [], []
+    for block, (low, high) in enumerate(pairwise(edges)):
+        part = weights[..., low:high]
+        M.append(part[..., :signals] @ frame[block].T)
+        Q.append(part @ numpy.swapaxes(part, -1, -2))
+    return numpy.stack(M, axis=-3), numpy.stack(Q, axis=-3)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _advance(
     structure: Any,
     batch: int,
+    edges: tuple[int, ...],
+    see: See | None,
     parameters: Any,
     algorithm: Any,
     spread: Any,
@@ -93,27 +92,33 @@ def _advance(
     keys: Any,
     begin: Any,
     end: Any,
-) -> tuple[Any, Any]:
+    seen: Any,
+    given: Any,
+) -> tuple[Any, Any, Any]:
     dimension = spread.shape[0]
     rate = (algorithm["lr"] / dimension).astype(spread.dtype)
 
-    def one(number: Any, weights: Any, head: Any, key: Any) -> tuple[Any, Any]:
+    def one(number: Any, weights: Any, head: Any, key: Any, seen: Any) -> tuple[Any, Any, Any]:
         key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
         data_key, noise_key = jax.random.split(key)
         x = jax.random.normal(data_key, (batch, dimension), spread.dtype) * spread
         noise = jax.random.normal(noise_key, (batch,), spread.dtype)
-        return direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes)
+        weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes)
+        if see is not None:
+            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights)
+            seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": head})
+        return weights, head, seen
 
-    def step(number: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        (weights, head), good = carry
-        weights, head = jax.vmap(partial(one, number))(weights, head, keys)
+    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        (weights, head), good, seen = carry
+        weights, head, seen = jax.vmap(partial(one, number))(weights, head, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
         limit = jnp.asarray(LARGEST if spread.dtype == jnp.float64 else 1e15, spread.dtype)
         watched = jnp.abs(weights[:, :, signal_axes.reshape(-1)]) < limit
         fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(head) < limit, axis=1)
-        return (weights, head), jnp.where(fine, number + 1, good)
+        return (weights, head), jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape)))
+    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
 
 
 def direct_step(

@@ -12,7 +12,7 @@ import numpy as np
 from sgdynamics import compressed
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import See, Simulator
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 
@@ -32,10 +32,11 @@ class ExactChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return _initial(self.layout, self.T[chosen], self.L[chosen], self.head[chosen])
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int) -> tuple[Any, Any]:
-        return _advance(
-            self.layout, self.parameters, self.algorithm, self.dimension, self.sizes, state, keys, np.int64(begin), np.int64(end)
-        )
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        numbers = (self.parameters, self.algorithm, self.dimension, self.sizes)
+        return _advance(self.layout, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _overlaps(self.layout.structure, self.parameters, state)
@@ -55,9 +56,10 @@ def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
     return jax.vmap(partial(compressed.overlaps, structure, parameters))(state)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _advance(
     layout: compressed.Layout,
+    see: See | None,
     parameters: Any,
     algorithm: Any,
     dimension: Any,
@@ -66,24 +68,27 @@ def _advance(
     keys: Any,
     begin: Any,
     end: Any,
-) -> tuple[Any, Any]:
-    """All runs from step `begin` to step `end`, and for each the last step at which it was seen to be finite."""
+    seen: Any,
+    given: Any,
+) -> tuple[Any, Any, Any]:
+    """All runs from step `begin` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     length = layout.span_steps
+    watch = None if see is None else partial(see, given)
 
-    def span(index: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, last_good = carry
+    def span(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        state, last_good, seen = carry
         first = index * length
 
-        def one(state: Any, key: Any) -> Any:
+        def one(state: Any, key: Any, seen: Any) -> Any:
             # two folds: a step counter has 64 bits, fold_in takes 32
             key = jax.random.fold_in(jax.random.fold_in(key, index >> 32), index & 0xFFFFFFFF)
             draws = compressed.draw_span(layout, key, sizes)
-            return compressed.run_span(layout, parameters, algorithm, dimension, state, draws, first, begin, end)
+            return compressed.run_span(layout, parameters, algorithm, dimension, state, draws, first, begin, end, seen, watch)
 
-        state = jax.vmap(one)(state, keys)
+        state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
         fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
-        return state, jnp.where(fine, jnp.minimum(first + length, end), last_good)
+        return state, jnp.where(fine, jnp.minimum(first + length, end), last_good), seen
 
     good = jnp.broadcast_to(begin, keys.shape)
-    return jax.lax.fori_loop(begin // length, (end + length - 1) // length, span, (state, good))
+    return jax.lax.fori_loop(begin // length, (end + length - 1) // length, span, (state, good, seen))

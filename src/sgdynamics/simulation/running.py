@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,12 @@ import numpy as np
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 
+SMALLEST_BATCH = 32  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
+
+
+# (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
+See = Callable[[Any, Any, Any, dict[str, Any]], Any]
 
 
 class Simulator(ABC):
@@ -23,8 +29,10 @@ class Simulator(ABC):
         """The states of these runs at step 0."""
 
     @abstractmethod
-    def advance(self, state: Any, keys: Any, begin: int, end: int) -> tuple[Any, Any]:
-        """The states at step `end`, and for each run the last step at which it was finite."""
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
     def overlaps(self, state: Any) -> dict[str, Any]:
@@ -78,22 +86,93 @@ def _run_group(
     piece = simulator.grain
     for target in steps.tolist():
         while now < target:
-            # pieces end on multiples of the grain: a span cut in two draws its random numbers twice
-            end = min(target, (now // simulator.grain) * simulator.grain + piece)
+            end = _piece_end(simulator, now, target, piece)
             began = time.perf_counter()
-            state, good = simulator.advance(state, keys, now, end)
+            state, good, _ = simulator.advance(state, keys, now, end)
             good = np.asarray(good)
-            elapsed = time.perf_counter() - began
+            piece = _next_piece(simulator, piece, time.perf_counter() - began)
             newly = (good < end) & (diverged < 0)
             diverged[newly] = good[newly]
             progress.advance(end - now)
             now = end
-            if elapsed < PIECE_SECONDS / 2:
-                piece = min(piece * 2, 1 << 40)
-            elif elapsed > PIECE_SECONDS * 2:
-                piece = max(piece // 2 // simulator.grain, 1) * simulator.grain
         for name, value in simulator.overlaps(state).items():
             value = np.array(value)
             value[diverged >= 0] = np.nan
             saved.setdefault(name, []).append(value)
     return {name: np.stack(values, axis=1) for name, values in saved.items()}, diverged
+
+
+def _piece_end(simulator: Simulator, now: int, target: int, piece: int) -> int:
+    """Pieces end on multiples of the grain: a span cut in two draws its random numbers twice."""
+    return min(target, (now // simulator.grain) * simulator.grain + piece)
+
+
+def _next_piece(simulator: Simulator, piece: int, elapsed: float) -> int:
+    if elapsed < PIECE_SECONDS / 2:
+        return min(piece * 2, 1 << 40)
+    if elapsed > PIECE_SECONDS * 2:
+        return max(piece // 2 // simulator.grain, 1) * simulator.grain
+    return piece
+
+
+def first_passage(
+    simulator: Simulator, seen: dict[str, np.ndarray], see: See, given: Any, last: int, seed: int, label: str, show: bool | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The step at which each run was first seen to have left (NaN where it had not by step `last`), and which runs diverged.
+
+    `see` writes that step into seen["left"], -1 before. Runs that have left or diverged are dropped from the batch as it goes.
+    """
+    runs = len(seen["left"])
+    groups = _groups(runs, simulator.largest_group())
+    left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
+    with meter(label, float(last) * runs, show) as progress:
+        for group in groups:
+            _first_passage_group(simulator, np.minimum(group, runs - 1), seen, see, given, last, seed, progress, left, diverged)
+    return left, diverged
+
+
+@float64
+def _first_passage_group(
+    simulator: Simulator,
+    chosen: np.ndarray,
+    seen: dict[str, np.ndarray],
+    see: See,
+    given: Any,
+    last: int,
+    seed: int,
+    progress: Meter,
+    left: np.ndarray,
+    diverged: np.ndarray,
+) -> None:
+    state, keys = simulator.initial(chosen), run_keys(seed, chosen)
+    noted: Any = {name: value[chosen] for name, value in seen.items()}
+    now, piece = 0, simulator.grain
+    alive = np.ones(len(chosen), dtype=bool)
+    while now < last and alive.any():
+        end = _piece_end(simulator, now, last, piece)
+        began = time.perf_counter()
+        state, good, noted = simulator.advance(state, keys, now, end, noted, see, given)
+        when, good = np.asarray(noted["left"]), np.asarray(good)
+        piece = _next_piece(simulator, piece, time.perf_counter() - began)
+        gone = alive & (when >= 0)
+        left[chosen[gone]] = when[gone]
+        blown = alive & (when < 0) & (good < end)
+        diverged[chosen[blown]] = True
+        progress.advance(float((end - now) * alive.sum() + (last - end) * (gone.sum() + blown.sum())))
+        alive &= ~(gone | blown)
+        now = end
+        room = _room(int(alive.sum()), len(chosen))
+        if 0 < room < len(chosen):
+            # filled up with copies of one run that is still there: they cost little and change nothing
+            keep = np.resize(np.flatnonzero(alive), room)
+            keep[alive.sum() :] = keep[0]
+            chosen, keys = chosen[keep], keys[keep]
+            state, noted = jax.tree.map(lambda leaf, keep=keep: leaf[keep], (state, noted))
+            alive = np.arange(room) < alive.sum()
+
+
+def _room(alive: int, size: int) -> int:
+    """The batch for runs that are left: half of what it was, again and again, as each size is compiled anew."""
+    while alive <= size // 2 and size > SMALLEST_BATCH:
+        size = max(size // 2, SMALLEST_BATCH)
+    return size if alive else 0

@@ -1,0 +1,1 @@
+"""Questions about a problem and an algorithm: exit times, fixed points, landscape."""

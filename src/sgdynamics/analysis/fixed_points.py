@@ -1,0 +1,509 @@
+"""Fixed points of the ODE for any problem: all roots of the drift that a search finds, each once, with its linear stability.
+
+    drift(M, Q, a) = 0,     eigenvalues of d drift / d(M, Q, a) on the independent coordinates
+
+Independent are M (within the span of the signals), the upper triangle of Q (on the sphere without the diagonal, which is 1) and a where
+it is trained. The search runs in the factor W = [T | L], so that it stays physical (M = T C^T, Q = T T^T + L L^T), from many starts at
+once; a Newton iteration in the overlaps then polishes, also where Omega is singular, as it is wherever something has been learnt.
+
+Jacobians are singular wherever roots form a family (a rotation of the units of a quadratic network, say), so both steps are least-squares
+steps: Levenberg-Marquardt, then Newton with a pseudo-inverse. They are written here and not taken from a root finder because thousands of
+tiny systems run side by side in one compiled function and stop one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.gaussian.mehler import MOST_TERMS
+from sgdynamics.gaussian.moments import GRID, Rule, exact_pairs, nodes_for, sampled
+from sgdynamics.gaussian.nodes import gauss_hermite_grid, sobol_normals
+from sgdynamics.gaussian.risk import risk_by, rule_for
+from sgdynamics.limits.ode import KINKED_TOLERANCE, LARGEST, drift
+from sgdynamics.precision import float64
+from sgdynamics.problems.losses import CommitteeLoss
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
+
+TOLERANCE = 1e-12  # largest entry of the drift at a root
+PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
+CHUNK = 16  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
+SEARCH_STEPS, DESCENT_STEPS, POLISH_STEPS = 100, 300, 60
+NULL = 1e-6  # an eigenvalue below this share of the largest is 0
+NEAR = 3e-2  # rows, or parts of rows, this close at a degenerate root are taken to coincide, if that is a root too
+RUNAWAY = 16.0  # mean squared row over squared signal
+STEP = 3e-3  # how far along null directions one looks for more of the family
+SAME = 1e-6  # risks this close, with Jacobians whose eigenvalues are ten times this close, belong to the same point up to symmetry
+EDGE = 1e-5  # smooth problems on the edge of the physical region are differentiated this far inside, and extrapolated
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """One root of the drift.
+
+    `eigenvalues` (complex, growing first) are those of the drift's Jacobian. `verdict`: "saddle" if one grows; "stable" if all decay but
+    for the `manifold_dimension` directions along a family of roots through this one; "marginal" if others are null too, so that the
+    linear part does not decide (wide networks that have learnt are: they decay as a power law). `residual` is the largest entry of the
+    drift; `error` what the error of the expectations may move the root by; `found` how many starts ended here.
+    """
+
+    M: np.ndarray
+    Q: np.ndarray
+    a: np.ndarray
+    risk: float
+    excess_risk: float
+    residual: float
+    eigenvalues: np.ndarray
+    verdict: str
+    manifold_dimension: int
+    physical: bool
+    error: float
+    found: int
+    M_blocks: np.ndarray = field(repr=False)
+    Q_blocks: np.ndarray = field(repr=False)
+
+    @property
+    def stable(self) -> bool:
+        return self.verdict == "stable"
+
+    @property
+    def start(self) -> Start:
+        """The point as a start, for the solvers and `hessian_spectrum`."""
+        return Start(self.M_blocks[None], self.Q_blocks[None], self.a[None])
+
+
+@float64
+def fixed_points(
+    problem: Problem,
+    algorithm: OnePassSGD,
+    *,
+    starts: Start | None = None,
+    tries: int = 64,
+    seed: int = 0,
+    tolerance: float | None = None,
+    unphysical: bool = False,
+) -> list[FixedPoint]:
+    """Fixed points of the ODE as d -> infinity (lr = 0: of gradient flow), by increasing risk, each once up to symmetry.
+
+        drift(M, Q, a) = 0
+
+    Searched from `tries` random starts (generic rows, rows in the signals' span or orthogonal to it, equal rows, small rows) and from
+    `starts`, which finds saddles as well, and for a quarter of them (and all of `starts`) also by following the dynamics; a list of what was found, not a proof that there is nothing else: raise `tries` for more. Roots with the same risk and the
+    same Jacobian eigenvalues count once: every symmetry of the problem (relabelled units, signs that the loss does not see, signals that
+    it treats alike) leaves both alone. The points of a continuous family, of one risk and dimension, count once too. Roots whose Omega
+    is not positive semi-definite to 1e-9 belong to no rows and are left out unless `unphysical`. A fixed head is that of `starts`, or ones.
+    `tolerance`: largest entry of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
+    """
+    if not isinstance(algorithm, OnePassSGD):
+        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    tries = checks.whole("tries", tries, 0)
+    seed = checks.whole("seed", seed, 0)
+    if tolerance is not None:
+        tolerance = checks.number("tolerance", tolerance, above=0.0)
+    given = None if starts is None else checked_start(problem, starts)
+    if given is None and tries == 0:
+        raise checks.reject("tries", tries, "give starts, or a number of tries above 0")
+    rough = bool(problem.structure.kinks) and not exact_pairs(problem.structure)
+    limit = tolerance or (KINKED_TOLERANCE if rough else TOLERANCE)
+    X, a = _first_rows(problem, given, tries, seed)
+    runs = tries // 4 + (0 if given is None else given.runs)
+    rule = rule_for(problem, np.zeros((1, 1, 1)), 1.0)
+    while True:
+        system = _System(problem, algorithm, rule)
+        roots = _search(system, X, a, limit)
+        if runs:
+            roots = roots.joined(_descend(system, X[:runs], a[:runs], limit))
+        roots = roots.take(roots.residual <= limit)
+        lengths = system.overlaps(roots)["Q"]
+        needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
+        # rows run off to infinity where a saturating activation has no drift left: no roots, and not worth a longer series
+        near = np.einsum("nbii->n", lengths) <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
+        roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)))
+        if not np.any(near & (needed > rule.terms)):
+            break
+        rule = replace(rule, terms=int(needed[near].max()))
+    if len(roots.y) == 0:
+        warnings.warn(f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries", stacklevel=3)
+        return []
+    return _described(system, roots, limit, unphysical)
+
+
+@dataclass
+class _Points:
+    """Many states: coordinates y (n, m), what they are counted from (n, full), the drift and its Jacobian there."""
+
+    y: np.ndarray
+    base: np.ndarray
+    drift: np.ndarray
+    jacobian: np.ndarray
+
+    @property
+    def residual(self) -> np.ndarray:
+        return np.nan_to_num(np.abs(self.drift).max(axis=1, initial=0.0), nan=np.inf)
+
+    @property
+    def norm(self) -> np.ndarray:
+        return np.nan_to_num(np.linalg.norm(self.drift, axis=1), nan=np.inf)
+
+    def take(self, index: Any) -> _Points:
+        return _Points(self.y[index], self.base[index], self.drift[index], self.jacobian[index])
+
+    def joined(self, other: _Points) -> _Points:
+        pairs = ((self.y, other.y), (self.base, other.base), (self.drift, other.drift), (self.jacobian, other.jacobian))
+        return _Points(*(np.concatenate(pair) for pair in pairs))
+
+    def put(self, index: Any, other: _Points) -> None:
+        for mine, new in ((self.y, other.y), (self.base, other.base), (self.drift, other.drift), (self.jacobian, other.jacobian)):
+            mine[index] = new
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _rates(structure: Structure, rule: Rule, batch: int, flow: bool, numbers: Any, y: Any, base: Any, edge: Any) -> tuple[Any, Any]:
+    """The drift of a chunk of states (point, replicate, coordinate), and its Jacobian at states moved by `edge`."""
+    B, p, K = structure.blocks, structure.width, structure.signals
+    nodes, parameters, algorithm, frame = numbers
+
+    def one(node: Any, y: Any, base: Any) -> Any:
+        M, Q, a = jnp.split(base + frame["out"] @ y, (B * p * K, B * p * (K + p)))
+        state = {"M": M.reshape(B, p, K), "Q": Q.reshape(B, p, p), "a": a}
+        rate = drift(structure, rule, node, parameters, algorithm, state, batch=batch, flow=flow)
+        return frame["back"] @ jnp.concatenate([rate["M"].reshape(-1), rate["Q"].reshape(-1), rate["a"]])
+
+    def every(y: Any, base: Any) -> Any:
+        return jax.vmap(one, (0, None, None))(nodes, y, base)
+
+    def both(point: tuple[Any, Any]) -> tuple[Any, Any]:
+        y, base = point
+        return every(y, base), jax.jacfwd(lambda y: jnp.mean(every(y, base + edge), axis=0))(y)
+
+    return jax.lax.map(both, (y, base), batch_size=1 if "points" in nodes else CHUNK)
+
+
+class _System:
+    """The drift of one problem and algorithm in independent coordinates: full = base + out y, (M, Q, a) side by side."""
+
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, rule: Rule) -> None:
+        self.problem, self.algorithm, self.rule = problem, algorithm, rule
+        self.structure = structure = problem.structure
+        self.flow = algorithm.lr == 0.0
+        self.nodes, self.coarse_nodes = _nodes(structure, rule, self.flow)
+        B, p, K = structure.blocks, structure.width, structure.signals
+        self.shapes = {"M": (B, p, K), "Q": (B, p, p), "a": (p,)}
+        size = B * p * (K + p) + p
+        of_M, of_Q = np.arange(B * p * K).reshape(B, p, K), B * p * K + np.arange(B * p * p).reshape(B, p, p)
+        self.diagonal = np.zeros(size)  # of Q, spread over the blocks
+        self.diagonal[np.einsum("bii->bi", of_Q)] = 1.0 / B
+        columns = []
+        for b, i in itertools.product(range(B), range(p)):
+            values, vectors = np.linalg.eigh(problem.gram[b])
+            kept = values > 1e-12 * values[-1]  # a row of M lies in the span of the signals, which may be dependent
+            span = np.eye(K) if kept.all() else vectors[:, kept]
+            columns += [np.bincount(of_M[b, i], direction, size) for direction in span.T]
+        for b, (i, j) in itertools.product(range(B), zip(*np.triu_indices(p), strict=True)):
+            column = np.zeros(size)
+            column[[of_Q[b, i, j], of_Q[b, j, i]]] = 1.0
+            if structure.sphere and i == j:
+                column[of_Q[-1, i, i]] -= 1.0  # the last block has what the others leave of the norm
+            if column.any():
+                columns.append(column)
+        if structure.trained:
+            columns += list(np.eye(size)[-p:])
+        out = np.array(columns).T
+        self.frame = {"out": out, "back": np.linalg.pinv(out)}
+        self.edge = EDGE if not structure.kinks else 10 * EDGE if sampled(structure, self.flow) else 0.0
+
+    def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Drift (point, replicate, coordinate) and Jacobian, in chunks."""
+        numbers = (nodes or self.nodes, self.problem.parameters, self.algorithm.parameters, self.frame)
+        found = []
+        for first in range(0, len(y), CHUNK):
+            index = np.minimum(np.arange(first, first + CHUNK), len(y) - 1)
+            static = (self.structure, self.rule, self.algorithm.batch, self.flow)
+            found.append([np.asarray(part) for part in _rates(*static, numbers, y[index], base[index], edge * self.diagonal)])
+        rates, jacobians = (np.concatenate(part)[: len(y)] for part in zip(*found, strict=True))
+        return rates, jacobians
+
+    def at(self, y: np.ndarray, base: np.ndarray) -> _Points:
+        rates, jacobians = self.rates(y, base, 1e-4 * self.edge)  # a Jacobian for Newton need not be exact, but finite
+        return _Points(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
+
+    def overlaps(self, points: _Points) -> dict[str, np.ndarray]:
+        """M, Q (block by block) and a."""
+        full = points.base + points.y @ self.frame["out"].T
+        cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
+        parts = zip(self.shapes.items(), np.split(full, cuts, axis=1), strict=True)
+        return {name: part.reshape(-1, *shape) for (name, shape), part in parts}
+
+    def of_rows(self, X: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Coordinates and base of rows [T | L] (n, block, unit, column)."""
+        M = np.einsum("nbic,bkc->nbik", X[..., : self.structure.signals], self.problem.parameters["frame"])
+        Q = np.einsum("nbic,nbjc->nbij", X, X)
+        full = np.concatenate([part.reshape(len(X), -1) for part in (M, Q, a)], axis=1)
+        y = full @ self.frame["back"].T
+        return y, full - y @ self.frame["out"].T
+
+    def row_slopes(self, X: np.ndarray, a: np.ndarray) -> np.ndarray:
+        """d(coordinates)/d(rows, head): (n, m, unknowns). Overlaps are quadratic in the rows, so a central difference is exact."""
+        n, size = len(X), X[0].size
+        moves = np.eye(size).reshape(size, *X.shape[1:])
+        ahead, behind = (self.of_rows((X[:, None] + m).reshape(-1, *X.shape[1:]), np.repeat(a, size, axis=0))[0] for m in (moves, -moves))
+        slopes = np.swapaxes((ahead - behind).reshape(n, size, -1) / 2, 1, 2).reshape(n, -1, *X.shape[1:])
+        if self.structure.sphere:  # radial moves are undone by the normalisation
+            slopes = slopes - np.einsum("nmbic,nbic->nmi", slopes, X)[:, :, None, :, None] * X[:, None]
+        on_head = np.broadcast_to(self.frame["back"][:, -a.shape[1] :], (n, slopes.shape[1], a.shape[1]))
+        return np.concatenate([slopes.reshape(n, -1, size), on_head], axis=2)
+
+
+def _nodes(structure: Structure, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+    """The nodes of the drift, with Sobol points that have every sign of the students' coordinates; and coarser ones, for a grid.
+
+    What is odd in a coordinate then averages to 0 exactly, so that the sampled drift is smooth up to the edge of the physical region,
+    where a coordinate of the root of Omega is a square root of the overlaps.
+    """
+    nodes = dict(nodes_for(structure, rule, flow)) or {"none": np.zeros((1, 1))}
+    p, K = structure.width, structure.signals
+    coarse = None
+    if "points" in nodes and p <= 6:
+        replicates, count, size = nodes["points"].shape
+        points = np.array(sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False))
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
+        every = np.repeat(points[:, None], len(signs), axis=1)
+        for first in range(K, size - 1, structure.fields):  # with kinks the points are pairs
+            every[..., first : first + p] *= signs[:, None, :]
+        every = every.reshape(replicates, -1, size)
+        nodes["points"] = every if structure.kinks else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True))
+    if "grid" in nodes and K in GRID:
+        grid, weights = gauss_hermite_grid(GRID[K] * 2 // 3, K)
+        filled = np.zeros_like(nodes["grid"]), np.zeros_like(nodes["grid_weights"])  # to the same shape: no second compilation
+        filled[0][:, : len(grid)], filled[1][:, : len(grid)] = grid, weights
+        coarse = {**nodes, "grid": filled[0], "grid_weights": filled[1]}
+    return nodes, coarse
+
+
+def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [T | L] and heads to search from: the given ones, then random ones of every kind that a fixed point may be of."""
+    B, p, K = problem.structure.blocks, problem.width, problem.signals
+    X, a = np.zeros((tries, B, p, K + p)), np.ones((tries, p))
+    size = np.sqrt(np.einsum("bii->", problem.gram) / K)
+    if given is not None and not problem.structure.trained:
+        a[:] = given.a[0]
+    for run in range(tries):
+        draw = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
+        rows = draw.standard_normal((B, p, K + p)) / np.sqrt(B * (K + p)) * size * np.exp(draw.uniform(-1.5, 0.7))
+        groups = draw.integers(0, p, size=p) if draw.random() < 0.4 else np.arange(p)
+        rows, kind, small = rows[:, groups], draw.random(), draw.random()
+        if kind < 0.3:
+            rows[..., K:] = 0.0
+        elif kind < 0.5:
+            rows[..., :K] = 0.0
+        if small < 0.3:
+            rows[:, groups == groups[draw.integers(p)]] *= 1e-3
+        X[run] = rows
+        if problem.structure.trained:
+            a[run] = draw.standard_normal(p)[groups] + draw.integers(0, 2)
+    if given is not None:
+        T, L = factor(problem, given)
+        X, a = np.concatenate([np.concatenate([T, L], axis=-1), X]), np.concatenate([given.a, a])
+    return X, a
+
+
+def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+    """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
+
+    def normal(rows: np.ndarray) -> np.ndarray:
+        return rows / np.sqrt(np.sum(rows**2, axis=(1, 3), keepdims=True)) if system.structure.sphere else rows
+
+    X, a = normal(X), a.copy()
+    points = system.at(*system.of_rows(X, a))
+    damping, live = np.full(len(X), 1e-2), np.arange(len(X))
+    for _ in range(SEARCH_STEPS):
+        part = points.take(live)
+        J = np.nan_to_num(part.jacobian @ system.row_slopes(X[live], a[live]))
+        square = np.einsum("nmx,nmy->nxy", J, J) + damping[live, None, None] * np.eye(J.shape[2])
+        step = -np.linalg.solve(square, np.einsum("nmx,nm->nx", J, np.nan_to_num(part.drift))[..., None])[..., 0]
+        rows = normal(X[live] + step[:, : X[0].size].reshape(-1, *X.shape[1:]))
+        heads = a[live] + step[:, X[0].size :]
+        new = system.at(*system.of_rows(rows, heads))
+        better = new.norm < part.norm
+        chosen = live[better]
+        X[chosen], a[chosen] = rows[better], heads[better]
+        points.put(chosen, new.take(better))
+        damping[live] = np.maximum(np.where(better, damping[live] / 4, damping[live] * 4), 1e-14)
+        live = live[(points.norm[live] > 100 * limit) & (damping[live] < 1e8)]
+        if len(live) == 0:
+            break
+    return _polish(system, points, limit)
+
+
+def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+    """Where the ODE leads: implicit Euler steps that lengthen, but not past what grows, so that a saddle is left as fast as it can be."""
+    draw = np.random.default_rng(11)
+    X = X + 1e-2 * draw.standard_normal(X.shape)  # off the subspaces that the dynamics would keep
+    if system.structure.sphere:
+        X = X / np.sqrt(np.sum(X**2, axis=(1, 3), keepdims=True))
+    points = system.at(*system.of_rows(X, a))
+    live = np.flatnonzero(np.isfinite(points.jacobian).all(axis=(1, 2)))
+    pace = np.full(len(X), 0.1)
+    for _ in range(DESCENT_STEPS):
+        if len(live) == 0:
+            break
+        part = points.take(live)
+        growth = np.linalg.eigvals(part.jacobian).real.max(axis=1)
+        rate = np.maximum(1 / pace[live], growth / 0.7)
+        step = np.linalg.solve(rate[:, None, None] * np.eye(part.y.shape[1]) - part.jacobian, part.drift[..., None])[..., 0]
+        new = system.at(part.y + step, part.base)
+        good = np.isfinite(new.jacobian).all(axis=(1, 2)) & (np.abs(step).max(axis=1) < 0.2 * np.maximum(1, np.abs(part.y).max(axis=1)))
+        points.put(live[good], new.take(good))
+        pace[live] = np.where(good, 2.0, 0.25) / rate
+        live = live[(points.norm[live] > 100 * limit) & (pace[live] > 1e-9) & (np.abs(points.y[live]).max(axis=1) < LARGEST)]
+    return _polish(system, points, limit)
+
+
+def _polish(system: _System, points: _Points, limit: float) -> _Points:
+    """Newton in the overlaps with a pseudo-inverse, steps halved while they do not help; past the limit, as far as rounding allows."""
+    step, live = np.ones(len(points.y)), np.arange(len(points.y))
+    for _ in range(POLISH_STEPS):
+        part = points.take(live)
+        towards = np.einsum("nym,nm->ny", np.linalg.pinv(np.nan_to_num(part.jacobian), rcond=1e-9), np.nan_to_num(part.drift))
+        new = system.at(part.y - step[live, None] * towards, part.base)
+        better = new.norm < part.norm
+        points.put(live[better], new.take(better))
+        step[live] = np.where(better, np.minimum(1.0, 2 * step[live]), step[live] / 2)
+        live = live[(points.residual[live] > 1e-5 * limit) & (step[live] > 0.01)]
+        if len(live) == 0:
+            break
+    return points
+
+
+def _jacobians(system: _System, points: _Points) -> np.ndarray:
+    """Jacobians at roots; on the edge of the physical region those of smooth problems are limits from inside, extrapolated."""
+    jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
+    state = system.overlaps(points)
+    omega = overlap_matrix(state["M"], state["Q"], system.problem.gram)
+    edge = np.linalg.eigvalsh(np.einsum("b,nbij->nij", system.problem.parameters["eigenvalues"], omega))[:, 0] < NULL
+    if system.edge and edge.any():
+        part = points.take(edge)
+        near, far = (system.rates(part.y, part.base, times * system.edge)[1] for times in (1, 2))
+        jacobians[edge] = near if system.structure.kinks else 2 * near - far
+    return jacobians
+
+
+def _null_space(jacobian: np.ndarray) -> np.ndarray:
+    """Right null vectors, as columns."""
+    _, values, right = np.linalg.svd(np.nan_to_num(jacobian))
+    return right[values <= NULL * max(values[0], 1e-300)].T
+
+
+def _settled(system: _System, roots: _Points, limit: float) -> _Points:
+    """Degenerate roots are known badly (a triple root to 1e-4): put small parts to 0 and close rows together, if that is a root."""
+    degenerate = [index for index, jacobian in enumerate(roots.jacobian) if _null_space(jacobian).shape[1]]
+    if not degenerate:
+        return roots
+    part = roots.take(degenerate)
+    state = system.overlaps(part)
+    T, L = factor(system.problem, Start(state["M"], state["Q"], state["a"]))
+    size = np.sqrt(np.abs(np.einsum("nbii->n", state["Q"])) + 1e-300)[:, None, None]
+    L = np.where((np.sqrt(np.sum(L**2, axis=-2)) > NEAR * size)[:, :, None, :], L, 0.0)
+    X, a = np.concatenate([T, L], axis=-1), state["a"].copy()
+    together, heads = X.copy(), a.copy()
+    for n, i in itertools.product(range(len(X)), range(X.shape[2])):
+        gaps = np.sqrt(np.sum((X[n] - X[n, :, i : i + 1]) ** 2, axis=(0, 2))) + np.abs(a[n] - a[n, i])
+        close = gaps <= NEAR * size[n, 0, 0]
+        together[n, :, i], heads[n, i] = X[n][:, close].mean(axis=1), a[n, close].mean()
+        if np.sum(X[n, :, i] ** 2) <= (NEAR * size[n, 0, 0]) ** 2:
+            together[n, :, i] = 0.0
+    for rows, values in ((X, a), (together, heads)):
+        moved = _polish(system, system.at(*system.of_rows(rows, values)), limit)
+        here = roots.take(degenerate)
+        near = np.abs(moved.y - here.y).max(axis=1) <= 3 * NEAR * np.maximum(1.0, np.abs(here.y).max(axis=1))
+        chosen = near & (moved.residual <= np.maximum(limit / 100, here.residual))
+        roots.put(np.array(degenerate)[chosen], moved.take(chosen))
+    return roots
+
+
+def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: float) -> int:
+    """The dimension of the family of roots through a root: nearby starts are sent to their own roots, whose moves are counted.
+
+    Only moves along null directions of the Jacobian can belong to a family; a null direction that leads back is none.
+    """
+    if null.shape[1] == 0:
+        return 0
+    count = null.shape[1] + 4
+    state = system.overlaps(root)
+    T, L = factor(system.problem, Start(state["M"], state["Q"], state["a"]))
+    draw = np.random.default_rng(7)
+    # L enters squared: where it is 0, a step of the overlaps is the square root of one of the rows
+    reach = np.where(np.sqrt(np.sum(L**2, axis=-2, keepdims=True)) > np.sqrt(STEP), STEP, np.sqrt(STEP))
+    X = np.concatenate([T, L], axis=-1)
+    scales = np.concatenate([np.full_like(T, STEP), np.broadcast_to(reach, L.shape)], axis=-1)
+    X = X + scales * draw.standard_normal((count, *X.shape[1:]))
+    a = state["a"] + (STEP * draw.standard_normal((count, state["a"].shape[1])) if system.structure.trained else 0.0)
+    found = _search(system, X, np.broadcast_to(a, (count, a.shape[1])), limit)
+    moves = (found.y - root.y)[(found.residual <= limit) & (np.abs(found.y - root.y).max(axis=1) < 0.3)] @ null
+    if len(moves) == 0:
+        return 0
+    return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.1 * STEP * np.sqrt(len(moves))))
+
+
+def _described(system: _System, roots: _Points, limit: float, unphysical: bool) -> list[FixedPoint]:
+    """Roots as fixed points: physical, each once, with risk, stability and family."""
+    problem = system.problem
+    roots = _settled(system, roots, limit)
+    state = system.overlaps(roots)
+    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
+    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
+    physical = lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+    risk = risk_by(problem, system.rule, state["M"], state["Q"], state["a"])[0]
+    jacobians = _jacobians(system, roots)
+    rates = system.rates(roots.y, roots.base, 0.0)[0]
+    if system.coarse_nodes is not None:
+        rates = np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+    found: list[FixedPoint] = []
+    for n in np.argsort(np.round(risk, 9), kind="stable"):
+        on_kink = 0.0 in problem.structure.kinks and np.einsum("bii->i", state["Q"][n]).min() <= PHYSICAL
+        if on_kink or not (physical[n] or unphysical) or not np.isfinite(jacobians[n]).all():
+            continue
+        values = np.array(sorted(np.linalg.eigvals(jacobians[n]).tolist(), key=lambda value: (-value.real, value.imag)), dtype=complex)
+        scale = float(np.abs(values).max())
+        # what replicates, or two grids, disagree on, as a move of the root
+        moves = (rates[n] - rates[n].mean(axis=0)) @ np.linalg.pinv(jacobians[n], rcond=NULL).T
+        error = float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+        close = SAME + 10 * error
+        level = [k for k, one in enumerate(found) if abs(one.risk - risk[n]) <= close * max(1.0, abs(risk[n]))]
+        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * scale]
+        dimension = 0 if same else _family_dimension(system, roots.take([n]), _null_space(jacobians[n]), limit)
+        same = same or [k for k in level if dimension and found[k].manifold_dimension == dimension]
+        if same:
+            found[same[0]] = replace(found[same[0]], found=found[same[0]].found + 1)
+            continue
+        growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
+        if isinstance(problem.structure.loss, CommitteeLoss):
+            error += risk_by(problem, system.rule, *(part[n : n + 1] for part in state.values()))[2] * float(np.abs(roots.y[n]).max())
+        one = FixedPoint(
+            M=state["M"][n].sum(axis=0),
+            Q=state["Q"][n].sum(axis=0),
+            a=state["a"][n],
+            risk=float(risk[n]),
+            excess_risk=float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan"),
+            residual=float(roots.residual[n]),
+            eigenvalues=values,
+            verdict="saddle" if growing else "stable" if flat <= dimension else "marginal",
+            manifold_dimension=dimension,
+            physical=bool(physical[n]),
+            error=error,
+            found=1,
+            M_blocks=state["M"][n],
+            Q_blocks=state["Q"][n],
+        )
+        found.append(one)
+    return found

@@ -1,0 +1,230 @@
+"""The covariance of one sample's increment: the diffusion matrix of the SDE.
+
+Per unit of lr/d, a sample moves (M, Q, a) by
+
+    u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) tr h h^T,   u_a = - head_rate dloss/da
+
+with h = dloss/dlambda and tr = |x|^2/d -> 1 (with covariance blocks: the mean eigenvalue); on the sphere u_M -= M u_Qii/2 and
+u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2. Three ways, of which the first that fits is taken:
+
+- squared activations, any width: by Wick. With e = y - f, every part of u is (A e + B e^2) lambda_i lambda_j, and the moments
+  E[e^k lambda_i lambda_j lambda_k lambda_l] are the Taylor coefficients in s of E[exp(s e) ...], a Gaussian with another covariance;
+- other polynomials: a Gauss-Hermite grid that is exact for their degree, as long as it has few enough points;
+- anything else: scrambled Sobol points, with a standard error from replicates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.compressed import sample_gradients
+from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
+from sgdynamics.precision import float64
+from sgdynamics.problems.activations import NAMED
+from sgdynamics.problems.losses import CommitteeLoss, squared
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import Start, checked_start, overlap_matrix
+
+MOST_GRID_POINTS = 400_000
+LOG2_POINTS, REPLICATES = 14, 8
+
+
+@dataclass(frozen=True)
+class IncrementCovariance:
+    """Mean and covariance of one sample's increment of the coordinates `names` (M row by row, Q's upper triangle, a if trained)."""
+
+    names: tuple[str, ...]
+    mean: np.ndarray
+    covariance: np.ndarray
+    standard_error: np.ndarray
+    method: str
+
+    def of(self, *names: str) -> np.ndarray:
+        """The covariance of some coordinates, such as of("M11", "Q11")."""
+        index = []
+        for name in names:
+            checks.choice("name", name, self.names)
+            index.append(self.names.index(name))
+        return self.covariance[np.ix_(index, index)]
+
+
+@float64
+def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, run: int = 0) -> IncrementCovariance:
+    """The covariance of one sample's increment of (M, Q, a) per unit of lr/d, as d -> infinity: the SDE's noise is sqrt(lr/(d B)) its root.
+
+    For squared activations it is the one of Escaping mediocrity, (60)-(62), there for width 1, with the misprints of (62) corrected.
+    """
+    if not isinstance(algorithm, OnePassSGD):
+        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    begin = checked_start(problem, start)
+    if not 0 <= checks.whole("run", run, 0) < begin.runs:
+        raise checks.reject("run", run, f"the start has {begin.runs} runs")
+    structure = problem.structure
+    parameters = problem.parameters
+    blocks = overlap_matrix(begin.M_blocks[run], begin.Q_blocks[run], problem.gram)
+    omega = np.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
+    # lr/B times |x|^2/d
+    push = algorithm.lr / algorithm.batch * float(parameters["eigenvalues"] @ parameters["fractions"])
+    names, kinds = _coordinates(structure)
+    project = _projection(structure, names, begin.M[run], begin.Q[run]) if structure.sphere else np.eye(len(names))
+    shift = _decay(structure, names, parameters, algorithm, begin, run)
+    loss = structure.loss
+    committee = isinstance(loss, CommitteeLoss) and loss.outer is squared
+    if committee and loss.student == loss.teacher == NAMED["square"]:
+        mean, covariance = _wick(structure, parameters, algorithm, omega, begin.a[run], push, kinds)
+        error, method = np.zeros_like(covariance), "wick"
+    else:
+        points, weights, exact = _points(structure)
+        found = [
+            _averages(structure, parameters, algorithm, omega, begin.a[run], push, kinds, z, w)
+            for z, w in zip(points, weights, strict=True)
+        ]
+        mean, second = (np.mean([part[index] for part in found], axis=0) for index in (0, 1))
+        covariance = second - np.outer(mean, mean)
+        each = np.array([project @ (part[1] - np.outer(part[0], part[0])) @ project.T for part in found])
+        error = np.zeros_like(covariance) if exact else each.std(axis=0, ddof=1) / math.sqrt(len(each))
+        method = "exact grid" if exact else "sampled"
+    covariance = project @ covariance @ project.T
+    return IncrementCovariance(names, project @ (mean + shift), (covariance + covariance.T) / 2, error, method)
+
+
+def _coordinates(structure: Structure) -> tuple[tuple[str, ...], list[tuple[str, int, int]]]:
+    p, k = structure.width, structure.signals
+    separator = "" if max(p, k) < 10 else ","
+    kinds = [("M", i, r) for i in range(p) for r in range(k)] + [("Q", i, j) for i in range(p) for j in range(i, p)]
+    if structure.trained:
+        kinds += [("a", i, i) for i in range(p)]
+    names = tuple(f"a{i + 1}" if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}" for kind, i, j in kinds)
+    return names, kinds
+
+
+def _projection(structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: np.ndarray) -> np.ndarray:
+    """What normalising the rows does to an increment, to first order."""
+    _, kinds = _coordinates(structure)
+    place = {kind: index for index, kind in enumerate(kinds)}
+    project = np.eye(len(names))
+    for index, (kind, i, j) in enumerate(kinds):
+        if kind == "M":
+            project[index, place["Q", i, i]] -= M[i, j] / 2
+        elif kind == "Q":
+            project[index, place["Q", i, i]] -= Q[i, j] / 2
+            project[index, place["Q", j, j]] -= Q[i, j] / 2
+    return project
+
+
+def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
+    """What weight decay adds to the mean: it has no noise."""
+    al = float(parameters["weight_decay"])
+    M, Q, a = begin.M[run], begin.Q[run], begin.a[run]
+    _, kinds = _coordinates(structure)
+    values = {"M": lambda i, r: -al * M[i, r], "Q": lambda i, j: -2 * al * Q[i, j], "a": lambda i, _: -algorithm.head_rate * al * a[i]}
+    return np.array([values[kind](i, j) for kind, i, j in kinds])
+
+
+def _wick(
+    structure: Structure, parameters: Any, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
+) -> tuple[np.ndarray, np.ndarray]:
+    """Squared activations: u = (A e + B e^2) lambda_i lambda_j with e = sum_b c_b lambda_b^2 + sqrt(noise) z."""
+    p = structure.width
+    teachers = np.asarray(parameters["teacher_head"])
+    c = np.concatenate([-head / p, teachers / len(teachers)])
+    alpha = 2 * head / p
+    first = [i for _, i, _ in kinds]
+    second = [p + j if kind == "M" else j for kind, _, j in kinds]
+    A = np.array([{"M": alpha[i], "Q": alpha[i] + alpha[j % p], "a": algorithm.head_rate / p}[kind] for kind, i, j in kinds])
+    B = np.array([push * alpha[i] * alpha[j] if kind == "Q" else 0.0 for kind, i, j in kinds])
+    order = 5
+    # the covariance of the fields under exp(s e), and the normalisation, as power series in s
+    tilted = [omega]
+    for _ in range(order - 1):
+        tilted.append(2 * tilted[-1] @ (c[:, None] * omega))
+    log_norm = np.zeros(order)
+    power = np.eye(len(c))
+    for m in range(1, order):
+        power = 2 * power @ (c[:, None] * omega)
+        log_norm[m] = np.trace(power) / (2 * m)
+    log_norm[2] += float(parameters["noise"]) / 2
+    norm = np.zeros(order)
+    norm[0] = 1.0
+    for m in range(1, order):
+        norm[m] = sum(k * log_norm[k] * norm[m - k] for k in range(1, m + 1)) / m
+
+    def moment(k: int, make: Any) -> np.ndarray:
+        """E[e^k ...], from k! times the coefficient of s^k."""
+        return math.factorial(k) * sum(norm[k - m] * make(m) for m in range(k + 1))
+
+    i, j = np.array(first), np.array(second)
+    X, Y = (i[:, None], j[:, None]), (i[None], j[None])
+
+    def four(m: int) -> np.ndarray:
+        total = np.zeros((len(i), len(i)))
+        for s in range(m + 1):
+            low, high = tilted[s], tilted[m - s]
+            total += low[X] * high[Y] + low[X[0], Y[0]] * high[X[1], Y[1]] + low[X[0], Y[1]] * high[X[1], Y[0]]
+        return total
+
+    e1, e2 = (moment(k, lambda m: tilted[m][i, j]) for k in (1, 2))
+    mean = A * e1 + B * e2
+    second_moment = (
+        np.outer(A, A) * moment(2, four) + (np.outer(A, B) + np.outer(B, A)) * moment(3, four) + np.outer(B, B) * moment(4, four)
+    )
+    return mean, second_moment - np.outer(mean, mean)
+
+
+def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
+    """Points for the fields and the label noise: an exact grid for polynomials where it is small enough, else Sobol replicates."""
+    loss = structure.loss
+    degrees = (loss.student.degree, loss.teacher.degree) if isinstance(loss, CommitteeLoss) and loss.outer is squared else (None, None)
+    if degrees[0] is not None and degrees[1] is not None:
+        # u has twice the degree of h, and its square four times
+        count = 2 * (degrees[0] - 1 + max(degrees)) + 1
+        if count**structure.fields * 3 <= MOST_GRID_POINTS:
+            rules = [gauss_hermite(count)] * structure.fields + [gauss_hermite(3)]
+            grid = np.stack(np.meshgrid(*[nodes for nodes, _ in rules], indexing="ij"), axis=-1).reshape(-1, len(rules))
+            weight = np.prod(np.stack(np.meshgrid(*[weights for _, weights in rules], indexing="ij"), axis=-1).reshape(grid.shape), axis=1)
+            return [grid], [weight], True
+    points = sobol_normals(structure.fields + 1, LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
+    return list(points), [np.full(points.shape[1], 1 / points.shape[1])] * REPLICATES, False
+
+
+def _averages(
+    structure: Structure,
+    parameters: Any,
+    algorithm: OnePassSGD,
+    omega: np.ndarray,
+    head: np.ndarray,
+    push: float,
+    kinds: list,
+    z: np.ndarray,
+    weights: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """E[u] and E[u u^T] over weighted points."""
+    values, vectors = np.linalg.eigh(omega)
+    fields = z[:, :-1] @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    p = structure.width
+    h, head_gradient = (np.asarray(part) for part in _gradients(structure, parameters, fields[:, :p], fields[:, p:], head, z[:, -1]))
+    lam, signals = fields[:, :p], fields[:, p:]
+    columns = []
+    for kind, i, j in kinds:
+        if kind == "M":
+            columns.append(-h[:, i] * signals[:, j])
+        elif kind == "Q":
+            columns.append(-h[:, i] * lam[:, j] - h[:, j] * lam[:, i] + push * h[:, i] * h[:, j])
+        else:
+            columns.append(-algorithm.head_rate * head_gradient[:, i])
+    u = np.stack(columns, axis=1)
+    return weights @ u, (weights[:, None] * u).T @ u
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+    return sample_gradients(structure, parameters, jnp.asarray(fields), signals, head, noise)

@@ -1,0 +1,404 @@
+"""The diffusive limit: overlaps and head follow an SDE, whose noise has the covariance of one sample's increment.
+
+With u(x) the increment of s = (M, Q, a) that one sample makes, per unit of lr/d, in the time t = lr steps/d:
+
+    ds = E[u] dt + sqrt(lr/(d B)) Sigma^(1/2) dB_t,      Sigma = Cov(u)   (lr/B in place of lr inside u)
+    u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) h h^T,   u_a = - head_rate dloss/da
+    (sphere: u_M -= M u_Qii/2,  u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2)
+
+Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays positive by construction:
+
+- the drift by Heun's method: -E[h x^T] on the rows, and 2 p new columns whose Gram matrix is the mean (lr/B) E[h h^T];
+- the noise needs no root of Sigma: with fresh samples x_s and normals g_s, (1/sqrt(S)) sum_s g_s (u(x_s) - E[u]) has covariance
+  Sigma exactly, at any width and at singular overlaps;
+- the part of the noise that h h^T makes acts on the folded factor as L -> L (1 + X/2 + X^2/8), X = eta - E[eta^2]/2, whose Gram
+  matrix has the right first-order noise and the right mean to second order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks, compressed
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.clock import clock
+from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.nodes import lower_root, solve_forward
+from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
+from sgdynamics.precision import float64
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
+from sgdynamics.results import largest_share, trajectory
+from sgdynamics.simulation import broadcast_runs
+from sgdynamics.simulation.running import See, Simulator, run
+
+SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
+STEP_TOLERANCE = 2e-3  # relative error of the risk that the step length may make, on the noiseless path
+FIRST_STEPS, MOST_STEPS = 64, 1 << 14
+LARGEST = 1e100
+
+
+class Path(NamedTuple):
+    """The state of a path: rows (blocks, p, K + p) and head (p)."""
+
+    rows: Any
+    head: Any
+
+
+class _Field(NamedTuple):
+    """The drift at a state: E[h x^T] and what else moves the rows, the matrix that moves new columns, roots of their growth, E[da]."""
+
+    pull: Any  # (blocks, p, K + p): E[h x^T] on the rows
+    rows: Any  # d rows/dt
+    columns: Any  # (blocks, p, p): d new/dt = - columns new
+    root: Any  # (p, p): a root of E[h h^T]
+    growth: Any  # (blocks): the new columns' Gram matrix grows by growth_b E[h h^T]
+    head: Any
+
+
+def _signal_rows(structure: Structure, parameters: Any) -> Any:
+    """The signals in the compressed frame, (blocks, K, K + p)."""
+    empty = jnp.zeros((structure.blocks, structure.signals, structure.width), parameters["frame"].dtype)
+    return jnp.concatenate([jnp.broadcast_to(parameters["frame"], (*empty.shape[:2], structure.signals)), empty], axis=-1)
+
+
+def _overlaps(structure: Structure, parameters: Any, rows: Any) -> tuple[Any, Any]:
+    M = jnp.einsum("bps,brs->bpr", rows[..., : structure.signals], parameters["frame"])
+    return M, jnp.einsum("bpm,bqm->bpq", rows, rows)
+
+
+def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algorithm: Any, numbers: Any, path: Path, extra: Any) -> _Field:
+    """The drift where the new columns have the Gram matrix `extra` (blocks, p, p)."""
+    p = structure.width
+    M, Q = _overlaps(structure, parameters, path.rows)
+    Q = Q + extra
+    _, omega = effective_overlaps(structure, parameters, M, Q)
+    found = moments(structure, rule, nodes, parameters, omega, path.head)
+    eigenvalues = parameters["eigenvalues"]
+    every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
+    pull = eigenvalues[:, None, None] * jnp.einsum("ic,bcm->bim", found.stein, every)
+    decay = parameters["weight_decay"]
+    growth = numbers["noise_rate"] * eigenvalues * numbers["outside"]
+    columns = eigenvalues[:, None, None] * found.stein[:, :p] + decay * jnp.eye(p)
+    if structure.sphere:
+        # half the growth of |w_i|^2, taken off again
+        norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
+        norms = norms + decay * jnp.einsum("bii->i", extra) + 0.5 * jnp.sum(growth) * jnp.diagonal(found.noise)
+    else:
+        norms = jnp.zeros(p)
+    drift = -pull - (decay + norms)[:, None] * path.rows
+    head = -algorithm["head_rate"] * (found.head_gradient + decay * path.head) if structure.trained else jnp.zeros_like(path.head)
+    return _Field(pull, drift, columns + jnp.diag(norms), lower_root(found.noise), growth, head)
+
+
+class _Noise(NamedTuple):
+    """Samples of one step: their gradients h (S, p), increments of the rows less the mean (S, blocks, p, K + p), of the head (S, p)."""
+
+    h: Any
+    rows: Any
+    head: Any
+
+
+def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
+    z = normals[:, :-1].reshape(-1, structure.blocks, structure.fields)
+    x = z * jnp.sqrt(parameters["eigenvalues"])[:, None]
+    fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
+    signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
+    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, normals[:, -1])
+    rows = -(h[:, None, :, None] * x[:, :, None, :] - field.pull)
+    head = jnp.zeros_like(h)
+    if structure.trained:
+        head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head
+    return _Noise(h, rows, head)
+
+
+def _second_order(structure: Structure, parameters: Any, path: Path, noise: _Noise, gram: Any, scale: Any) -> tuple[Any, Any]:
+    """The mean that second-order products of one step's noise give to M and Q (blocks first), to be taken off where it is not wanted.
+
+    e_i is the noise of row i, zeta_ij that of the new columns' Gram matrix, s_ij = w_i.e_j + w_j.e_i + zeta_ij, r_i = s_ii/2:
+    free: Q'' = E[e_i.e_j];  sphere: M'' = E[-r_i mu_i + M_i n_i],  Q'' = E[e_i.e_j - s_ij (r_i + r_j) + Q_ij (n_i + n_j + r_i r_j)]
+    with mu_i = e_i.w* and n_i = 3 r_i^2/2 - |e_i|^2/2.
+    """
+    count = noise.h.shape[0]
+    products = jnp.einsum("sbim,sbjm->sbij", noise.rows, noise.rows)
+    if not structure.sphere:
+        return jnp.zeros_like(path.rows[..., : structure.signals]), scale * jnp.sum(products, axis=0) / count
+    M, Q = _overlaps(structure, parameters, path.rows)
+    across = jnp.einsum("bim,sbjm->sbij", path.rows, noise.rows)
+    s = across + jnp.swapaxes(across, -1, -2) + gram
+    r = jnp.einsum("sbii->si", s) / 2
+    n = 1.5 * r**2 - jnp.einsum("sbii->si", products) / 2
+    mu = jnp.einsum("sbim,brm->sbir", noise.rows, _signal_rows(structure, parameters))
+    M2 = -r[:, None, :, None] * mu + M * n[:, None, :, None]
+    both = n[:, :, None] + n[:, None, :] + r[:, :, None] * r[:, None, :]
+    Q2 = products - s * (r[:, :, None] + r[:, None, :])[:, None] + Q * both[:, None]
+    return scale * jnp.sum(M2, axis=0) / count, scale * jnp.sum(Q2, axis=0) / count
+
+
+def sde_step(
+    structure: Structure,
+    rule: Rule,
+    higher_order: bool,
+    nodes: Any,
+    parameters: Any,
+    algorithm: Any,
+    numbers: Any,
+    path: Path,
+    length: Any,
+    key: Any,
+) -> Path:
+    """One step of the given length in t. `numbers`: noise_rate = lr/B, inverse_dimension, outside (new columns over d), amount of noise."""
+    blocks, p, k = structure.blocks, structure.width, structure.signals
+    field = partial(_field, structure, rule, nodes, parameters, algorithm, numbers)
+    nothing = jnp.zeros((blocks, p, p))
+    here = field(path, nothing)
+    grown = length * here.growth[:, None, None] * (here.root @ here.root.T)
+    ahead = field(Path(path.rows + length * here.rows, path.head + length * here.head), grown)
+    rows = path.rows + length / 2 * (here.rows + ahead.rows)
+    head = path.head + length / 2 * (here.head + ahead.head)
+    # the trapezoid rule for the new columns, as a sum of squares
+    share = jnp.sqrt(length / 2 * here.growth)[:, None, None]
+    carried = (jnp.eye(p) - length * ahead.columns) @ here.root
+    new = share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
+
+    normals, _ = compressed.normals_and_uniforms(key, SAMPLES * (blocks * structure.fields + 2), 0)
+    g, normals = normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
+    noise = _samples(structure, parameters, algorithm, path, here, normals)
+    scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
+    weights = jnp.sqrt(scale / SAMPLES) * g
+    rows = rows + jnp.einsum("s,sbim->bim", weights, noise.rows)
+    head = head + weights @ noise.head
+
+    L = _folded(jnp.concatenate([rows[..., k:], new], axis=-1))
+    # the noise of h h^T, seen from L: eta = L^-1 (h h^T - C) L^-T for each sample and block
+    inward = jax.vmap(lambda factor: solve_forward(factor, jnp.concatenate([noise.h.T, here.root], axis=1)))(L)
+    seen, mean = inward[..., :SAMPLES], inward[..., SAMPLES:]
+    eta = jnp.einsum("bis,bjs->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
+    eta = here.growth[:, None, None] * eta
+    X = jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
+    if not higher_order:
+        gram = here.growth[:, None, None] * (noise.h[:, None, :, None] * noise.h[:, None, None, :] - here.root @ here.root.T)
+        M2, Q2 = _second_order(structure, parameters, path, noise, gram, scale)
+        T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
+        T = rows[..., :k]
+        cross = T @ jnp.swapaxes(T2, -1, -2)
+        rest = Q2 - cross - jnp.swapaxes(cross, -1, -2)
+        half = jax.vmap(solve_forward)(L, rest)
+        X = X - jax.vmap(solve_forward)(L, jnp.swapaxes(half, -1, -2))
+        rows = rows.at[..., :k].add(-T2)
+    L = L @ (jnp.eye(p) + X / 2 + X @ X / 8)
+    rows = jnp.concatenate([rows[..., :k], L], axis=-1)
+    if structure.sphere:
+        rows = rows / jnp.sqrt(jnp.einsum("bim,bim->i", rows, rows))[:, None]
+    return Path(rows, head)
+
+
+def _folded(rest: Any) -> Any:
+    """A lower-triangular L with the Gram matrix of `rest` (blocks, p, columns)."""
+    return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rest, -1, -2), mode="r"), -1, -2)
+
+
+class SdePaths(Simulator):
+    """Paths of the SDE; a step of the simulator is one step of the scheme, whose length depends on the interval between save points."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: OnePassSGD,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        higher_order: bool,
+        amount: float = 1.0,
+    ) -> None:
+        self.structure = problem.structure
+        self.rule = rule_for(problem, begin.Q_blocks, MARGIN)
+        nodes = nodes_for(self.structure, self.rule, flow=False)
+        self.nodes = {name: value[0] for name, value in nodes.items()}
+        self.parameters = problem.parameters
+        self.algorithm = algorithm.parameters
+        self.higher_order = higher_order
+        inside = self.structure.fields if higher_order else 0
+        self.numbers = {
+            "noise_rate": np.float64(algorithm.lr / algorithm.batch),
+            "inverse_dimension": np.float64(1.0 / dimension),
+            "outside": (sizes - inside) / dimension,
+            "amount": np.float64(amount),
+        }
+        T, L = factor(problem, begin)
+        self.rows = np.concatenate([T, L], axis=-1)
+        self.head = begin.a
+        self.edges = np.array([0, np.iinfo(np.int64).max])
+        self.lengths = np.array([np.nan])
+
+    def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
+        """Steps edges[i]..edges[i+1] have length lengths[i]."""
+        # filled up to a power of two, so that nearby numbers of save points share one compilation
+        room = 2 ** int(np.ceil(np.log2(len(lengths)))) - len(lengths)
+        self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
+        self.lengths = np.concatenate([lengths, np.full(room, lengths[-1])])
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        return Path(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths)
+        return _advance(
+            self.structure, self.rule, self.higher_order, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given
+        )
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        return _path_overlaps(self.structure, self.parameters, state)
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+
+@partial(jax.jit, static_argnums=0)
+def _path_overlaps(structure: Structure, parameters: Any, state: Path) -> dict[str, Any]:
+    M, Q = jax.vmap(lambda rows: _overlaps(structure, parameters, rows))(state.rows)
+    return {"M": M, "Q": Q, "a": state.head}
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _advance(
+    structure: Structure,
+    rule: Rule,
+    higher_order: bool,
+    see: See | None,
+    nodes: Any,
+    parameters: Any,
+    algorithm: Any,
+    numbers: Any,
+    edges: Any,
+    lengths: Any,
+    state: Path,
+    keys: Any,
+    begin: Any,
+    end: Any,
+    seen: Any,
+    given: Any,
+) -> tuple[Path, Any, Any]:
+    def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
+        state, last_good, seen = carry
+        length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
+
+        def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
+            key = jax.random.fold_in(key, number)
+            path = sde_step(structure, rule, higher_order, nodes, parameters, algorithm, numbers, path, length, key)
+            if see is not None:
+                M, Q = _overlaps(structure, parameters, path.rows)
+                seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
+            return path, seen
+
+        state, seen = jax.vmap(one)(state, keys, seen)
+        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        return state, jnp.where(fine, number + 1, last_good), seen
+
+    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+
+
+def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
+    edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
+    spans = np.diff(edges)
+    counts = np.maximum(1, np.ceil(spans / longest - 1e-9)).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)
+
+
+def step_length(
+    problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, end: float
+) -> tuple[float, float]:
+    """A step length whose error on the noiseless path from the first start is below STEP_TOLERANCE, and that error."""
+    first = Start(begin.M_blocks[:1], begin.Q_blocks[:1], begin.a[:1])
+    simulator = SdePaths(problem, algorithm, first, dimension, sizes, True, amount=0.0)
+    times = np.linspace(0, end, 17)
+    before = None
+    count, error = FIRST_STEPS, np.inf
+    while True:
+        edges, lengths = plan_steps(times, end / count)
+        simulator.set_steps(edges, lengths)
+        overlaps, _ = run(simulator, 1, edges, 0, "step length", False)
+        risk, _ = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+        if before is not None:
+            error = float(np.max(np.abs(risk - before)) / np.max(np.abs(before)))
+            # of second order: this path is off by a third of what the halving changed
+            if error / 3 <= STEP_TOLERANCE or count >= MOST_STEPS:
+                return end / count, error / 3
+        before, count = risk, 2 * count
+
+
+@float64
+def solve_sde(
+    problem: Problem,
+    algorithm: OnePassSGD,
+    start: Start,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int,
+    runs: int | None = None,
+    seed: int = 0,
+    higher_order: bool = True,
+    step: float | None = None,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Paths of the SDE at dimension d: the drift of the ODE, and noise sqrt(lr/d) times a root of the covariance of one sample's increment.
+
+    higher_order=True keeps the drift of relative order 1/d that the noise makes (the mean increment of a real step; on the sphere the
+    Ito terms of normalising); False leaves the drift of the d -> infinity ODE. `step`: the longest step of the scheme in t; unless given,
+    one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`). A start of one run serves any number of runs.
+    Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
+    """
+    if not isinstance(algorithm, OnePassSGD):
+        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    d, sizes = check_dimension(problem, dimension)
+    seed = checks.whole("seed", seed, 0)
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)
+    if algorithm.lr == 0.0:
+        raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
+    begin = broadcast_runs(checked_start(problem, start), runs)
+    simulator = SdePaths(problem, algorithm, begin, d, sizes, bool(higher_order))
+    error = None
+    if when.t[-1] == 0.0:
+        edges = np.array([0])
+    else:
+        if step is None:
+            longest, error = step_length(problem, algorithm, begin, d, sizes, float(when.t[-1]))
+        else:
+            longest = checks.number("step", step, above=0.0)
+        edges, lengths = plan_steps(when.t, longest)
+        simulator.set_steps(edges, lengths)
+    saves = edges[-len(when.t) :]
+    overlaps, last = run(simulator, begin.runs, saves, seed, f"SDE, d = {d}", progress)
+    risk, quadrature = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+    reached = np.concatenate([[0.0], np.cumsum(np.repeat(lengths, np.diff(edges)))]) if len(edges) > 1 else np.zeros(1)
+    diverged_at = np.where(last >= 0, reached[np.maximum(last, 0)], np.nan)
+    if np.any(last >= 0):
+        warnings.warn(
+            f"{int((last >= 0).sum())} of {begin.runs} paths diverged, the first after t = {np.nanmin(diverged_at):.4g} "
+            "(coordinate diverged_at); a smaller lr or step may help",
+            stacklevel=3,
+        )
+    spread = risk.std(axis=0, ddof=1) / np.sqrt(begin.runs) if begin.runs > 1 and not np.any(last >= 0) else None
+    attributes = {
+        "seed": seed,
+        "dimension": d,
+        "higher_order": int(bool(higher_order)),
+        "assumptions": "Gaussian inputs, one pass, Gaussian fluctuations",
+        "error_quadrature": quadrature,
+        "error_integrator": error,
+        "error_sampling": None if spread is None else largest_share(spread, risk.mean(axis=0)),
+    }
+    return trajectory(problem, algorithm, when, overlaps, risk, diverged_at=diverged_at, method="solve_sde", attributes=attributes)

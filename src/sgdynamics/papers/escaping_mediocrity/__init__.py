@@ -1,0 +1,37 @@
+"""Escaping mediocrity: how two-layer networks learn hard generalized linear models with SGD (Arnaboldi, Krzakala, Loureiro, Stephan).
+
+Closed formulas in the paper's symbols and its time t = steps gamma/(p d), with its misprints corrected.
+"""
+
+from sgdynamics.papers.escaping_mediocrity.formulas import (
+    exit_time_annealed,
+    exit_time_corrected,
+    exit_time_diffusive,
+    exit_time_p1,
+    exit_time_quenched,
+    growth_rates,
+    largest_stable_lr,
+    minimal_steps,
+    optimal_lr,
+    overparametrization_gain,
+    stochastic_shift,
+)
+from sgdynamics.papers.escaping_mediocrity.landscape import CriticalPoint, covariance_p1, critical_points, risk
+
+__all__ = [
+    "CriticalPoint",
+    "covariance_p1",
+    "critical_points",
+    "exit_time_annealed",
+    "exit_time_corrected",
+    "exit_time_diffusive",
+    "exit_time_p1",
+    "exit_time_quenched",
+    "growth_rates",
+    "largest_stable_lr",
+    "minimal_steps",
+    "optimal_lr",
+    "overparametrization_gain",
+    "risk",
+    "stochastic_shift",
+]

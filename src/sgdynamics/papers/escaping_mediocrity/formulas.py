@@ -1,0 +1,445 @@
+"""Closed formulas of "Escaping mediocrity" (Arnaboldi, Krzakala, Loureiro, Stephan), in its symbols and units.
+
+One neuron teacher y = (w*.x)^2 + sqrt(noise) z, student f = (1/p) sum_j (w_j.x)^2 with rows on the sphere, one-pass SGD with rate gamma.
+The paper has x ~ N(0, I/d), |w_j|^2 = |w*|^2 = d, and the time t = steps gamma/(p d), which is the library's time divided by p:
+gamma = lr, all overlaps as in the library. T (`threshold`) is the share of the initial excess risk that has to go, (21).
+
+Arguments broadcast against each other; plain numbers give plain numbers. Where no learning happens (omega_M <= 0) the exit times are
+infinite, with a warning that names the largest useful gamma.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from sgdynamics import checks
+from sgdynamics.gaussian.nodes import gauss_legendre, sobol_normals
+
+STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
+FAR = 45.0  # what weighs less than exp(-FAR) is left out
+LARGE = 7.0  # from here on Dawson's asymptotic series reaches rounding error in 24 terms
+REPLICATES = 8
+NODES = 2**19  # random numbers per replicate, at most
+SOBOL_MOST = 21201  # dimensions
+
+
+def _values(
+    argument: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
+) -> np.ndarray:
+    """Finite numbers (whole ones where asked) inside the bounds, in any shape."""
+    bounds = (
+        [f"{least:g} or more"] * (least > -math.inf)
+        + [f"above {above:g}"] * (above > -math.inf)
+        + [f"below {below:g}"] * (below < math.inf)
+    )
+    fix = f"give {'whole' if whole else 'finite'} numbers" + (", " + " and ".join(bounds) if bounds else "")
+    try:
+        result = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise checks.reject(argument, value, fix) from None
+    good = np.isfinite(result) & (result >= least) & (result > above) & (result < below)
+    if whole:
+        good &= result == np.floor(result)
+    if np.asarray(value).dtype == bool or not np.all(good):
+        raise checks.reject(argument, value if result.ndim == 0 else float(result[~good][0]), fix)
+    return result
+
+
+def _plain(result: np.ndarray) -> Any:
+    return float(result) if np.ndim(result) == 0 else np.asarray(result)
+
+
+def _width_and_rate(p: Any, gamma: Any, noise: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return _values("p", p, least=1, whole=True), _values("gamma", gamma, above=0), _values("noise", noise, least=0)
+
+
+def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
+    result = _values("d", d, least=2, whole=True)
+    short = result < p + 1
+    if np.any(short):
+        worst = float(np.broadcast_to(result, short.shape)[short][0])
+        raise checks.reject("d", worst, f"give d >= p + 1 (p rows and the teacher need that many directions), here p = {np.max(p):g}")
+    return result
+
+
+def _threshold(threshold: Any) -> np.ndarray:
+    return _values("threshold", threshold, above=0, below=1)
+
+
+def _omega_M(p: Any, gamma: Any, noise: Any) -> Any:
+    return 4 * (1 - gamma / p * (1 + 1 / p + 4 / p**2 + noise / 2))
+
+
+def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
+    """Where omega_M > 0; a warning with the bound on gamma where it is not. To be called from public functions."""
+    omega, p, gamma, noise = np.broadcast_arrays(_omega_M(p, gamma, noise), p, gamma, noise)
+    stuck = omega <= 0
+    if np.any(stuck):
+        width, rate, variance = (float(x[stuck][0]) for x in (p, gamma, noise))
+        bound = width / (1 + 1 / width + 4 / width**2 + variance / 2)
+        warnings.warn(
+            f"gamma = {rate:g} does not learn at p = {width:g}, noise = {variance:g}: omega_M = {float(omega[stuck][0]):.4g} <= 0, a small "
+            f"overlap with the teacher shrinks instead of growing; take gamma below {bound:.6g}",
+            stacklevel=3,
+        )
+    return ~stuck
+
+
+def growth_rates(p: Any, gamma: Any, noise: Any) -> tuple[Any, Any]:
+    """Rates on the plateau: overlaps with the teacher grow as exp(omega_M t), those between rows decay as exp(-omega_Q t).
+
+    omega_M = 4 [1 - (gamma/p)(1 + 1/p + 4/p^2 + Delta/2)],   omega_Q = (8/p)(1 - 8 gamma/p^2)
+
+    Linear order in m and in Q_jl (j != l), on the sphere; no learning where omega_M <= 0. For p = 1 there is no Q_jl and omega_Q is
+    only the formula. Source: (45), (46).
+    """
+    p, gamma, noise = _width_and_rate(p, gamma, noise)
+    return _plain(_omega_M(p, gamma, noise)), _plain(8 / p * (1 - 8 * gamma / p**2 + 0 * noise))
+
+
+def exit_time_annealed(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+    """Time to lose the share T of the initial excess risk, the start replaced by its mean.
+
+    t = ln[(p + 1)(T d + 1 - T)/(2 p)]/(2 omega_M)
+
+    Linearised ODE with the decaying overlaps between rows left out, hence for small T and T d >> 1; E[mu0] = p, E[tau0] = p (p - 1) hold
+    at any d. Whether the network then learns is another question: see `largest_stable_lr`. Source: (22), (28), (54).
+    """
+    p, gamma, noise = _width_and_rate(p, gamma, noise)
+    logarithm = _annealed(p, d, threshold)
+    return _plain(_over_rate(logarithm, _learns(p, gamma, noise), p, gamma, noise))
+
+
+def _annealed(p: np.ndarray, d: Any, threshold: Any) -> np.ndarray:
+    d, threshold = _dimension(d, p), _threshold(threshold)
+    _reachable(p, d, threshold)
+    return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
+
+
+def _over_rate(logarithm: Any, learns: np.ndarray, p: Any, gamma: Any, noise: Any) -> np.ndarray:
+    rate = np.where(learns, 2 * _omega_M(p, gamma, noise), 1.0)
+    return np.where(learns, logarithm / rate, np.inf)
+
+
+def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
+    """Refuse a threshold inside what the random overlaps between rows add to the initial risk: (52) has no solution t > 0 there."""
+    least = (p - 1) / ((p + 1) * (d - 1))
+    low = threshold <= least
+    if np.any(low):
+        values = np.broadcast_to(threshold, low.shape)[low], np.broadcast_to(least, low.shape)[low]
+        raise checks.reject(
+            "threshold", float(values[0][0]), f"give more than (p - 1)/((p + 1)(d - 1)) = {values[1][0]:.4g}, or a larger d"
+        )
+
+
+def exit_time_quenched(
+    p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, law: str = "paper", with_error: bool = False, seed: int = 0
+) -> Any:
+    """Time to lose the share T of the initial excess risk, averaged over random starts.
+
+    t = E ln[(T p (p + 1) d + (1 - T)(2 p mu0 - tau0))/(2 p mu0)]/(2 omega_M),   mu0 = d |m(0)|^2,   tau0 = d sum_{j != l} Q_jl(0)^2
+
+    Assumptions as for the annealed time. `law="sphere"` is the exact law of independent rows, uniform on the sphere, at that d.
+    `law="paper"` is the same for p > 1, and for p = 1 takes mu0 ~ chi^2(1) as (23) prints it: 1/(2 omega_M d) longer to leading order.
+    E ln mu0 is a deterministic quadrature for any p, and so is the whole for p = 1. For p > 1 the small rest, E[ln(1 + x) - x] with
+    x = O(1/(T d)), is an average over scrambled Sobol points. `with_error=True` gives the pair (time, its error estimate).
+    Source: (23), (28), (53), (55).
+    """
+    p, gamma, noise = _width_and_rate(p, gamma, noise)
+    logarithm, error = _quenched(p, d, threshold, law, seed)
+    learns = _learns(p, gamma, noise)
+    time = _plain(_over_rate(logarithm, learns, p, gamma, noise))
+    return (time, _plain(_over_rate(error, learns, p, gamma, noise))) if with_error else time
+
+
+def _quenched(p: np.ndarray, d: Any, threshold: Any, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    d, threshold = _dimension(d, p), _threshold(threshold)
+    checks.choice("law", law, ("paper", "sphere"))
+    seed = checks.whole("seed", seed, 0)
+    _reachable(p, d, threshold)
+    shape = np.broadcast_shapes(p.shape, d.shape, threshold.shape)
+    points = zip(*(np.broadcast_to(x, shape).ravel() for x in (p, d, threshold)), strict=True)
+    means = [_mean_logarithm(int(width), int(size), float(T), law, seed) for width, size, T in points]
+    result = np.reshape(np.array(means), (*shape, 2))
+    return result[..., 0], result[..., 1]
+
+
+@lru_cache(maxsize=1024)
+def _mean_logarithm(p: int, d: int, threshold: float, law: str, seed: int) -> tuple[float, float]:
+    """E ln[...] of the quenched formula and its error estimate."""
+    T, rest = threshold, 1 - threshold
+    if p == 1 and law == "paper":
+        return _laplace_difference(T * d, rest)
+    centre = T * p * (p + 1) * d + rest * p * (p + 1)
+    value = math.log(centre / (2 * p)) - _mean_log_mu(p, d)
+    error = 1e-12 * (1 + abs(value))  # rounding in the quadratures, whose steps are far below what they need
+    if p == 1:
+        nodes, weights = _sphere_nodes(0.0, d)
+        x = 2 * rest * (d * np.tanh(nodes) ** 2 - 1) / centre
+        return value + float((weights * np.log1p(x)).sum() / weights.sum()), error
+    mu0, tau0 = _starts(p, d, seed)
+    x = rest * (2 * p * mu0 - tau0 - p * (p + 1)) / centre
+    if np.any(x <= -1):
+        raise checks.reject(
+            "threshold",
+            threshold,
+            f"give a larger one or a larger d (now {d}): the excess risk of some starts is that far above the plateau",
+        )
+    # ln(1 + x) - x in place of ln(1 + x), since E[x] = 0 exactly
+    replicates = (np.log1p(x) - x).mean(axis=1)
+    return value + float(replicates.mean()), error + float(replicates.std(ddof=1) / math.sqrt(REPLICATES))
+
+
+def _laplace_difference(A: float, B: float) -> tuple[float, float]:
+    """E ln(A/mu + B) for mu ~ chi^2(1): the integral of [L(s) - e^(-A s) L(B s)] ds/s with L(s) = E e^(-s mu) = (1 + 2 s)^(-1/2)."""
+    y = np.arange(-FAR - math.log1p(A), 2 * FAR, STEP)
+    s = np.exp(y)
+    values = 1 / np.sqrt(1 + 2 * s) - np.exp(-A * s) / np.sqrt(1 + 2 * B * s)
+    value = STEP * float(values.sum())
+    return value, 1e-12 * (1 + abs(value))
+
+
+def _sphere_nodes(s: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
+
+    The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
+    """
+    s = np.asarray(s, dtype=np.float64)[..., None]
+
+    def exponent(z: np.ndarray) -> np.ndarray:
+        log_cosh = np.log1p(2 * np.sinh(z / 2) ** 2)  # exact for small z too, where d multiplies it
+        return s * d * np.tanh(z) ** 2 + (d - 1) * log_cosh
+
+    low, high = np.full(s.shape, -60.0), np.full(s.shape, 5.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        inside = exponent(np.exp(middle)) < FAR
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    edge = np.exp(high)
+    z = edge * np.linspace(0, 1, 513)
+    weights = np.exp(-exponent(z)) * edge
+    weights[..., 0] /= 2
+    return z, weights
+
+
+@lru_cache(maxsize=1024)
+def _mean_log_mu(p: int, d: int) -> float:
+    """E ln mu0, mu0 = d sum_j m_j^2 with m_j coordinates of p independent random unit vectors: the integral of [e^-s - L(s)^p] ds/s."""
+    y = np.arange(-FAR, 2 * FAR / p + 6, STEP)
+    s = np.exp(y)
+    laplace = _sphere_nodes(s, d)[1].sum(axis=-1) / _sphere_nodes(0.0, d)[1].sum()
+    return STEP * float((np.exp(-s) - laplace**p).sum())
+
+
+@lru_cache(maxsize=16)
+def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """mu0 and tau0 of random starts, (replicates, points): Bartlett rows [m | lower triangle | chi], then normalised."""
+    lower = p * (p - 1) // 2
+    dimensions = 2 * p + lower
+    log2_count = min(12, max(5, int(math.log2(NODES / dimensions))))
+    if dimensions <= SOBOL_MOST:
+        normals = sobol_normals(dimensions, log2_count, REPLICATES, whiten=False, seed=seed)
+    else:  # beyond Sobol's tables; so wide a network averages by itself
+        normals = np.random.default_rng(seed).standard_normal((REPLICATES, 2**log2_count, dimensions))
+    mu0, tau0 = np.empty(normals.shape[:2]), np.empty(normals.shape[:2])
+    row, column = np.tril_indices(p, -1)
+    for replicate, draw in enumerate(normals):
+        rows = np.zeros((len(draw), p, p + 1))
+        rows[:, :, 0] = draw[:, :p]
+        rows[:, row, column + 1] = draw[:, p : p + lower]
+        free = d - 1 - np.arange(p)
+        rows[:, np.arange(p), np.arange(1, p + 1)] = np.sqrt(2 * special.gammaincinv(free / 2, special.ndtr(draw[:, p + lower :])))
+        rows /= np.linalg.norm(rows, axis=-1, keepdims=True)
+        mu0[replicate] = d * (rows[:, :, 0] ** 2).sum(axis=-1)
+        tau0[replicate] = d * (((rows @ rows.transpose(0, 2, 1)) ** 2).sum(axis=(1, 2)) - p)
+    return mu0, tau0
+
+
+def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+    """Time at which the p = 1 ODE has lost the share T of its initial excess risk, without linearising.
+
+    t = ln[u_T (kappa - u0)/(u0 (kappa - u_T))]/(2 mu),   u0 = m0^2,   u_T = T + (1 - T) u0,
+    mu = omega_M(p = 1) = 4 (1 - 6 gamma) - 2 gamma Delta,   kappa = mu/(4 (1 - 6 gamma)), where the ODE comes to rest
+
+    Infinite at m0 = 0, a fixed point of the ODE, and, with a warning, where u_T >= kappa or mu <= 0. It solves
+    du/dt = 2 u [mu - 4 (1 - 6 gamma) u], which is (19) for u = m^2, up to (21).
+    """
+    _, gamma, noise = _width_and_rate(1, gamma, noise)
+    m0, threshold = _values("m0", m0, above=-1, below=1), _threshold(threshold)
+    learns = _learns(1.0, gamma, noise)
+    mu = _omega_M(1.0, gamma, noise)
+    start = m0**2
+    target = threshold + (1 - threshold) * start
+    kappa = 1 - gamma * noise / (2 * np.where(learns, 1 - 6 * gamma, 1.0))
+    out_of_reach = learns & (target >= kappa) & (start > 0)
+    if np.any(out_of_reach):
+        level, T = (float(np.broadcast_to(x, out_of_reach.shape)[out_of_reach][0]) for x in (kappa, threshold))
+        warnings.warn(
+            f"threshold = {T:g} is never reached: label noise stops the ODE at m^2 = {level:.4g}; "
+            f"take a smaller threshold or a smaller gamma",
+            stacklevel=2,
+        )
+    moves = learns & (target < kappa) & (start > 0)
+    safe_start, distance = np.where(moves, start, 1.0), np.where(moves, kappa - target, 1.0)
+    ratio = np.where(moves, target / safe_start, 1.0)
+    logarithm = np.log(ratio) + np.log1p(np.where(moves, threshold * (1 - start) / distance, 0.0))
+    return _plain(np.where(moves, logarithm / np.where(moves, 2 * mu, 1.0), np.inf))
+
+
+def exit_time_diffusive(d: Any, gamma: Any, noise: Any, threshold: Any, m0: Any = 0.0) -> Any:
+    """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
+
+    t = (T/sigma^2) 2F2(1, 1; 3/2, 2; -mu T/sigma^2) - (m0^2/sigma^2) 2F2(1, 1; 3/2, 2; -mu m0^2/sigma^2)
+      = (2/mu) times the integral of Dawson's function from |m0| sqrt(mu)/sigma to sqrt(T mu)/sigma
+
+    mu = 4 (1 - 6 gamma) - 2 gamma Delta, sigma^2 = (gamma/d)(48 + 4 Delta). The second line is what is computed, by Gauss-Legendre and the
+    asymptotic series, to 1e-13 for any arguments. For mu <= 0 noise alone takes m out: the value is still (59), finite though it may
+    overflow to infinity, and comes with a warning. Source: (57)-(59); any start: Zeng (2020).
+    """
+    _, gamma, noise = _width_and_rate(1, gamma, noise)
+    d, threshold, m0 = _values("d", d, least=2, whole=True), _threshold(threshold), _values("m0", m0)
+    start = m0**2
+    if np.any(start >= threshold):
+        raise checks.reject("m0", m0.tolist(), "give a start inside the interval, |m0| < sqrt(threshold)")
+    _learns(1.0, gamma, noise)
+    return _plain(np.vectorize(_diffusive, otypes=[float])(_omega_M(1.0, gamma, noise), gamma / d * (48 + 4 * noise), start, threshold))
+
+
+def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
+    """The integral of 1F1(1; 3/2; -mu u/sigma^2) du/sigma^2 between two values of u = m^2."""
+    y0, y1 = abs(mu) * start / variance, abs(mu) * end / variance
+    if y1 < 1e-30:
+        return (end - start) / variance
+    nodes, weights = gauss_legendre(64)
+    a0, a1 = math.sqrt(y0), math.sqrt(y1)
+    if mu < 0:
+        if y1 > 700:  # exp overflows
+            return math.inf
+        panels = math.ceil(a1 - a0)
+        width = (y1 - y0) / (a1 + a0) / panels
+        x = a0 + width * (np.arange(panels)[:, None] + nodes)
+        return width * math.sqrt(math.pi) * float((weights * np.exp(x**2) * special.erf(x)).sum()) / -mu
+    total = 0.0
+    if a0 < LARGE:
+        width = (y1 - y0) / (a1 + a0) if a1 <= LARGE else LARGE - a0
+        total += 2 * width * float((weights * special.dawsn(a0 + width * nodes)).sum())
+    if a1 > LARGE:
+        # 2 D(x) = (1/x) sum_n (2n - 1)!!/(2 x^2)^n, integrated term by term
+        low = max(y0, LARGE**2)
+        n = np.arange(1, 25)
+        terms = np.cumprod(n - 0.5) / (2 * n)
+        total += 0.5 * math.log1p((y1 - low) / low) + float((terms * (low ** -n.astype(float) - y1 ** -n.astype(float))).sum())
+    return total / mu
+
+
+def stochastic_shift(p: Any, gamma: Any, noise: Any) -> Any:
+    """What the noise of SGD on the plateau adds to the mean exit time of the ODE, whatever d and the threshold: a negative constant.
+
+    -ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M),   V_p = 4 [15 - 6 (p + 2)/p + (p + 2)(p + 4)/p^2 + Delta]
+
+    On the plateau dm_j = omega_M m_j dt + sqrt(gamma V_p/(p d)) db_j with independent b_j (V_p is the variance of 2 E lambda_j lambda* at
+    m = 0, Q = 1), so that m_j exp(-omega_M t) tends to a normal of variance (1 + D_p)/d where the ODE keeps 1/d: mu0 becomes (1 + D_p) mu0
+    in law. Up to terms of order 1/(T d). NaN, with a warning, where omega_M <= 0. Not in the paper, whose section 3.3 neglects it.
+    """
+    p, gamma, noise = _width_and_rate(p, gamma, noise)
+    return _plain(_shift(p, gamma, noise, _learns(p, gamma, noise)))
+
+
+def _shift(p: Any, gamma: Any, noise: Any, learns: np.ndarray) -> np.ndarray:
+    rate = np.where(learns, 2 * _omega_M(p, gamma, noise), np.nan)
+    variance = 4 * (15 - 6 * (p + 2) / p + (p + 2) * (p + 4) / p**2 + noise)
+    return -np.log1p(gamma / p * variance / rate) / rate
+
+
+def exit_time_corrected(
+    p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, average: str = "quenched", law: str = "paper", seed: int = 0
+) -> Any:
+    """Mean exit time of SGD from the plateau: the quenched time plus the constant that the noise of SGD takes away.
+
+    t = t_quenched - ln(1 + D_p)/(2 omega_M), with D_p of `stochastic_shift`
+
+    The noise acts while the overlaps are of order 1/sqrt(d), where the linearisation holds. The mean over runs is a quenched average, so
+    that is what is corrected; `average="annealed"` corrects the annealed time, which is shorter. Past the plateau the linearised ODE is
+    a little fast: for larger T add `stochastic_shift` to the exit time of the ODE itself, averaged over starts (`exit_time_p1` if p = 1).
+    """
+    checks.choice("average", average, ("quenched", "annealed"))
+    p, gamma, noise = _width_and_rate(p, gamma, noise)
+    logarithm = _quenched(p, d, threshold, law, seed)[0] if average == "quenched" else _annealed(p, d, threshold)
+    learns = _learns(p, gamma, noise)
+    time = _over_rate(logarithm, learns, p, gamma, noise) + _shift(p, gamma, noise, learns)
+    return _plain(np.where(learns, time, np.inf))
+
+
+def largest_stable_lr(p: Any, noise: Any) -> Any:
+    """The rate up to which a network whose rows have become parallel can hold the teacher.
+
+    gamma < 2 p/(12 + Delta)
+
+    Parallel rows are one unit with rate gamma/p, whose overlap survives only where omega_M(p = 1) > 0. For p = 1, and for any p without
+    noise, this is sharp: beyond it the ODE does not stay at the teacher. With noise and p > 1 the rows never become parallel (a small
+    distance between them grows, its square at the rate 8 (1 - m^2)(1 - 4 gamma/p)), and what the ODE reaches gets worse smoothly as
+    gamma passes the bound. Section 3.2 prints 1/6 for p = 1.
+    """
+    p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
+    return _plain(2 * p / (12 + noise))
+
+
+def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    return p**3 / (8 + 2 * p + (2 + noise) * p**2)
+
+
+def optimal_lr(p: Any, noise: Any) -> Any:
+    """The rate that minimises the number of steps to leave the plateau, by the annealed formula.
+
+    gamma_opt = p^3/(8 + 2 p + (2 + Delta) p^2), at which omega_M = 2
+
+    It minimises p d t/gamma, and looks at the plateau only. For p >= 2 the network that has left it does not learn unless
+    gamma_opt <= `largest_stable_lr`, that is Delta >= 8 - 4/p - 16/p^2: without noise the ODE stalls at a large risk or goes to
+    the risk's maximum. A warning says so. Source: C.4; section 3.2 for p = 1.
+    """
+    p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
+    best, bound = np.broadcast_arrays(_optimal(p, noise), 2 * p / (12 + noise))
+    high = best > bound * (1 + 1e-12)
+    if np.any(high):
+        width = float(np.broadcast_to(p, high.shape)[high][0])
+        warnings.warn(
+            f"gamma_opt = {best[high][0]:.6g} at p = {width:g} leaves the plateau fastest but does not learn: rows that have become "
+            f"parallel are stable only below 2 p/(12 + noise) = {bound[high][0]:.6g}",
+            stacklevel=2,
+        )
+    return _plain(best)
+
+
+def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: bool = True) -> Any:
+    """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
+
+    min over gamma of p d t_annealed/gamma
+
+    By default over rates up to `largest_stable_lr` (the number is convex in gamma, so the minimum is at the smaller of the two rates, and
+    an infimum where that is the bound). `admissible=False` is the paper's, at `optimal_lr`:
+    s = (d/4)[8/p^2 + 2/p + 2 + Delta] ln[(p + 1)(T d + 1 - T)/(2 p)], of which nothing is learned where that rate is too large.
+    Source: C.4.
+    """
+    p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
+    logarithm = _annealed(p, d, threshold)
+    gamma = np.minimum(_optimal(p, noise), 2 * p / (12 + noise)) if admissible else _optimal(p, noise)
+    return _plain(p * np.asarray(d, dtype=np.float64) / gamma * logarithm / (2 * _omega_M(p, gamma, noise)))
+
+
+def overparametrization_gain(noise: Any, *, admissible: bool = True) -> Any:
+    """How many times fewer steps an infinitely wide network needs to leave the plateau than a single unit, each at its best rate.
+
+    40/(12 + Delta) for Delta <= 8, (12 + Delta)/(2 + Delta) beyond: the ratio of `minimal_steps` for d, then p -> infinity
+
+    `admissible=False` is the paper's (12 + Delta)/(2 + Delta) for any noise, whose rate for the wide network does not learn if Delta < 8.
+    Source: C.4, section 4.
+    """
+    noise = _values("noise", noise, least=0)
+    free = (12 + noise) / (2 + noise)
+    return _plain(np.where(noise < 8, 40 / (12 + noise), free) if admissible else free)

@@ -1,0 +1,113 @@
+"""The p = 1 landscape and the noise around it: population risk, critical points, covariance of one step's increments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.papers.escaping_mediocrity.formulas import _plain, _values
+
+
+def risk(M: Any, Q: Any, noise: Any = 0.0, rho: Any = 1.0) -> Any:
+    """Population risk of a squared student with a head of ones and one squared teacher.
+
+    R = (3 rho^2 + Delta)/2 - (rho Tr Q + 2 |m|^2)/p + (Tr[Q]^2 + 2 Tr[Q^2])/(2 p^2)
+
+    M is (..., p), or (..., p, 1) as the library's results have it, Q is (..., p, p); leading axes broadcast, also with `noise` and `rho`.
+    Source: (6) and (34), where rho^2 is missing.
+    """
+    m, q = _values("M", M), _values("Q", Q)
+    if q.ndim < 2 or q.shape[-1] != q.shape[-2] or q.shape[-1] == 0:
+        raise ValueError(f"Q has shape {q.shape}: give shape (..., p, p), the overlaps of the p rows")
+    p = q.shape[-1]
+    if m.shape[-2:] == (p, 1) and (p > 1 or m.ndim == q.ndim):
+        m = m[..., 0]
+    if m.ndim == 0 or m.shape[-1] != p:
+        raise ValueError(
+            f"M has shape {m.shape}: give shape (..., {p}) or (..., {p}, 1), the overlaps of the {p} rows of Q with the teacher"
+        )
+    noise, rho = _values("noise", noise, least=0), _values("rho", rho, least=0)
+    trace = np.trace(q, axis1=-2, axis2=-1)
+    square = (q**2).sum(axis=(-2, -1))
+    return _plain((3 * rho**2 + noise) / 2 - (rho * trace + 2 * (m**2).sum(axis=-1)) / p + (trace**2 + 2 * square) / (2 * p**2))
+
+
+def covariance_p1(m: Any, gamma: Any, noise: Any) -> np.ndarray:
+    """Covariance of one step's increments of (m, Q) for p = 1, in units of gamma/d, at a point of the sphere before projecting on it.
+
+    With s = 1 - m^2, lambda = w.x, lambda* = w*.x, E = y - f, the increments are (gamma/d) (M, Q), M = 2 E lambda lambda* and
+    Q = 4 E lambda^2 + 4 gamma E^2 lambda^2 (that is |x|^2 = 1: d -> infinity), at q = rho = 1, and
+
+    Var M = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)],   Cov = 24 m (Delta + 20 s)(1 - 6 gamma s),
+    Var Q = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s) + 128 gamma^2 [Delta^2 + Delta s (42 + 18 s) + 36 s^2 (17 + 10 s)]
+
+    In the paper's time the SDE's noise is sqrt(gamma/d) times its root; projected on the sphere, as in (27) and (41), m has the variance
+    v.C v with v = (1, -m/2). Shape (..., 2, 2). Source: (62), where gamma must read 2 gamma in Cov and Var Q.
+    """
+    m, gamma, noise = _values("m", m, least=-1), _values("gamma", gamma, least=0), _values("noise", noise, least=0)
+    if np.any(m > 1):
+        raise checks.reject("m", float(m.max()), "give overlaps between -1 and 1")
+    s = (1 - m) * (1 + m)
+    variance_m = 4 * (noise * (1 + 2 * m**2) + 12 * s * (1 + 4 * m**2)) + 0 * gamma
+    covariance = 24 * m * (noise + 20 * s) * (1 - 6 * gamma * s)
+    second = noise**2 + noise * s * (42 + 18 * s) + 36 * s**2 * (17 + 10 * s)
+    variance_q = 48 * noise + 320 * s * (3 + s) - 64 * gamma * s * (17 * noise + 348 * s) + 128 * gamma**2 * second
+    return np.stack([np.stack([variance_m, covariance], -1), np.stack([covariance, variance_q], -1)], -2)
+
+
+@dataclass(frozen=True)
+class CriticalPoint:
+    """A critical point (or a set of them that rotations about the teacher map into each other) of the p = 1 population risk.
+
+    kind: "maximum", "saddle" or "minimum"; risk: R, label noise included; overlap: m = w.w*; norm: q = |w|^2, the squared norm;
+    eigenvalues: (value, multiplicity) of the Hessian, multiplicities as numbers where d was given, else as text.
+    """
+
+    kind: str
+    risk: float
+    overlap: float
+    norm: float
+    eigenvalues: tuple[tuple[float, int | str], ...]
+
+
+def critical_points(rho: float = 1.0, noise: float = 0.0, d: int | None = None, constraint: str | None = None) -> tuple[CriticalPoint, ...]:
+    """The critical points of R = Delta/2 + (3 rho^2 + 3 q^2 - 4 m^2 - 2 rho q)/2, with the spectrum of their Hessian.
+
+    | w | kind | R - Delta/2 | eigenvalues of 2 [(3 q - rho) I + 6 w w^T - 2 w* w*^T] |
+    | --- | --- | --- | --- |
+    | 0 | maximum | 3 rho^2/2 | -6 rho once, -2 rho (d - 1 times) |
+    | orthogonal to w*, q = rho/3 | saddle | 4 rho^2/3 | -4 rho once, 0 (d - 2 times), 4 rho once |
+    | +-w* | minimum | 0 | 4 rho (d - 1 times), 12 rho once |
+
+    With `constraint="sphere"`, |w|^2 = rho, R = Delta/2 + 2 (rho^2 - m^2) and the Hessian (4/rho) m^2 P - 4 (P w*)(P w*)^T, with
+    P = I - w w^T/rho, on the d - 1 tangent directions: orthogonal to w* (a saddle, and the highest risk) -4 rho once and 0 (d - 2 times),
+    +-w* (minimum) 4 rho (d - 1 times).
+    Units: x ~ N(0, I_d), |w|^2 = q, |w*|^2 = rho; in the paper's x ~ N(0, I/d) the Hessian is this one over d.
+    Source: appendix G; (72) and (75)-(81), (18), (92), (94) corrected.
+    """
+    rho, noise = checks.number("rho", rho, above=0), checks.number("noise", noise, 0)
+    checks.choice("constraint", constraint, (None, "sphere"))
+    if d is not None:
+        d = checks.whole("d", d, 2)
+
+    def rest(taken: int) -> int | str:
+        return f"d - {taken}" if d is None else d - taken
+
+    floor = noise / 2
+    if constraint == "sphere":
+        hole = ((4 * rho, rest(1)),)
+        return (
+            CriticalPoint("saddle", floor + 2 * rho**2, 0.0, rho, ((-4 * rho, 1), (0.0, rest(2)))),
+            CriticalPoint("minimum", floor, rho, rho, hole),
+            CriticalPoint("minimum", floor, -rho, rho, hole),
+        )
+    hole = ((4 * rho, rest(1)), (12 * rho, 1))
+    return (
+        CriticalPoint("maximum", floor + 1.5 * rho**2, 0.0, 0.0, ((-6 * rho, 1), (-2 * rho, rest(1)))),
+        CriticalPoint("saddle", floor + 4 * rho**2 / 3, 0.0, rho / 3, ((-4 * rho, 1), (0.0, rest(2)), (4 * rho, 1))),
+        CriticalPoint("minimum", floor, rho, rho, hole),
+        CriticalPoint("minimum", floor, -rho, rho, hole),
+    )

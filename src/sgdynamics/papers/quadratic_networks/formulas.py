@@ -1,0 +1,307 @@
+"""Closed formulas of "Escape dynamics and implicit bias of one-pass SGD in overparametrized quadratic networks" (arXiv:2604.03068).
+
+Units of the paper: student (1/p) sum_k lambda_k^2, teacher (1/p*) sum_l u_l^2 with orthonormal rows, loss (y - yhat)^2 without 1/2,
+alpha = steps/N, t = eta alpha. In the library's units lr = 2 eta, alpha is the same, t = 2 eta alpha, M = rho, and the
+risk is half of the one here. Where the print is wrong, the docstring says so and the formula here is the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+
+FULL_RANK = 1e-10  # smallest over largest singular value of an overlap matrix that still counts as full rank
+SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator moves its entries one by one, by 1e-8
+ORTHONORMAL = 1e-8  # how far S^T S may be from the identity
+
+
+def _matrix(name: str, value: Any) -> np.ndarray:
+    """Overlaps with the teacher, (..., p, p*)."""
+    shape = np.shape(value)
+    if len(shape) < 2 or 0 in shape:
+        raise ValueError(f"{name} has shape {shape}: give (p, p_star), student units x teacher units")
+    return checks.array(name, value, shape, "student units x teacher units")
+
+
+def _overlaps(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Overlaps (..., p, p*) and (..., p, p), checked as far as an integrator's trial states allow: it may miss positivity by a little."""
+    first = _matrix("rho", rho)
+    second = checks.array("Q", Q, (*first.shape[:-1], first.shape[-2]), "the student's Gram matrix, with the leading axes of rho")
+    asymmetry = float(np.abs(second - np.swapaxes(second, -1, -2)).max(initial=0.0))
+    if asymmetry > SYMMETRIC * max(1.0, float(np.abs(second).max(initial=0.0))):
+        raise ValueError(f"Q is not symmetric (largest difference {asymmetry:.3g}): give a symmetric matrix of inner products")
+    return first, second
+
+
+def widths(p: Any, p_star: Any) -> tuple[int, int]:
+    """The two widths, checked."""
+    return checks.whole("p", p, 1), checks.whole("p_star", p_star, 1)
+
+
+def _learner_widths(p: Any, p_star: Any) -> tuple[int, int]:
+    """The two widths where a solution of zero error is asked for."""
+    p, p_star = widths(p, p_star)
+    if p < p_star:
+        raise checks.reject("p", p, f"p < p_star = {p_star} leaves no solution of zero error: give p >= {p_star}")
+    return p, p_star
+
+
+def _trace(matrix: np.ndarray) -> np.ndarray:
+    return np.trace(matrix, axis1=-2, axis2=-1)[..., None, None]
+
+
+def risk(rho: Any, Q: Any) -> Any:
+    """The population risk E[(y - yhat)^2] (twice the library's).
+
+        R = 1 + 2/p* - 2 T/p - 4 Tr(rho rho^T)/(p p*) + (T^2 + 2 Tr Q^2)/p^2,   T = Tr Q
+
+    Gaussian inputs, orthonormal teacher, no label noise. Eq. (23). Leading axes of rho and Q are kept.
+    """
+    rho, Q = _overlaps(rho, Q)
+    p, p_star = rho.shape[-2:]
+    T = np.trace(Q, axis1=-2, axis2=-1)
+    aligned, square = (rho**2).sum(axis=(-2, -1)), (Q**2).sum(axis=(-2, -1))
+    value = 1 + 2 / p_star - 2 * T / p - 4 * aligned / (p * p_star) + (T**2 + 2 * square) / p**2
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def gradient_flow(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(d rho/dt, dQ/dt) in t = eta alpha as eta -> 0: gradient flow on the population risk.
+
+        d rho/dt = (4/p) [(1 + 2/p* - T/p) rho - (2/p) Q rho]
+        dQ/dt    = (8/p) [(1 - T/p) Q + (2/p*) rho rho^T - (2/p) Q^2],   T = Tr Q
+
+    Eqs. (33), (38), (39). Leading axes are kept.
+    """
+    return _flow(*_overlaps(rho, Q))
+
+
+def _flow(rho: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    p, p_star = rho.shape[-2:]
+    T = _trace(Q)
+    aligned = rho @ np.swapaxes(rho, -1, -2)
+    d_rho = (4 / p) * ((1 + 2 / p_star - T / p) * rho - (2 / p) * Q @ rho)
+    return d_rho, (8 / p) * ((1 - T / p) * Q + (2 / p_star) * aligned - (2 / p) * Q @ Q)
+
+
+def drift(rho: Any, Q: Any, eta: float, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """(d rho/d alpha, dQ/d alpha) of one-pass SGD at learning rate eta as N -> infinity.
+
+        d rho/d alpha = eta * flow,   dQ/d alpha = eta * flow + <F F^T>,   A = rho rho^T, T = Tr Q
+        <F F^T> = (16 eta^2/p^2) { [noise + 1 + 2/p* - 2T/p + (T^2 + 2 Tr Q^2)/p^2 - 4 Tr A/(p p*)] Q
+                  + (4/p* + 8/p*^2 - 4T/(p p*)) A + (4T/p^2 - 4/p) Q^2 + 8 Q^3/p^2 - (8/(p p*)) (A Q + Q A) }
+
+    Gaussian inputs, orthonormal teacher; `noise` is the variance of the labels' noise, which the paper leaves out.
+    Eqs. (31)-(34); the first bracket of (34) is misprinted: the one here is the noise plus the risk (23). Leading axes are kept.
+    Against the library with M = rho, lr = 2 eta: drift here = 2 eta * functional.drift.
+    """
+    rho, Q = _overlaps(rho, Q)
+    eta = checks.number("eta", eta, 0.0)
+    noise = checks.number("noise", noise, 0.0)
+    p, p_star = rho.shape[-2:]
+    d_rho, d_Q = _flow(rho, Q)
+    T, aligned, square = _trace(Q), rho @ np.swapaxes(rho, -1, -2), Q @ Q
+    loss = noise + 1 + 2 / p_star - 2 * T / p + (T**2 + 2 * _trace(square)) / p**2 - 4 * _trace(aligned) / (p * p_star)
+    both = aligned @ Q
+    spread = loss * Q + (4 / p_star + 8 / p_star**2 - 4 * T / (p * p_star)) * aligned + (4 * T / p**2 - 4 / p) * square
+    spread = spread + (8 / p**2) * square @ Q - (8 / (p * p_star)) * (both + np.swapaxes(both, -1, -2))
+    return eta * d_rho, eta * d_Q + (16 * eta**2 / p**2) * spread
+
+
+def growth_rates(p: int, p_star: int) -> tuple[float, float]:
+    """The two rates of the plateau, (omega_rho, omega_Q).
+
+        d rho/dt = omega_rho rho,   dQ_kk'/dt = - omega_Q Q_kk' (k != k'),   omega_rho = 8/(p p*),  omega_Q = 16/(p (p + 2))
+
+    Gradient flow, first order around Q = p/(p + 2) I, rho = 0. Eq. (12); (11) and (35) print + omega_Q, but overlaps between
+    students decay. Differences of the norms decay at omega_Q too, their sum at 8/p.
+    """
+    p, p_star = widths(p, p_star)
+    return 8 / (p * p_star), 16 / (p * (p + 2))
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Where learning stalls: the students' Gram matrix (rho = 0) and the risk."""
+
+    Q: np.ndarray
+    risk: float
+
+
+def plateau(p: int, p_star: int) -> Plateau:
+    """The plateau: rows orthogonal to each other and to the teacher, with the norm that suits the risk best.
+
+        Q = p/(p + 2) I,   rho = 0,   R = 1 + 2/p* - p/(p + 2)
+
+    Gradient flow. Eq. (10) and section 7.3.
+    """
+    p, p_star = widths(p, p_star)
+    norm = p / (p + 2)
+    return Plateau(norm * np.eye(p), 1 + 2 / p_star - norm)
+
+
+def loss_reduction(t: Any, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
+    """The mean relative fall (R(0) - R(t))/R(0) of the risk while the plateau is left.
+
+        4 epsilon^2 [exp(16 t/(p p*)) - 1] / (1 + 2/p* - p/(p + 2))
+
+    Gradient flow, overlaps rho ~ N(0, epsilon^2) at t = 0, to first order in epsilon^2: good while the value is small.
+    since="plateau": t = 0 is at the plateau. since="start": t = 0 is Q(0) = I, where rho had that size; while the norms shrink,
+    rho^2 grows as Tr Q exp(16 t/(p p*)), so the value has a factor p/(p + 2), and R(0) still means the plateau's.
+    Eq. (13), whose t is t/p of the rest of the paper; here t = eta alpha.
+    """
+    p, p_star = widths(p, p_star)
+    epsilon = checks.number("epsilon", epsilon, above=0.0)
+    checks.choice("since", since, ("plateau", "start"))
+    times = _times(t)
+    size = epsilon**2 * (p / (p + 2) if since == "start" else 1.0)
+    value = 4 * size * np.expm1(2 * growth_rates(p=p, p_star=p_star)[0] * times) / plateau(p=p, p_star=p_star).risk
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def _times(t: Any, above: bool = False) -> np.ndarray:
+    values = np.asarray(t, dtype=np.float64)
+    if not np.all(np.isfinite(values)) or np.any(values < 0) or (above and np.any(values == 0)):
+        raise checks.reject("t", t, "give times t = eta alpha " + ("above 0" if above else "not below 0"))
+    return values
+
+
+def _polar(rho: np.ndarray, name: str) -> np.ndarray:
+    """rho (rho^T rho)^(-1/2) by singular values, for any leading axes; refuses a deficient rank."""
+    p, p_star = rho.shape[-2:]
+    if p < p_star:
+        raise ValueError(f"{name} has shape {rho.shape}: p = {p} < p_star = {p_star} leaves no solution of zero error, give p >= p_star")
+    left, values, right = np.linalg.svd(rho, full_matrices=False)
+    if np.any(values[..., -1] <= FULL_RANK * values[..., 0]):
+        raise ValueError(
+            f"{name} does not have full rank (smallest singular value {values[..., -1].min():.3g}): a teacher direction without "
+            "overlap is never learned; give overlaps of rank p_star"
+        )
+    return left @ right
+
+
+def closest_solution(rho0: Any) -> np.ndarray:
+    """The zero-error solution closest to a start, as the p x p* matrix S with S^T S = I.
+
+        S = rho0 (rho0^T rho0)^(-1/2),   W = sqrt(p/p*) S W*
+
+    It is where the run ends if Q(0) commutes with rho0 rho0^T (`conserved_S`), for instance Q(0) = I; otherwise nearly so.
+    p >= p*, rho0 of rank p*. Eq. (19). Leading axes are kept.
+    """
+    return _polar(_matrix("rho0", rho0), "rho0")
+
+
+def solution_overlaps(S: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Overlaps (rho, Q) at the zero-error solution S.
+
+        rho = sqrt(p/p*) S,   Q = (p/p*) S S^T
+
+    S^T S = I, orthonormal teacher. Eqs. (20), (21) (the sum in (21) is over the second index of S). Leading axes are kept.
+    """
+    S = _matrix("S", S)
+    p, p_star = _learner_widths(*S.shape[-2:])
+    transposed = np.swapaxes(S, -1, -2)
+    off = float(np.abs(transposed @ S - np.eye(p_star)).max())
+    if off > ORTHONORMAL:
+        raise ValueError(f"S^T S is {off:.3g} away from the identity: give S with orthonormal columns, as closest_solution does")
+    return math.sqrt(p / p_star) * S, (p / p_star) * S @ transposed
+
+
+def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
+    """S(t) = M (M^T M)^(-1/2) along a trajectory of the library, dims (run, time, unit, signal); NaN where a run has diverged.
+
+    In the ODE of square activations with an orthonormal teacher, without the sphere, S is constant if and only if Q(0) and
+    A(0) = M(0) M(0)^T commute: at any learning rate, with label noise and with weight decay (the paper's section 7.4 assumes this
+    closure for small eta). Reason: dM/dt = h(Q) M, and dQ/dt, dA/dt are made of Q and A, so matrices that commute at the start always
+    do; then M(t) = F(t) M(0) with F > 0 symmetric and commuting with A(0), which leaves the polar factor alone. The paper's case is
+    Q(0) = I. Otherwise S drifts: for rows N(0, I/N), p = 3, p* = 2, eta = 0.12, the largest entry of |S(end) - S(0)| is on average
+    0.052, 0.018, 0.0057 at N = 100, 1000, 10000, as N^(-1/2). In a simulation the noise of SGD moves S as well. Eqs. (22), (37).
+    """
+    if not isinstance(trajectory, xr.Dataset) or "M" not in trajectory:
+        raise checks.reject("trajectory", type(trajectory).__name__, "give the Dataset of solve_ode or simulate, with its variable M")
+    M = trajectory["M"]
+    dims = ("run", "time", "unit", "signal")
+    if set(M.dims) != set(dims):
+        raise checks.reject("trajectory", tuple(M.dims), f"M must have the dims {dims}: keep run and time when you select")
+    M = M.transpose(*dims)
+    values = np.asarray(M, dtype=np.float64)
+    good = np.isfinite(values).all(axis=(-2, -1))
+    result = np.full(values.shape, np.nan)
+    result[good] = _polar(values[good], "M")
+    return M.copy(data=result).rename("S").assign_attrs(long_name="S = M (M^T M)^(-1/2)")
+
+
+def largest_stable_rate(p: int, p_star: int) -> float:
+    """The learning rate above which SGD leaves the zero-error solutions, however close it starts.
+
+        eta_max = p p* / (4 (p* + 2))
+
+    With C = Q - rho rho^T the part off the teacher, seen from the solution's own units, SGD at a solution has
+    d Tr C/dt = - (16/(p p*)) (1 - eta/eta_max) Tr C. Local only: from afar a run may diverge sooner. Not in the paper, whose figure 2
+    finds numerically that the best learning rate is linear in p.
+    """
+    p, p_star = _learner_widths(p, p_star)
+    return p * p_star / (4 * (p_star + 2))
+
+
+def _share_of_largest(eta: Any, p: int, p_star: int) -> float:
+    """eta/eta_max, below 1."""
+    eta = checks.number("eta", eta, 0.0)
+    most = largest_stable_rate(p=p, p_star=p_star)
+    if eta >= most:
+        raise checks.reject("eta", eta, f"SGD does not converge: give eta < p p_star/(4 (p_star + 2)) = {most:.6g}")
+    return eta / most
+
+
+def tail_rate(p: int, eta: float = 0.0) -> float:
+    """The rate at which the risk ends for p = p*: R ~ exp(-rate t).
+
+        rate = (16/p^2) (1 - eta/eta_max),   eta_max = p^2/(4 (p + 2))
+
+    Twice the smallest positive eigenvalue 8/p^2 of the Hessian at the solution (section 7.2.2), since R is of second order in the
+    distance; SGD's own noise slows it as in `largest_stable_rate`. Not in the paper.
+    """
+    p = checks.whole("p", p, 1)
+    return (16 / p**2) * (1 - _share_of_largest(eta, p, p))
+
+
+def tail(p: int, p_star: int, t: Any, *, eta: float = 0.0, rho0: Any = None, Q0: Any = None) -> Any:
+    """How the risk of noiseless SGD vanishes at late t = eta alpha: as a power for p > p*, exponentially for p = p*.
+
+        p > p*:  R = p^2 (p - p*) (p* + 2) / (128 (p + 2) t^2) * [1 + (p*/(p* + 2)) x/(1 - x)],   x = eta/eta_max
+        p = p*:  R = (4/p^2) exp(-16 t/p^2) [Tr (rho0^T Q0^-1 rho0)^-1 - p]   (eta -> 0)
+
+    The power's prefactor forgets the start: the surplus units shrink as q = p^2 (p* + 2)/(16 (p + 2) t), all at the same rate. Its relative
+    error is of order log(t)/t, the time of escape included; rho0 must have rank p* and the start must leave the surplus units their
+    full rank p - p*. The exponential's prefactor does depend on the start and is exact as t -> infinity, for any rho0 of full rank (Q0 = I
+    unless given): gradient flow multiplies the parts of W along and off the teacher from the left by the same matrix F(t), the former
+    also by exp(8 t/p^2), and F is known at the end. At eta > 0 no closed prefactor is known; `tail_rate` gives the rate.
+    Not in the paper.
+    """
+    p, p_star = _learner_widths(p, p_star)
+    share = _share_of_largest(eta, p, p_star)
+    times = _times(t, above=True)
+    if p > p_star:
+        if rho0 is not None or Q0 is not None:
+            raise checks.reject("rho0", rho0, f"for p > p_star = {p_star} the tail does not depend on the start: leave rho0 and Q0 out")
+        slowed = 1 + p_star / (p_star + 2) * share / (1 - share)
+        value = p**2 * (p - p_star) * (p_star + 2) / (128 * (p + 2) * times**2) * slowed
+        return float(value) if np.ndim(value) == 0 else value
+    if share > 0:
+        raise checks.reject("eta", eta, "for p = p_star the prefactor is known as eta -> 0 only: give eta=0, or ask tail_rate for the rate")
+    if rho0 is None:
+        raise checks.reject("rho0", rho0, "for p = p_star the prefactor depends on the start: give the initial overlaps, (p, p)")
+    rho = checks.array("rho0", rho0, (p, p), "student units x teacher units")
+    _polar(rho, "rho0")
+    Q = checks.array("Q0", np.eye(p) if Q0 is None else Q0, (p, p), "the student's Gram matrix")
+    checks.gram("Q0", Q)
+    checks.gram("Q0 - rho0 rho0^T", Q - rho @ rho.T)
+    inverse = np.linalg.inv(rho)
+    value = (4 / p**2) * np.trace(inverse @ (Q - rho @ rho.T) @ inverse.T) * np.exp(-tail_rate(p=p) * times)
+    return float(value) if np.ndim(value) == 0 else value

@@ -1,0 +1,1 @@
+"""The claims of the documents behind the library."""
