@@ -126,7 +126,8 @@ class _See:
     between: bool
 
     def __call__(self, given: Any, seen: dict[str, Any], made: Any, overlaps: dict[str, Any]) -> dict[str, Any]:
-        value = self.watch.value(*given, overlaps)
+        parameters, nodes = given
+        value = self.watch.value(parameters, nodes, overlaps)
         now = (seen["left"] < 0) & (value < seen["level"])
         when = jnp.asarray(made, jnp.float64)
         if self.between:
@@ -340,7 +341,8 @@ def _ode_exit(
         )
         times: Any = found.ts
         last: Any = jax.tree.map(lambda leaf: leaf[0], found.ys)
-        left = found.event_mask & (jnp.sum(jnp.abs(last["Q"])) < ode.LARGEST / 2)
+        stopped: Any = found.event_mask
+        left = stopped & (jnp.sum(jnp.abs(last["Q"])) < ode.LARGEST / 2)
         return times[0], left, found.result == diffrax.RESULTS.max_steps_reached
 
     return jax.vmap(one)(states, levels)
@@ -390,13 +392,17 @@ def _warn_if_no_growth(problem: Problem, algorithm: OnePassSGD, begin: Start) ->
     """
     if not problem.structure.sphere or algorithm.lr == 0.0 or problem.structure.blocks > 1 or problem.structure.trained:
         return
+    p, k = problem.width, problem.signals
     places = [("at this start", begin.Q_blocks[0])]
-    if problem.width > 1:
+    if p > 1:
         places.append(("where all units agree, as they do once they learn", np.ones_like(begin.Q_blocks[0])))
     for where, Q in places:
         still, slope, bend = _plateau(problem, algorithm.batch, Q, begin.a[0])
         if not still:
             return
+        if where != "at this start":
+            # equal rows have equal overlaps: only these may grow
+            slope, bend = (matrix.reshape(p, k, p, k).sum(axis=2).mean(axis=0) for matrix in (slope, bend))
 
         def growth(lr: float, slope: np.ndarray = slope, bend: np.ndarray = bend) -> float:
             return float(np.linalg.eigvals(slope + lr * bend).real.max())
@@ -404,7 +410,7 @@ def _warn_if_no_growth(problem: Problem, algorithm: OnePassSGD, begin: Start) ->
         now = growth(algorithm.lr)
         if now > 0:
             continue
-        bound = float(optimize.brentq(growth, 0.0, algorithm.lr)) if growth(0.0) > 0 else 0.0
+        bound = float(np.asarray(optimize.brentq(growth, 0.0, algorithm.lr))) if growth(0.0) > 0 else 0.0
         warnings.warn(
             f"lr = {algorithm.lr:g}: no overlap with the signals grows {where} (largest rate {now:.3g} per unit of t), so SGD does not "
             + (f"learn; take lr below {bound:.4g}" if bound > 0 else "learn, at any learning rate"),

@@ -160,7 +160,7 @@ def _wick(
 
     def moment(k: int, make: Any) -> np.ndarray:
         """E[e^k ...], from k! times the coefficient of s^k."""
-        return math.factorial(k) * sum(norm[k - m] * make(m) for m in range(k + 1))
+        return math.factorial(k) * np.sum([norm[k - m] * make(m) for m in range(k + 1)], axis=0)
 
     i, j = np.array(first), np.array(second)
     X, Y = (i[:, None], j[:, None]), (i[None], j[None])
@@ -183,10 +183,10 @@ def _wick(
 def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
     """Points for the fields and the label noise: an exact grid for polynomials where it is small enough, else Sobol replicates."""
     loss = structure.loss
-    degrees = (loss.student.degree, loss.teacher.degree) if isinstance(loss, CommitteeLoss) and loss.outer is squared else (None, None)
-    if degrees[0] is not None and degrees[1] is not None:
+    student, teacher = (loss.student.degree, loss.teacher.degree) if isinstance(loss, CommitteeLoss) else (None, None)
+    if student is not None and teacher is not None and loss.outer is squared:
         # u has twice the degree of h, and its square four times
-        count = 2 * (degrees[0] - 1 + max(degrees)) + 1
+        count = 2 * (student - 1 + max(student, teacher)) + 1
         if count**structure.fields * 3 <= MOST_GRID_POINTS:
             rules = [gauss_hermite(count)] * structure.fields + [gauss_hermite(3)]
             grid = np.stack(np.meshgrid(*[nodes for nodes, _ in rules], indexing="ij"), axis=-1).reshape(-1, len(rules))

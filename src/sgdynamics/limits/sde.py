@@ -11,8 +11,8 @@ Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays posi
 - the drift by Heun's method: -E[h x^T] on the rows, and 2 p new columns whose Gram matrix is the mean (lr/B) E[h h^T];
 - the noise needs no root of Sigma: with fresh samples x_s and normals g_s, (1/sqrt(S)) sum_s g_s (u(x_s) - E[u]) has covariance
   Sigma exactly, at any width and at singular overlaps;
-- the part of the noise that h h^T makes acts on the folded factor as L -> L (1 + X/2 + X^2/8), X = eta - E[eta^2]/2, whose Gram
-  matrix has the right first-order noise and the right mean to second order.
+- the part of the noise that h h^T makes acts on the folded factor: L L^T -> L (X + sqrt(1 + X^2)) L^T, X = eta - E[eta^2]/2, which
+  has the noise L eta L^T to first order and the mean L L^T to second, is positive for every X, and grows no faster than X.
 """
 
 from __future__ import annotations
@@ -119,27 +119,27 @@ def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, 
     return _Noise(h, rows, head)
 
 
-def _second_order(structure: Structure, parameters: Any, path: Path, noise: _Noise, gram: Any, scale: Any) -> tuple[Any, Any]:
-    """The mean that second-order products of one step's noise give to M and Q (blocks first), to be taken off where it is not wanted.
+def _second_order(structure: Structure, parameters: Any, path: Path, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
+    """What products of increments with themselves add to the mean of M and Q (blocks first): `scale` times the average over samples.
 
-    e_i is the noise of row i, zeta_ij that of the new columns' Gram matrix, s_ij = w_i.e_j + w_j.e_i + zeta_ij, r_i = s_ii/2:
-    free: Q'' = E[e_i.e_j];  sphere: M'' = E[-r_i mu_i + M_i n_i],  Q'' = E[e_i.e_j - s_ij (r_i + r_j) + Q_ij (n_i + n_j + r_i r_j)]
-    with mu_i = e_i.w* and n_i = 3 r_i^2/2 - |e_i|^2/2.
+    e_i is the increment of row i (S, blocks, p, K + p), zeta_ij that of the new columns' Gram matrix (S, blocks, p, p),
+    s_ij = w_i.e_j + w_j.e_i + zeta_ij, r_i = s_ii/2, mu_i = e_i.w*, n_i = 3 r_i^2/2 - |e_i|^2/2:
+    free: Q'' = E[e_i.e_j];  sphere: M'' = E[-r_i mu_i + M_i n_i],  Q'' = E[e_i.e_j - s_ij (r_i + r_j) + Q_ij (n_i + n_j + r_i r_j)].
     """
-    count = noise.h.shape[0]
-    products = jnp.einsum("sbim,sbjm->sbij", noise.rows, noise.rows)
+    share = scale / e.shape[0]
+    products = jnp.einsum("sbim,sbjm->sbij", e, e)
     if not structure.sphere:
-        return jnp.zeros_like(path.rows[..., : structure.signals]), scale * jnp.sum(products, axis=0) / count
+        return jnp.zeros_like(path.rows[..., : structure.signals]), share * jnp.sum(products, axis=0)
     M, Q = _overlaps(structure, parameters, path.rows)
-    across = jnp.einsum("bim,sbjm->sbij", path.rows, noise.rows)
-    s = across + jnp.swapaxes(across, -1, -2) + gram
+    across = jnp.einsum("bim,sbjm->sbij", path.rows, e)
+    s = across + jnp.swapaxes(across, -1, -2) + zeta
     r = jnp.einsum("sbii->si", s) / 2
     n = 1.5 * r**2 - jnp.einsum("sbii->si", products) / 2
-    mu = jnp.einsum("sbim,brm->sbir", noise.rows, _signal_rows(structure, parameters))
+    mu = jnp.einsum("sbim,brm->sbir", e, _signal_rows(structure, parameters))
     M2 = -r[:, None, :, None] * mu + M * n[:, None, :, None]
     both = n[:, :, None] + n[:, None, :] + r[:, :, None] * r[:, None, :]
     Q2 = products - s * (r[:, :, None] + r[:, None, :])[:, None] + Q * both[:, None]
-    return scale * jnp.sum(M2, axis=0) / count, scale * jnp.sum(Q2, axis=0) / count
+    return share * jnp.sum(M2, axis=0), share * jnp.sum(Q2, axis=0)
 
 
 def sde_step(
@@ -154,7 +154,10 @@ def sde_step(
     length: Any,
     key: Any,
 ) -> Path:
-    """One step of the given length in t. `numbers`: noise_rate = lr/B, inverse_dimension, outside (new columns over d), amount of noise."""
+    """One step of the given length in t.
+
+    `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise.
+    """
     blocks, p, k = structure.blocks, structure.width, structure.signals
     field = partial(_field, structure, rule, nodes, parameters, algorithm, numbers)
     nothing = jnp.zeros((blocks, p, p))
@@ -181,19 +184,26 @@ def sde_step(
     inward = jax.vmap(lambda factor: solve_forward(factor, jnp.concatenate([noise.h.T, here.root], axis=1)))(L)
     seen, mean = inward[..., :SAMPLES], inward[..., SAMPLES:]
     eta = jnp.einsum("bis,bjs->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
-    eta = here.growth[:, None, None] * eta
+    # all of |x|^2, not only what lies outside
+    swing = (numbers["noise_rate"] * parameters["eigenvalues"] * numbers["shares"])[:, None, None]
+    eta = swing * eta
     X = jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
-    if not higher_order:
-        gram = here.growth[:, None, None] * (noise.h[:, None, :, None] * noise.h[:, None, None, :] - here.root @ here.root.T)
-        M2, Q2 = _second_order(structure, parameters, path, noise, gram, scale)
-        T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
-        T = rows[..., :k]
-        cross = T @ jnp.swapaxes(T2, -1, -2)
-        rest = Q2 - cross - jnp.swapaxes(cross, -1, -2)
-        half = jax.vmap(solve_forward)(L, rest)
-        X = X - jax.vmap(solve_forward)(L, jnp.swapaxes(half, -1, -2))
-        rows = rows.at[..., :k].add(-T2)
-    L = L @ (jnp.eye(p) + X / 2 + X @ X / 8)
+    mean_gram = here.root @ here.root.T
+    if higher_order:
+        # products of the mean increment with itself: what a step of length lr/d does beyond the flow
+        mean_rows = -(here.pull + parameters["weight_decay"] * path.rows)[None]
+        step = length * algorithm["lr"] * numbers["inverse_dimension"]
+        M2, Q2 = _second_order(structure, parameters, path, mean_rows, swing * mean_gram[None, None], step)
+    else:
+        gram = swing * (noise.h[:, None, :, None] * noise.h[:, None, None, :] - mean_gram)
+        M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
+    T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
+    cross = rows[..., :k] @ jnp.swapaxes(T2, -1, -2)
+    half = jax.vmap(solve_forward)(L, Q2 - cross - jnp.swapaxes(cross, -1, -2))
+    X = X + jax.vmap(solve_forward)(L, jnp.swapaxes(half, -1, -2))
+    rows = rows.at[..., :k].add(T2)
+    values, vectors = jnp.linalg.eigh((X + jnp.swapaxes(X, -1, -2)) / 2)
+    L = L @ (vectors * jnp.exp(jnp.arcsinh(values) / 2)[:, None, :])
     rows = jnp.concatenate([rows[..., :k], L], axis=-1)
     if structure.sphere:
         rows = rows / jnp.sqrt(jnp.einsum("bim,bim->i", rows, rows))[:, None]
@@ -230,6 +240,7 @@ class SdePaths(Simulator):
             "noise_rate": np.float64(algorithm.lr / algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,
+            "shares": sizes / dimension,
             "amount": np.float64(amount),
         }
         T, L = factor(problem, begin)

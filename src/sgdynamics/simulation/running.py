@@ -13,7 +13,7 @@ import numpy as np
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 
-SMALLEST_BATCH = 32  # runs below which dropping more saves nothing
+SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
 
 
@@ -172,7 +172,10 @@ def _first_passage_group(
 
 
 def _room(alive: int, size: int) -> int:
-    """The batch for runs that are left: half of what it was, again and again, as each size is compiled anew."""
-    while alive <= size // 2 and size > SMALLEST_BATCH:
-        size = max(size // 2, SMALLEST_BATCH)
+    """The batch for runs that are left. Each size is compiled anew: a large batch is halved, a small one waits for a quarter."""
+    while size > SMALLEST_BATCH:
+        share = 2 if size >= 512 else 4
+        if alive > size // share:
+            break
+        size = max(size // share, SMALLEST_BATCH)
     return size if alive else 0

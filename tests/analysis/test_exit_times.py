@@ -1,0 +1,151 @@
+"""Exit times: closed forms, the chain's own steps, every method, the shift by stochasticity, and learning rates that do not learn."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.papers import escaping_mediocrity as paper
+from tests.conftest import Z, same_law
+
+
+def phase(p=1, noise=0.0):
+    return sgd.TeacherStudent(width=p, activation="square", noise=noise, constraint="sphere")
+
+
+def test_ode_exit_is_the_closed_solution_of_width_one():
+    problem = phase(noise=0.5)
+    m0 = np.array([0.02, 0.1, -0.3])
+    begin = sgd.start(problem, M=m0[:, None, None], Q=np.ones((3, 1, 1)))
+    for threshold in (0.1, 0.4):
+        found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, threshold=threshold, max_time=20.0)
+        np.testing.assert_allclose(found.times, paper.exit_time_p1(m0, 0.05, 0.5, threshold), rtol=1e-8)
+    assert found.left == found.runs == 3
+    assert found.mean == pytest.approx(found.times.mean())
+    assert found.alpha == pytest.approx(found.times / 0.05)
+
+
+def test_the_chain_is_stopped_at_its_own_first_step_below_the_level():
+    """Compared with a scan of every step of the same runs; nothing depends on how many runs there are."""
+    problem = phase(2, 0.1)
+    algorithm = sgd.OnePassSGD(lr=0.2)
+    begin = sgd.random_start(problem, dimension=60, runs=70, seed=3)
+    every = sgd.simulate(problem, algorithm, begin, steps=np.arange(401), dimension=60, seed=5)
+    below = np.asarray(every.excess_risk) < 0.8 * np.asarray(every.excess_risk)[:, :1]
+    first = np.where(below.any(axis=1), below.argmax(axis=1), np.nan) * 0.2 / 60
+    with pytest.warns(UserWarning, match="had not left by max_time") if np.isnan(first).any() else pytest.warns(UserWarning):
+        found = sgd.exit_time(problem, algorithm, begin, threshold=0.2, method="exact", dimension=60, seed=5, max_time=400 * 0.2 / 60)
+    assert np.isfinite(first).sum() > 20
+    np.testing.assert_allclose(found.times, first, rtol=1e-12)
+    assert found.left == np.isfinite(first).sum()
+    assert found.quantile(1.0) == np.inf
+    assert found.quantiles[0.05] == pytest.approx(np.quantile(np.nan_to_num(first, nan=np.inf), 0.05))
+    scanned = sgd.exit_time_of(every.isel(run=slice(0, 5)).isel(time=slice(0, 400)), 0.01)
+    assert np.all(scanned.times > 0)
+
+
+def test_direct_and_exact_exit_times_have_one_law():
+    problem = phase(2, 0.1)
+    begin = sgd.random_start(problem, dimension=60, runs=300, seed=1)
+    setting = {"threshold": 0.2, "dimension": 60, "max_time": 60.0}
+    exact = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.2), begin, method="exact", seed=2, **setting)
+    direct = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.2), begin, method="direct", seed=3, **setting)
+    assert exact.left == direct.left == 300
+    same_law(exact.times, direct.times, "exit times")
+
+
+@pytest.mark.parametrize(("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), (5, 0.5, 0.607, 0.004)])
+def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference, error):
+    """T = .1, d = 1000, no noise: the chain's mean, and the closed shift against chain less ODE, start by start."""
+    problem, algorithm = phase(p), sgd.OnePassSGD(lr=gamma)
+    begin = sgd.random_start(problem, dimension=1000, runs=1000, seed=0)
+    chain = sgd.exit_time(problem, algorithm, begin, threshold=0.1, method="exact", dimension=1000, seed=1, max_time=40.0 * p)
+    assert chain.left == 1000
+    # in the paper's time t/p
+    assert abs(chain.mean / p - reference) <= Z * np.hypot(chain.standard_error / p, error)
+    some = sgd.start(problem, M=begin.M[:256], Q=begin.Q[:256])
+    ode = sgd.exit_time(problem, algorithm, some, threshold=0.1, max_time=40.0 * p)
+    gap = (chain.times[:256] - ode.times) / p
+    shift = paper.stochastic_shift(p, gamma, 0.0)
+    assert abs(gap.mean() - shift) <= Z * gap.std(ddof=1) / 16 + 0.03
+    assert abs(gap.mean() - shift) < abs(gap.mean()) / 2
+    # and the closed time, without any ODE, is nearer to the chain than the ODE's mean
+    corrected = paper.exit_time_corrected(p, 1000, gamma, 0.0, 0.1)
+    assert abs(corrected - chain.mean / p) < abs(ode.mean - chain.mean) / p
+
+
+def test_sde_exit_times_agree_with_the_chain():
+    problem, algorithm = phase(2, 0.1), sgd.OnePassSGD(lr=0.1)
+    begin = sgd.start(problem, M=[[0.05], [-0.03]], Q=[[1.0, 0.02], [0.02, 1.0]])
+    setting = {"threshold": 0.2, "dimension": 1000, "runs": 500, "max_time": 60.0}
+    paths = sgd.exit_time(problem, algorithm, begin, method="sde", seed=1, **setting)
+    chain = sgd.exit_time(problem, algorithm, begin, method="exact", seed=2, **setting)
+    assert paths.left == chain.left == 500
+    error = np.hypot(paths.standard_error, chain.standard_error)
+    assert abs(paths.mean - chain.mean) <= Z * error
+    assert 0.8 < np.std(paths.times) / np.std(chain.times) < 1.25
+
+
+def test_criteria_and_trajectories_at_hand():
+    problem, algorithm = phase(2, 0.1), sgd.OnePassSGD(lr=0.1)
+    begin = sgd.start(problem, M=[[0.05], [-0.03]], Q=[[1.0, 0.02], [0.02, 1.0]])
+    overlap = sgd.exit_time(problem, algorithm, begin, threshold=0.4, criterion="overlap", max_time=60.0)
+    path = sgd.solve_ode(problem, algorithm, begin, times=np.linspace(0, 12, 4001))
+    assert sgd.exit_time_of(path, 0.4, criterion="overlap").times == pytest.approx(overlap.times, rel=1e-5)
+    risk = sgd.exit_time(problem, algorithm, begin, threshold=0.4, max_time=60.0)
+    assert sgd.exit_time_of(path, 0.4).times == pytest.approx(risk.times, rel=1e-5)
+
+    def distance(state):
+        return 1.0 - jnp.max(jnp.abs(state["M"]))
+
+    own = sgd.exit_time(problem, algorithm, begin, threshold=1 - 0.6 / 0.95, criterion=distance, max_time=60.0)
+    assert own.times == pytest.approx(overlap.times, rel=1e-8)
+    assert own.criterion == "distance"
+    assert sgd.exit_time(problem, algorithm, begin, threshold=0.04, criterion="overlap", max_time=1.0).times[0] == 0.0
+
+
+def test_bad_input_and_what_did_not_leave():
+    problem, algorithm = phase(2, 0.1), sgd.OnePassSGD(lr=0.1)
+    begin = sgd.start(problem, M=[[0.05], [-0.03]], Q=[[1.0, 0.02], [0.02, 1.0]])
+    for threshold in (0.0, 1.0, -0.2, 1.5):
+        with pytest.raises(ValueError, match="threshold"):
+            sgd.exit_time(problem, algorithm, begin, threshold=threshold)
+    with pytest.raises(ValueError, match="did you mean 'exact'"):
+        sgd.exit_time(problem, algorithm, begin, method="exakt")
+    with pytest.raises(ValueError, match="dimension"):
+        sgd.exit_time(problem, algorithm, begin, method="exact")
+    with pytest.raises(ValueError, match="criterion"):
+        sgd.exit_time(problem, algorithm, begin, criterion=lambda state: state["M"])
+    with pytest.raises(ValueError, match="criterion"):
+        sgd.exit_time(problem, algorithm, begin, criterion="risks")
+    with pytest.raises(ValueError, match="start"):
+        sgd.exit_time(problem, algorithm, sgd.start(problem, M=np.ones((2, 1)), Q=np.ones((2, 2))))
+    with pytest.warns(UserWarning, match="1 had not left by max_time = 0.5"):
+        late = sgd.exit_time(problem, algorithm, begin, threshold=0.4, max_time=0.5)
+    assert np.isnan(late.times).all()
+    assert np.isnan(late.mean)
+    assert late.left == 0
+
+
+def test_the_optimal_rate_of_the_paper_does_not_learn():
+    """Width 5 without label noise: at gamma_opt neither ODE nor chain leaves the bad states; at half the stable rate both do."""
+    problem = phase(5)
+    with pytest.warns(UserWarning, match="does not learn"):
+        best = paper.optimal_lr(5, 0.0)
+    stable = paper.largest_stable_lr(5, 0.0)
+    assert best > stable
+    begin = sgd.random_start(problem, dimension=1000, runs=8, seed=4)
+    one = sgd.start(problem, M=begin.M[:1], Q=begin.Q[:1])
+    for lr, learns in ((best, False), (stable / 2, True)):
+        ode = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), one, times=[0.0, 30.0])
+        chain = sgd.simulate(problem, sgd.OnePassSGD(lr=lr), begin, times=[0.0, 30.0], dimension=1000)
+        for result in (ode, chain):
+            last = np.asarray(result.excess_risk)[:, -1]
+            assert np.all(last < 0.05) if learns else np.all(last > 0.9), (lr, last)
+    with pytest.warns(UserWarning) as caught:
+        sgd.exit_time(problem, sgd.OnePassSGD(lr=best), one, threshold=0.9, max_time=5.0)
+    told = [str(warning.message) for warning in caught]
+    # the bound of width one for the rate gamma/p, found from the drift alone
+    assert any("take lr below 0.8333" in message for message in told), told
