@@ -6,6 +6,8 @@ State a problem and an algorithm; get the theory, the finite-dimension simulatio
 from sgdynamics import functional, papers, plot
 from sgdynamics.algorithms import OnePassSGD
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
+from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
+from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
 from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
 from sgdynamics.limits.ode import solve_ode
@@ -18,6 +20,8 @@ from sgdynamics.version import __version__
 __all__ = [
     "Activation",
     "ExitTimes",
+    "FixedPoint",
+    "HessianSpectrum",
     "MultiIndex",
     "OnePassSGD",
     "Problem",
@@ -28,7 +32,9 @@ __all__ = [
     "compare",
     "exit_time",
     "exit_time_of",
+    "fixed_points",
     "functional",
+    "hessian_spectrum",
     "increment_covariance",
     "load",
     "papers",

@@ -6,9 +6,8 @@ Independent are M (within the span of the signals), the upper triangle of Q (on 
 it is trained. The search runs in the factor W = [T | L], so that it stays physical (M = T C^T, Q = T T^T + L L^T), from many starts at
 once; a Newton iteration in the overlaps then polishes, also where Omega is singular, as it is wherever something has been learnt.
 
-Jacobians are singular wherever roots form a family (a rotation of the units of a quadratic network, say), so both steps are least-squares
-steps: Levenberg-Marquardt, then Newton with a pseudo-inverse. They are written here and not taken from a root finder because thousands of
-tiny systems run side by side in one compiled function and stop one by one.
+Jacobians are singular wherever roots form a family, so both are least-squares steps: Levenberg-Marquardt, and Newton with a pseudo-inverse.
+They are not taken from a root finder because many tiny systems run side by side in one compiled function and stop one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import itertools
 import warnings
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +34,9 @@ from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
 
-TOLERANCE = 1e-12  # largest entry of the drift at a root
+TOLERANCE = 1e-12  # largest norm of the drift at a root
 PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
-CHUNK = 16  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
+CHUNK, SAMPLED_CHUNK = 16, 4  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
 SEARCH_STEPS, DESCENT_STEPS, POLISH_STEPS = 100, 300, 60
 NULL = 1e-6  # an eigenvalue below this share of the largest is 0
 NEAR = 3e-2  # rows, or parts of rows, this close at a degenerate root are taken to coincide, if that is a root too
@@ -53,7 +52,7 @@ class FixedPoint:
 
     `eigenvalues` (complex, growing first) are those of the drift's Jacobian. `verdict`: "saddle" if one grows; "stable" if all decay but
     for the `manifold_dimension` directions along a family of roots through this one; "marginal" if others are null too, so that the
-    linear part does not decide (wide networks that have learnt are: they decay as a power law). `residual` is the largest entry of the
+    linear part does not decide (wide networks that have learnt are: they decay as a power law). `residual` is the norm of the
     drift; `error` what the error of the expectations may move the root by; `found` how many starts ended here.
     """
 
@@ -95,14 +94,16 @@ def fixed_points(
 ) -> list[FixedPoint]:
     """Fixed points of the ODE as d -> infinity (lr = 0: of gradient flow), by increasing risk, each once up to symmetry.
 
-        drift(M, Q, a) = 0
+        drift(M, Q, a) = 0        (equations (1) to (4) of the theory page; Saad and Solla 1995 for erf)
 
     Searched from `tries` random starts (generic rows, rows in the signals' span or orthogonal to it, equal rows, small rows) and from
-    `starts`, which finds saddles as well, and for a quarter of them (and all of `starts`) also by following the dynamics; a list of what was found, not a proof that there is nothing else: raise `tries` for more. Roots with the same risk and the
-    same Jacobian eigenvalues count once: every symmetry of the problem (relabelled units, signs that the loss does not see, signals that
-    it treats alike) leaves both alone. The points of a continuous family, of one risk and dimension, count once too. Roots whose Omega
-    is not positive semi-definite to 1e-9 belong to no rows and are left out unless `unphysical`. A fixed head is that of `starts`, or ones.
-    `tolerance`: largest entry of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
+    `starts`: as roots, which finds saddles too, and from a quarter of them (and all of `starts`) by following the dynamics. It is a list
+    of what was found, not a proof that there is nothing else: raise `tries` for more. Roots with the same risk and the same Jacobian
+    eigenvalues count once, for every symmetry of the problem (relabelled units, signs that the loss does not see, signals that it treats
+    alike) leaves both alone; so do the points of a continuous family, of one risk and dimension. Roots whose Omega is not positive
+    semi-definite to 1e-9 belong to no rows and are left out unless `unphysical`. A fixed head is that of `starts`, or ones.
+    `tolerance`: largest norm of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
+    With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is "marginal".
     """
     if not isinstance(algorithm, OnePassSGD):
         raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
@@ -117,18 +118,20 @@ def fixed_points(
     limit = tolerance or (KINKED_TOLERANCE if rough else TOLERANCE)
     X, a = _first_rows(problem, given, tries, seed)
     runs = tries // 4 + (0 if given is None else given.runs)
-    rule = rule_for(problem, np.zeros((1, 1, 1)), 1.0)
+    noisy = np.einsum("bii->bi", problem.gram).max(axis=1)[:, None, None] * np.eye(problem.width)  # noise lengthens rows
+    rule = rule_for(problem, noisy, 1.5 if algorithm.lr > 0 else 0.0)
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
         if runs:
-            roots = roots.joined(_descend(system, X[:runs], a[:runs], limit))
+            roots = _Points(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
         roots = roots.take(roots.residual <= limit)
         lengths = system.overlaps(roots)["Q"]
         needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
         # rows run off to infinity where a saturating activation has no drift left: no roots, and not worth a longer series
-        near = np.einsum("nbii->n", lengths) <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
-        roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)))
+        size = np.einsum("nbii->n", lengths)
+        near = size <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
+        roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < LARGEST))
         if not np.any(near & (needed > rule.terms)):
             break
         rule = replace(rule, terms=int(needed[near].max()))
@@ -138,8 +141,7 @@ def fixed_points(
     return _described(system, roots, limit, unphysical)
 
 
-@dataclass
-class _Points:
+class _Points(NamedTuple):
     """Many states: coordinates y (n, m), what they are counted from (n, full), the drift and its Jacobian there."""
 
     y: np.ndarray
@@ -149,21 +151,14 @@ class _Points:
 
     @property
     def residual(self) -> np.ndarray:
-        return np.nan_to_num(np.abs(self.drift).max(axis=1, initial=0.0), nan=np.inf)
-
-    @property
-    def norm(self) -> np.ndarray:
-        return np.nan_to_num(np.linalg.norm(self.drift, axis=1), nan=np.inf)
+        size = np.linalg.norm(self.drift, axis=1)
+        return np.where(np.isfinite(size), size, np.inf)
 
     def take(self, index: Any) -> _Points:
-        return _Points(self.y[index], self.base[index], self.drift[index], self.jacobian[index])
-
-    def joined(self, other: _Points) -> _Points:
-        pairs = ((self.y, other.y), (self.base, other.base), (self.drift, other.drift), (self.jacobian, other.jacobian))
-        return _Points(*(np.concatenate(pair) for pair in pairs))
+        return _Points(*(part[index] for part in self))
 
     def put(self, index: Any, other: _Points) -> None:
-        for mine, new in ((self.y, other.y), (self.base, other.base), (self.drift, other.drift), (self.jacobian, other.jacobian)):
+        for mine, new in zip(self, other, strict=True):
             mine[index] = new
 
 
@@ -226,8 +221,9 @@ class _System:
         """Drift (point, replicate, coordinate) and Jacobian, in chunks."""
         numbers = (nodes or self.nodes, self.problem.parameters, self.algorithm.parameters, self.frame)
         found = []
-        for first in range(0, len(y), CHUNK):
-            index = np.minimum(np.arange(first, first + CHUNK), len(y) - 1)
+        chunk = SAMPLED_CHUNK if "points" in self.nodes else CHUNK
+        for first in range(0, len(y), chunk):
+            index = np.minimum(np.arange(first, first + chunk), len(y) - 1)
             static = (self.structure, self.rule, self.algorithm.batch, self.flow)
             found.append([np.asarray(part) for part in _rates(*static, numbers, y[index], base[index], edge * self.diagonal)])
         rates, jacobians = (np.concatenate(part)[: len(y)] for part in zip(*found, strict=True))
@@ -262,6 +258,10 @@ class _System:
             slopes = slopes - np.einsum("nmbic,nbic->nmi", slopes, X)[:, :, None, :, None] * X[:, None]
         on_head = np.broadcast_to(self.frame["back"][:, -a.shape[1] :], (n, slopes.shape[1], a.shape[1]))
         return np.concatenate([slopes.reshape(n, -1, size), on_head], axis=2)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _nodes(structure: Structure, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
@@ -328,18 +328,18 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Poi
     damping, live = np.full(len(X), 1e-2), np.arange(len(X))
     for _ in range(SEARCH_STEPS):
         part = points.take(live)
-        J = np.nan_to_num(part.jacobian @ system.row_slopes(X[live], a[live]))
+        J = _finite(part.jacobian @ system.row_slopes(X[live], a[live]))
         square = np.einsum("nmx,nmy->nxy", J, J) + damping[live, None, None] * np.eye(J.shape[2])
-        step = -np.linalg.solve(square, np.einsum("nmx,nm->nx", J, np.nan_to_num(part.drift))[..., None])[..., 0]
+        step = -np.linalg.solve(square, np.einsum("nmx,nm->nx", J, _finite(part.drift))[..., None])[..., 0]
         rows = normal(X[live] + step[:, : X[0].size].reshape(-1, *X.shape[1:]))
         heads = a[live] + step[:, X[0].size :]
         new = system.at(*system.of_rows(rows, heads))
-        better = new.norm < part.norm
+        better = new.residual < part.residual
         chosen = live[better]
         X[chosen], a[chosen] = rows[better], heads[better]
         points.put(chosen, new.take(better))
         damping[live] = np.maximum(np.where(better, damping[live] / 4, damping[live] * 4), 1e-14)
-        live = live[(points.norm[live] > 100 * limit) & (damping[live] < 1e8)]
+        live = live[(points.residual[live] > 100 * limit) & (damping[live] < 1e8)]
         if len(live) == 0:
             break
     return _polish(system, points, limit)
@@ -365,18 +365,18 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Po
         good = np.isfinite(new.jacobian).all(axis=(1, 2)) & (np.abs(step).max(axis=1) < 0.2 * np.maximum(1, np.abs(part.y).max(axis=1)))
         points.put(live[good], new.take(good))
         pace[live] = np.where(good, 2.0, 0.25) / rate
-        live = live[(points.norm[live] > 100 * limit) & (pace[live] > 1e-9) & (np.abs(points.y[live]).max(axis=1) < LARGEST)]
+        live = live[(points.residual[live] > 100 * limit) & (pace[live] > 1e-9) & (np.abs(points.y[live]).max(axis=1) < LARGEST)]
     return _polish(system, points, limit)
 
 
-def _polish(system: _System, points: _Points, limit: float) -> _Points:
+def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -> _Points:
     """Newton in the overlaps with a pseudo-inverse, steps halved while they do not help; past the limit, as far as rounding allows."""
     step, live = np.ones(len(points.y)), np.arange(len(points.y))
     for _ in range(POLISH_STEPS):
         part = points.take(live)
-        towards = np.einsum("nym,nm->ny", np.linalg.pinv(np.nan_to_num(part.jacobian), rcond=1e-9), np.nan_to_num(part.drift))
+        towards = np.einsum("nym,nm->ny", np.linalg.pinv(_finite(part.jacobian), rcond=cut), _finite(part.drift))
         new = system.at(part.y - step[live, None] * towards, part.base)
-        better = new.norm < part.norm
+        better = new.residual < part.residual
         points.put(live[better], new.take(better))
         step[live] = np.where(better, np.minimum(1.0, 2 * step[live]), step[live] / 2)
         live = live[(points.residual[live] > 1e-5 * limit) & (step[live] > 0.01)]
@@ -400,7 +400,7 @@ def _jacobians(system: _System, points: _Points) -> np.ndarray:
 
 def _null_space(jacobian: np.ndarray) -> np.ndarray:
     """Right null vectors, as columns."""
-    _, values, right = np.linalg.svd(np.nan_to_num(jacobian))
+    _, values, right = np.linalg.svd(_finite(jacobian))
     return right[values <= NULL * max(values[0], 1e-300)].T
 
 
@@ -438,21 +438,21 @@ def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: f
     """
     if null.shape[1] == 0:
         return 0
-    count = null.shape[1] + 4
     state = system.overlaps(root)
     T, L = factor(system.problem, Start(state["M"], state["Q"], state["a"]))
-    draw = np.random.default_rng(7)
     # L enters squared: where it is 0, a step of the overlaps is the square root of one of the rows
     reach = np.where(np.sqrt(np.sum(L**2, axis=-2, keepdims=True)) > np.sqrt(STEP), STEP, np.sqrt(STEP))
-    X = np.concatenate([T, L], axis=-1)
     scales = np.concatenate([np.full_like(T, STEP), np.broadcast_to(reach, L.shape)], axis=-1)
-    X = X + scales * draw.standard_normal((count, *X.shape[1:]))
-    a = state["a"] + (STEP * draw.standard_normal((count, state["a"].shape[1])) if system.structure.trained else 0.0)
-    found = _search(system, X, np.broadcast_to(a, (count, a.shape[1])), limit)
-    moves = (found.y - root.y)[(found.residual <= limit) & (np.abs(found.y - root.y).max(axis=1) < 0.3)] @ null
-    if len(moves) == 0:
-        return 0
-    return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.1 * STEP * np.sqrt(len(moves))))
+    draw, count = np.random.default_rng(7), 2 * null.shape[1] + 6
+    X = np.concatenate([T, L], axis=-1) + scales * draw.standard_normal((count, *scales.shape[1:]))
+    a = state["a"] + STEP * system.structure.trained * draw.standard_normal((count, state["a"].shape[1]))
+    # degenerate roots are approached slowly, along directions that are all but null: those must not pass for moves
+    found = _polish(system, _search(system, X, a, limit), limit, 1e-12)
+    moves = found.y - root.y
+    moves = moves[found.residual <= limit] @ null
+    # every start moves along a family; one that finds another root nearby is no family
+    moves = moves[np.argsort(np.linalg.norm(moves, axis=1))][: null.shape[1] + 3]
+    return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.03 * STEP * np.sqrt(max(len(moves), 1))))
 
 
 def _described(system: _System, roots: _Points, limit: float, unphysical: bool) -> list[FixedPoint]:
@@ -486,24 +486,15 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
         if same:
             found[same[0]] = replace(found[same[0]], found=found[same[0]].found + 1)
             continue
-        growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
         if isinstance(problem.structure.loss, CommitteeLoss):
             error += risk_by(problem, system.rule, *(part[n : n + 1] for part in state.values()))[2] * float(np.abs(roots.y[n]).max())
-        one = FixedPoint(
-            M=state["M"][n].sum(axis=0),
-            Q=state["Q"][n].sum(axis=0),
-            a=state["a"][n],
-            risk=float(risk[n]),
-            excess_risk=float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan"),
-            residual=float(roots.residual[n]),
-            eigenvalues=values,
-            verdict="saddle" if growing else "stable" if flat <= dimension else "marginal",
-            manifold_dimension=dimension,
-            physical=bool(physical[n]),
-            error=error,
-            found=1,
-            M_blocks=state["M"][n],
-            Q_blocks=state["Q"][n],
-        )
-        found.append(one)
+        growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
+        M, Q, a = (part[n] for part in state.values())
+        inner, lengths = Q.sum(axis=0), np.sqrt(np.abs(np.diag(Q.sum(axis=0))))
+        parallel = np.any(np.triu(inner - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
+        decided = system.flow or not problem.structure.kinks or not parallel
+        verdict = "marginal" if not decided else "saddle" if growing else "stable" if flat <= dimension else "marginal"
+        excess = float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan")
+        numbers = (float(risk[n]), excess, float(roots.residual[n]), values, verdict, dimension, bool(physical[n]), error, 1)
+        found.append(FixedPoint(M.sum(axis=0), Q.sum(axis=0), a, *numbers, M, Q))
     return found

@@ -20,6 +20,7 @@ same expectation is taken in the plane of w and v, with the point masses of f'' 
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +110,8 @@ def hessian_spectrum(
 
         d^2 R / dw_i dw_j = E[h_ij x x^T]
 
-    Exact for Gaussian inputs at any N; weight decay is not part of it (add al to each eigenvalue for the penalised risk).
+    Exact for Gaussian inputs at any N (by Stein's lemma; for ReLU it is the Hessian of Safran and Shamir 2018); weight decay is not part
+    of it (add al to each eigenvalue for the penalised risk).
     constraint="sphere" is the Riemannian Hessian on rows of fixed norm, P (Hess - diag(w_i.dR/dw_i/|w_i|^2)) P on the p (N - 1) tangent
     directions; "problem" follows the problem's constraint. `run` picks one run of the start. `tolerance`: under which distance
     eigenvalues are equal, and null; unless given, 1e-9 of the largest, or the error where that is more.
@@ -211,7 +213,7 @@ def _pair_parts(first: Activation, second: Activation, terms: int, rows: np.ndar
     a = w_i and b = w_c where Stein's lemma is used; an orthonormal pair in their plane where the plane is integrated.
     """
     shape = (len(rows), *others.shape)
-    if pairs.method(first, second) in ("erf", "mehler"):
+    if pairs.method(first, second) not in ("relu", "polar"):
         q1, q2 = np.sum(rows**2, axis=1), np.sum(others**2, axis=1)
         # twice the terms that K, A and B need: higher derivatives have longer tails
         table = _smooth_table(first, second, 2 * terms, q1, q2, rows @ others.T)
@@ -234,22 +236,29 @@ def _pair_parts(first: Activation, second: Activation, terms: int, rows: np.ndar
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _smooth_table(first: Activation, second: Activation, terms: int, q1: Any, q2: Any, c: Any) -> Any:
-    """E[f^(i) g^(j)] for the orders that Stein's lemma needs: closed for erf, else Mehler series (all terms, and half of them)."""
+    """E[f^(i) g^(j)] for the orders that Stein's lemma needs: closed for erf and polynomials, else Mehler (all terms, and half of them)."""
     if pairs.method(first, second) == "erf":
         al1, al2 = (1.0 + q1)[:, None], ((closed.erf_offset(second) or 0.0) + q2)[None, :]
         root = jnp.sqrt(al1 * al2 - c**2)
         A, fourth = -c / (al1 * root), 2 * c / (al1**2 * root) + al2 * c / (al1 * root**3)
         ww, wv = (A, fourth, -al2 / root**3, c / root**3), (1 / root, -al2 / root**3, c / root**3, -al1 / root**3)
         return 2 / np.pi * jnp.array([[ww, wv], [ww, wv]])
+    if pairs.method(first, second) == "polynomial":
+        # Wick, with n contractions between u and v: sum_n c^n/n! E[f^(i + n)] E[g^(j + n)]
+        top = min(first.degree or 0, second.degree or 0)
+        F, G = closed.derivative_means(first, 0, top + 4, q1), closed.derivative_means(second, 0, top + 3, q2)
+        share = closed.powers(c, top) / np.array([float(math.factorial(n)) for n in range(top + 1)])
+        table = [[jnp.einsum("in,jn,ijn->ij", F[:, i : i + top + 1], G[:, j : j + top + 1], share) for i, j in kind] for kind in ORDERS]
+        return jnp.array([table, table])
     count = mehler.terms_needed(first, second, terms)
     series = mehler.powers(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])), count)
     f = [mehler.coefficients(first.derivative(order), q1, count) for order in range(5)]
     g = [mehler.coefficients(second.derivative(order), q2, count) for order in range(4)]
 
-    def table(n: int) -> Any:
+    def cut(n: int) -> Any:
         return [[jnp.einsum("in,jn,ijn->ij", f[i][:, :n], g[j][:, :n], series[..., :n]) for i, j in kind] for kind in ORDERS]
 
-    return jnp.array([table(count), table(count // 2 if count == terms else count)])
+    return jnp.array([cut(count), cut(count // 2 if count == terms else count)])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

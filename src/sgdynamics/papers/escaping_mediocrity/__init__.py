@@ -3,6 +3,7 @@
 Closed formulas in the paper's symbols and its time t = steps gamma/(p d), with its misprints corrected.
 """
 
+from sgdynamics.papers.escaping_mediocrity.figures import figure_1, figure_2, figure_3, figure_4, figure_5
 from sgdynamics.papers.escaping_mediocrity.formulas import (
     exit_time_annealed,
     exit_time_corrected,
@@ -27,6 +28,11 @@ __all__ = [
     "exit_time_diffusive",
     "exit_time_p1",
     "exit_time_quenched",
+    "figure_1",
+    "figure_2",
+    "figure_3",
+    "figure_4",
+    "figure_5",
     "growth_rates",
     "largest_stable_lr",
     "minimal_steps",

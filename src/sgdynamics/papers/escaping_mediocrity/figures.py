@@ -1,0 +1,248 @@
+"""Figures 1 to 5 of Escaping mediocrity, each as `figure_n(quick=False, seed=0) -> (fig, data)`, in the paper's time t = steps gamma/(p d).
+
+Captions give d, the widths and that gamma/p is constant; learning rates, noise and thresholds they leave open, and each docstring says
+what was chosen. SGD is the exact chain throughout, so that d is no concern.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
+from sgdynamics.limits.ode import solve_ode
+from sgdynamics.limits.sde import solve_sde
+from sgdynamics.papers.escaping_mediocrity.formulas import exit_time_annealed, exit_time_corrected, exit_time_quenched
+from sgdynamics.problems import TeacherStudent, random_start
+from sgdynamics.problems.starts import Start, start
+from sgdynamics.simulation import simulate
+
+TIME = "$t$ = steps $\\gamma/(p\\,d)$"
+COLOURS = {"SGD": "C0", "SDE": "C1", "ODE": "k"}
+
+
+def _problem(p: int, noise: float, head: str = "fixed") -> TeacherStudent:
+    return TeacherStudent(width=p, activation="square", noise=noise, head=head, constraint="sphere")
+
+
+def _axes(columns: int, height: float = 3.6, rows: int = 1, **more: Any) -> tuple[Any, Any]:
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=(4.6 * columns, height * rows), layout="constrained", squeeze=False, **more)
+
+
+def _from_one_start(
+    p: int, gamma: float, noise: float, threshold: float, d: int, runs: int, end: float, quick: bool, seed: int
+) -> tuple[Any, xr.Dataset]:
+    """Figures 1 and 5: SGD and SDE paths from one start with the ODE, and the exit times of each."""
+    problem, algorithm = _problem(p, noise), OnePassSGD(lr=gamma)
+    # the start whose mu0 = d sum m^2 is nearest to its mean p among a few: neither a lucky nor an unlucky one
+    several = random_start(problem, dimension=d, seed=seed, runs=32)
+    typical = int(np.argmin(np.abs(d * np.sum(several.M**2, axis=(1, 2)) - p)))
+    begin = start(problem, M=several.M[typical], Q=several.Q[typical])
+    times = np.linspace(0, end, 121) * p
+    shown = {
+        "SGD": simulate(problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 1),
+        "SDE": solve_sde(problem, algorithm, begin, times=times, dimension=d, runs=runs, seed=seed + 2),
+        "ODE": solve_ode(problem, algorithm, begin, times=times),
+    }
+    if quick:
+        # from the paths shown, as fine as their save points; not every program need be compiled
+        exits = {name: exit_time_of(path, threshold) for name, path in shown.items()}
+    else:
+        common: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p}
+        many: dict[str, Any] = {"dimension": d, "runs": 4 * runs}
+        exits = {
+            "SGD": exit_time(problem, algorithm, begin, method="exact", seed=seed + 1, **many, **common),
+            "SDE": exit_time(problem, algorithm, begin, method="sde", seed=seed + 2, **many, **common),
+            "ODE": exit_time(problem, algorithm, begin, **common),
+        }
+    fig, axes = _axes(2, sharey=True)
+    first = float(shown["ODE"].excess_risk[0, 0])
+    for ax, name in zip(axes[0], ("SGD", "SDE"), strict=True):
+        t = np.asarray(shown[name].t) / p
+        ax.plot(t, np.asarray(shown[name].excess_risk).T, color=COLOURS[name], lw=0.7, alpha=0.5)
+        ax.plot([], [], color=COLOURS[name], label=f"{name}, {runs} runs")
+        ax.plot(np.asarray(shown["ODE"].t) / p, shown["ODE"].excess_risk[0], color="k", lw=1.8, label="ODE")
+        ax.axhline((1 - threshold) * first, color="0.6", lw=0.8, ls=":")
+        for which in (name, "ODE"):
+            ax.axvline(exits[which].mean / p, color=COLOURS[which], ls="--", lw=1.2)
+        ax.set(xlabel=TIME, title=f"$t_{{ext}}$: {name} {_shown(exits[name], p)}, ODE {exits['ODE'].mean / p:.3f}")
+        ax.legend(frameon=False)
+    axes[0, 0].set_ylabel("excess risk")
+    fig.suptitle(f"$p$ = {p}, $d$ = {d}, $\\gamma$ = {gamma:g}, $\\Delta$ = {noise:g}, $T$ = {threshold:g}")
+    data = xr.Dataset(
+        {
+            f"excess_risk_{name}": (("run", "time") if name != "ODE" else ("one", "time"), np.asarray(r.excess_risk))
+            for name, r in shown.items()
+        }
+        | {f"exit_time_{name}": (f"exit_{name}", found.times / p) for name, found in exits.items()},
+        {"t": ("time", times / p)},
+        {"p": p, "d": d, "gamma": gamma, "noise": noise, "threshold": threshold, "seed": seed},
+    )
+    return fig, data
+
+
+def _shown(found: ExitTimes, p: int) -> str:
+    return f"{found.mean / p:.3f}({found.standard_error / p * 1000:.0f})"
+
+
+def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """SGD (left) and SDE (right) from one start beside the ODE, p = 1, d = 3000, with exit times.
+
+    The paper's point: the SDE has the spread that the ODE lacks, and the exit times hardly differ. Chosen: gamma = .05, no label noise,
+    T = .3, a start with a typical overlap. Exit times are means over four times as many runs as are shown (quick: over those shown).
+    """
+    return _from_one_start(1, 0.05, 0.0, 0.3, 1000 if quick else 3000, 25 if quick else 50, 3.5, quick, seed)
+
+
+def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T = .3."""
+    return _from_one_start(2, 0.1, 0.0, 0.3, 1000 if quick else 3000, 25 if quick else 50, 3.0, quick, seed)
+
+
+def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Measured over predicted exit time against d, for several p at constant gamma/p: squares annealed, circles quenched.
+
+    The paper's point: both ratios stay near one and flat in d, and meet for large p. The chain takes it to d = 1e5, and to 1e6 with a
+    few runs of width one, far past the paper. Chosen: gamma/p = .1, no label noise, T = .1. Crosses: the quenched time with the shift
+    by stochasticity (`exit_time_corrected`), which the paper lacks.
+    """
+    ratio, threshold = 0.1, 0.1
+    widths = (1, 4) if quick else (1, 2, 5, 10)
+    counts = {100: 200, 300: 200, 1000: 200} if quick else {100: 400, 1000: 400, 10_000: 256, 100_000: 48, 1_000_000: 8}
+    shape = (len(widths), len(counts))
+    mean, error = np.full(shape, np.nan), np.full(shape, np.nan)
+    theory = {name: np.full(shape, np.nan) for name in ("annealed", "quenched", "corrected")}
+    for row, p in enumerate(widths):
+        problem, gamma = _problem(p, 0.0), ratio * p
+        for column, (d, runs) in enumerate(counts.items()):
+            if d > 100_000 and p > 1:
+                continue
+            begin = random_start(problem, dimension=d, seed=seed, runs=runs)
+            setting: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p, "seed": seed + 1, "dimension": d}
+            found = exit_time(problem, OnePassSGD(lr=gamma), begin, method="exact", **setting)
+            mean[row, column], error[row, column] = found.mean / p, found.standard_error / p
+            arguments = (p, d, gamma, 0.0, threshold)
+            theory["annealed"][row, column] = exit_time_annealed(*arguments)
+            theory["quenched"][row, column] = exit_time_quenched(*arguments)
+            theory["corrected"][row, column] = exit_time_corrected(*arguments)
+    fig, axes = _axes(1, 4.2)
+    ax = axes[0, 0]
+    dimensions = np.array(list(counts))
+    for row, p in enumerate(widths):
+        for name, marker in (("annealed", "s"), ("quenched", "o"), ("corrected", "x")):
+            values = theory[name][row]
+            style: dict[str, Any] = {"ls": "-" if name != "corrected" else ":", "mfc": "none", "capsize": 2, "lw": 0.9, "ms": 5}
+            label = f"$p$ = {p}" if name == "quenched" else None
+            ax.errorbar(dimensions, mean[row] / values, error[row] / values, marker=marker, color=f"C{row}", label=label, **style)
+    ax.axhline(1.0, color="0.6", lw=0.8)
+    for name, marker in (("annealed", "s"), ("quenched", "o"), ("corrected", "x")):
+        ax.plot([], [], marker, color="k", mfc="none", label=name)
+    ax.set(
+        xscale="log",
+        xlabel="$d$",
+        ylabel="measured / predicted $t_{ext}$",
+        title=f"$\\gamma/p$ = {ratio:g}, $\\Delta$ = 0, $T$ = {threshold:g}",
+    )
+    ax.legend(frameon=False, ncols=2)
+    data = xr.Dataset(
+        {
+            "measured": (("p", "d"), mean),
+            "standard_error": (("p", "d"), error),
+            **{name: (("p", "d"), value) for name, value in theory.items()},
+        },
+        {"p": list(widths), "d": dimensions, "runs": ("d", list(counts.values()))},
+        {"gamma_over_p": ratio, "noise": 0.0, "threshold": threshold, "seed": seed},
+    )
+    return fig, data
+
+
+def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """The largest overlap with a fixed (blue) and a trained (green) head, p = 20 (left) and 50 (right), d = 1000.
+
+    The paper's point: far from the start the two differ, near the exit they agree, exit time included. Below, the excess risk, in which
+    the difference shows most. Thick lines: the ODE from the same start; thin lines: runs. Chosen: gamma/p = .05, no label noise, rows on
+    the sphere, head rate one, exit where the largest overlap reaches .5.
+    """
+    ratio, threshold, d = 0.05, 0.5, 300 if quick else 1000
+    widths, runs = ((20,), 2) if quick else ((20, 50), 6)
+    # the paper's time runs with gamma/(p d), in which the plateau's rate hardly depends on p
+    end = 4.0
+    times = np.linspace(0, end, 161)
+    fig, axes = _axes(len(widths), 3.0, rows=2, sharey="row", sharex=True)
+    shown: dict[str, np.ndarray] = {"run": np.zeros((len(widths), 2, runs, len(times))), "ode": np.zeros((len(widths), 2, len(times)))}
+    risks = np.zeros((len(widths), 2, len(times)))
+    exits = np.zeros((len(widths), 2))
+    for column, p in enumerate(widths):
+        ax = axes[0, column]
+        several = random_start(_problem(p, 0.0), dimension=d, seed=seed, runs=1)
+        for index, (head, colour) in enumerate((("fixed", "C0"), ("trained", "C2"))):
+            problem, algorithm = _problem(p, 0.0, head), OnePassSGD(lr=ratio * p)
+            begin = Start(several.M_blocks, several.Q_blocks, several.a)
+            chain = simulate(problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1)
+            ode = solve_ode(problem, algorithm, begin, times=times * p)
+            left = exit_time_of(ode, threshold, criterion="overlap")
+            largest = np.abs(np.asarray(chain.M)).max(axis=(2, 3))
+            smooth = np.abs(np.asarray(ode.M)).max(axis=(2, 3))[0]
+            shown["run"][column, index], shown["ode"][column, index] = largest, smooth
+            exits[column, index] = left.mean / p
+            risks[column, index] = np.asarray(ode.excess_risk)[0]
+            axes[1, column].plot(times, np.asarray(chain.excess_risk).T, color=colour, lw=0.7, alpha=0.5)
+            axes[1, column].plot(times, risks[column, index], color=colour, lw=1.8)
+            axes[1, column].axvline(left.mean / p, color=colour, ls="--", lw=1)
+            ax.plot(times, largest.T, color=colour, lw=0.7, alpha=0.5)
+            ax.plot(times, smooth, color=colour, lw=1.8, label=f"{head} head, $t_{{ext}}$ = {left.mean / p:.3f}")
+            ax.axvline(left.mean / p, color=colour, ls="--", lw=1)
+        ax.set(title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}")
+        ax.legend(frameon=False, loc="lower right")
+        axes[1, column].set(xlabel=TIME, yscale="log")
+    axes[0, 0].set_ylabel("$\\max_i |m_i|$")
+    axes[1, 0].set_ylabel("excess risk")
+    data = xr.Dataset(
+        {
+            "largest_overlap": (("p", "head", "run", "time"), shown["run"]),
+            "largest_overlap_ode": (("p", "head", "time"), shown["ode"]),
+            "excess_risk_ode": (("p", "head", "time"), risks),
+            "exit_time_ode": (("p", "head"), exits),
+        },
+        {"p": list(widths), "head": ["fixed", "trained"], "t": ("time", times)},
+        {"d": d, "gamma_over_p": ratio, "threshold": threshold, "seed": seed},
+    )
+    return fig, data
+
+
+def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """The ODE against many SGD runs from one start, p = 5 (left) and p = 20 (right), d = 5000: the ODE describes the mean.
+
+    Chosen: gamma/p = .1, Delta = .1.
+    """
+    ratio, noise = 0.1, 0.1
+    widths, d, runs = (5, 20), 1000 if quick else 5000, 6 if quick else 30
+    times = np.linspace(0, 1.6, 81)
+    fig, axes = _axes(2, sharey=True)
+    risks = np.zeros((2, runs, len(times)))
+    lines = np.zeros((2, len(times)))
+    for column, p in enumerate(widths):
+        problem, algorithm = _problem(p, noise), OnePassSGD(lr=ratio * p)
+        begin = random_start(problem, dimension=d, seed=seed)
+        chain = simulate(problem, algorithm, begin, times=times * p, dimension=d, runs=runs, seed=seed + 1)
+        risks[column] = np.asarray(chain.excess_risk)
+        lines[column] = np.asarray(solve_ode(problem, algorithm, begin, times=times * p).excess_risk)[0]
+        ax = axes[0, column]
+        ax.plot(times, risks[column].T, color="C0", lw=0.6, alpha=0.45)
+        ax.plot(times, risks[column].mean(axis=0), color="C3", lw=1.4, label=f"mean of {runs} runs")
+        ax.plot([], [], color="C0", label="SGD")
+        ax.plot(times, lines[column], color="k", lw=1.8, ls="--", label="ODE")
+        ax.set(xlabel=TIME, title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}, $\\Delta$ = {noise:g}")
+        ax.legend(frameon=False)
+    axes[0, 0].set_ylabel("excess risk")
+    data = xr.Dataset(
+        {"excess_risk": (("p", "run", "time"), risks), "excess_risk_ode": (("p", "time"), lines)},
+        {"p": list(widths), "t": ("time", times)},
+        {"d": d, "gamma_over_p": ratio, "noise": noise, "seed": seed},
+    )
+    return fig, data
