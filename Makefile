@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test slow lint bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
@@ -16,6 +16,9 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+slow: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: exact chain against direct simulation, cost in d, ODE against Euler, first solve.
+"""Ratios measured side by side in one run: exact chain against direct simulation, cost in d, ODE against Euler; exit times, first solve.
 
     make bench            everything (a few minutes on 2 cores)
 
@@ -122,10 +122,20 @@ def first_solve() -> tuple[str, float, float, bool]:
     return "first solve in a fresh process, compile included, seconds", float(out.stdout), 10.0, False
 
 
+def exit_times() -> tuple[str, float, float, bool]:
+    """Seconds for the exit time of 1000 runs of phase retrieval through the chain, compile included."""
+    problem = sgd.TeacherStudent(width=4, activation="square", constraint="sphere")
+    begin = sgd.random_start(problem, dimension=10_000, runs=1000)
+    began = time.perf_counter()
+    found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.4), begin, threshold=0.1, method="exact", dimension=10_000, seed=1)
+    label = f"exit times of 1000 runs, p = 4, d = 1e4, lr/p = .1, T = .1, seconds ({found})"
+    return label, time.perf_counter() - began, 120.0, False
+
+
 def main() -> int:
     with jax.enable_x64(True):
         rows = [*simulation(), integrator()]
-    rows.append(first_solve())
+    rows += [exit_times(), first_solve()]
     met = True
     for label, value, target, at_least in rows:
         good = value >= target if at_least else value <= target

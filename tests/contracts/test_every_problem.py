@@ -1,4 +1,4 @@
-"""One list of problems, driven through every method: ODE at finite d, exact chain, direct simulation, functional layer."""
+"""One list of problems, driven through every method: ODE at finite d, SDE, exact chain, direct simulation, functional layer."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def test_every_method_takes_every_problem(name):
     theory = sgd.solve_ode(problem, algorithm, begin, times=times, dimension=d)
     exact = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=1)
     direct = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=40, seed=2, method="direct")
-    for result in (theory, exact, direct):
+    paths = sgd.solve_sde(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=3, step=0.03)
+    for result in (theory, exact, direct, paths):
         assert {"M", "Q", "a", "risk"} <= set(result.data_vars)
         assert np.isfinite(result.risk).all()
         assert result.M.dims == ("run", "time", "unit", "signal")
     sampling = theory.attrs["error_quadrature"]
-    for result, slack in ((exact, 2 / d), (direct, 2 / d)):
+    # the scheme's steps are long here: a third of the square of rate times step
+    for result, slack in ((exact, 2 / d), (direct, 2 / d), (paths, 2 / d + 3e-3)):
         table = sgd.compare(theory, result)
         for part in ("M", "Q", "a", "risk"):
             gap = np.abs(table[f"{part}_simulation"] - table[f"{part}_theory"])

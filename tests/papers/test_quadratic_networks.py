@@ -379,3 +379,40 @@ def test_S_drifts_as_one_over_root_N_from_gaussian_starts():
 def test_bad_input(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+def printed_drift(rho, Q, eta):
+    """(34) as printed: another bracket in front of Q in the term of order eta^2."""
+    p, p_star = rho.shape
+    T, A = np.trace(Q), np.sum(rho**2)
+    right = 1 + 2 / p_star - 2 * T / p + (T**2 + 2 * np.sum(Q**2)) / p**2 - 4 * A / (p * p_star)
+    printed = 1 + 2 / p_star - (2 * p - 1) / p**2 * T**2 - A / (p * p_star)
+    drho, dQ = qn.drift(rho, Q, eta)
+    return drho, dQ + 16 * eta**2 / p**2 * (printed - right) * Q
+
+
+@pytest.mark.slow
+def test_direct_sgd_follows_the_corrected_34_and_not_the_printed_one():
+    """N = 2000, p = 3, p* = 2, eta = .12, twelve runs of SGD in N dimensions, at alpha = 8 and 16."""
+    rho0 = np.array([[0.25, -0.1], [0.05, 0.2], [-0.15, 0.15]])
+    eta, alphas = 0.12, [8.0, 16.0]
+
+    def risks(drift):
+        def rate(_, y):
+            parts = drift(y[:6].reshape(3, 2), y[6:].reshape(3, 3), eta)
+            return np.concatenate([part.ravel() for part in parts])
+
+        y = solve_ivp(rate, (0, 16), np.concatenate([rho0.ravel(), np.eye(3).ravel()]), t_eval=alphas, rtol=1e-9, atol=1e-11).y.T
+        return np.array([qn.risk(row[:6].reshape(3, 2), row[6:].reshape(3, 3)) for row in y])
+
+    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square")
+    begin = sgd.start(problem, M=rho0, Q=np.eye(3))
+    runs = sgd.simulate(
+        problem, sgd.OnePassSGD(lr=2 * eta), begin, alpha=alphas, dimension=2000, runs=12, seed=1, method="direct", dtype="float32"
+    )
+    measured = 2 * np.asarray(runs.risk)
+    error = measured.std(axis=0, ddof=1) / np.sqrt(12)
+    # twelve runs: a t variable with 11 degrees of freedom is beyond 9.5 once in 1e6
+    assert np.all(np.abs(measured.mean(axis=0) - risks(qn.drift)) <= 9.5 * error)
+    assert np.all(error < 0.05 * measured.mean(axis=0))
+    assert np.all(np.abs(measured.mean(axis=0) - risks(printed_drift)) > 20 * error)

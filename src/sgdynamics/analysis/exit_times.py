@@ -404,19 +404,23 @@ def _warn_if_no_growth(problem: Problem, algorithm: OnePassSGD, begin: Start) ->
             # equal rows have equal overlaps: only these may grow
             slope, bend = (matrix.reshape(p, k, p, k).sum(axis=2).mean(axis=0) for matrix in (slope, bend))
 
-        def growth(lr: float, slope: np.ndarray = slope, bend: np.ndarray = bend) -> float:
-            return float(np.linalg.eigvals(slope + lr * bend).real.max())
-
-        now = growth(algorithm.lr)
+        now = _growth(algorithm.lr, slope, bend)
         if now > 0:
             continue
-        bound = float(np.asarray(optimize.brentq(growth, 0.0, algorithm.lr))) if growth(0.0) > 0 else 0.0
+        bound = 0.0
+        if _growth(0.0, slope, bend) > 0:
+            bound = float(np.asarray(optimize.brentq(_growth, 0.0, algorithm.lr, args=(slope, bend))))
         warnings.warn(
             f"lr = {algorithm.lr:g}: no overlap with the signals grows {where} (largest rate {now:.3g} per unit of t), so SGD does not "
             + (f"learn; take lr below {bound:.4g}" if bound > 0 else "learn, at any learning rate"),
             stacklevel=5,
         )
         return
+
+
+def _growth(lr: float, slope: np.ndarray, bend: np.ndarray) -> float:
+    """The largest growth rate at this learning rate."""
+    return float(np.linalg.eigvals(slope + lr * bend).real.max())
 
 
 def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> tuple[bool, np.ndarray, np.ndarray]:

@@ -81,8 +81,8 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ax.set(xlabel=r"$\alpha$ = steps/$N$", ylabel=titles.get(name, r"generalization error $\mathcal{R}$"))
     axes[1, 0].axhline(plateau(P, P_STAR).Q[0, 0], color="0.5", ls=":", label="plateau $p/(p + 2)$")
     axes[1, 1].axhline(plateau(P, P_STAR).risk, color="0.5", ls=":", label="plateau")
-    for ax in axes[1]:
-        ax.legend(frameon=False)
+    axes[1, 0].legend(frameon=False, loc="upper left")
+    axes[1, 1].legend(frameon=False, loc="lower left")
     fig.suptitle(rf"$p$ = {P}, $p^*$ = {P_STAR}, $\eta$ = {ETA}: line ODE, dashed with band simulation and its standard error")
     return fig, data
 

@@ -1,0 +1,164 @@
+"""E[F(u, v) x x^T] for pairs of fields u = w.x, v = v.x: what the Hessian of a two-layer network is made of.
+
+F = f''(u) g(v) or f'(u) g'(v). For smooth functions by Stein's lemma,
+
+    E[F x x^T] = E[F] I + E[F_uu] w w^T + E[F_uv] (w v^T + v w^T) + E[F_vv] v v^T,
+
+which needs no derivative of the overlaps and so holds at any of them; for kinked ones by quadrature in the plane of w and v, with the point
+masses of f'' and g' on their lines.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.gaussian import closed, mehler, pairs, polar
+from sgdynamics.gaussian.nodes import gauss_legendre, safe_ratio
+from sgdynamics.gaussian.polar import RADIUS
+from sgdynamics.problems.activations import Activation
+
+ONE_SIDED = 1e-12  # radians: aligned kinked fields are a limit, taken from the side; the Hessian is continuous there
+PIECEWISE_NODES, NODES = 18, 60  # a sector: piecewise polynomials with kinks at 0 only, and all others (kinks elsewhere need them)
+
+# derivatives (of f, of g) that multiply I, w w^T, w v^T + v w^T, v v^T in E[f'' g x x^T] and in E[f' g' x x^T]
+ORDERS = (((2, 0), (4, 0), (3, 1), (2, 2)), ((1, 1), (3, 1), (2, 2), (1, 3)))
+
+
+def pair_curvature(first: Activation, second: Activation, terms: int, rows: np.ndarray, others: np.ndarray) -> tuple[Any, Any, Any]:
+    """Coefficients (resolution, ww or wv, 4, i, c) of I, a a^T, a b^T + b a^T, b b^T, and the vectors a, b (i, c, D).
+
+    a = w_i and b = w_c where Stein's lemma is used; an orthonormal pair in their plane where the plane is integrated.
+    """
+    shape = (len(rows), *others.shape)
+    if pairs.method(first, second) not in ("relu", "polar"):
+        q1, q2 = np.sum(rows**2, axis=1), np.sum(others**2, axis=1)
+        # twice the terms that K, A and B need: higher derivatives have longer tails
+        table = _smooth_table(first, second, 2 * terms, q1, q2, rows @ others.T)
+        return np.asarray(table), np.broadcast_to(rows[:, None], shape), np.broadcast_to(others[None], shape)
+    s1, s2 = np.linalg.norm(rows, axis=1), np.linalg.norm(others, axis=1)
+    unit = others / np.where(s2 > 0, s2, 1.0)[:, None]
+    # where w = 0 any direction will do: that of the other
+    along = np.where((s1 > 0)[:, None, None], (rows / np.where(s1 > 0, s1, 1.0)[:, None])[:, None], unit[None])
+    cosine = np.einsum("icm,cm->ic", along, unit)
+    across = unit[None] - cosine[..., None] * along
+    across = across - np.einsum("icm,icm->ic", across, along)[..., None] * along
+    sine = np.linalg.norm(across, axis=-1)
+    angle = np.clip(np.arctan2(sine, cosine), ONE_SIDED, np.pi - ONE_SIDED)
+    # aligned fields: no second direction, and the expectation is that of the identity on what is left
+    across = across / np.where(sine > 0, sine, 1.0)[..., None]
+    simple = pairs.polar_nodes(first, second) == pairs.PIECEWISE_NODES
+    table = _kinked_table(first, second, PIECEWISE_NODES if simple else NODES, s1, s2, angle)
+    return np.asarray(table), along, across
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _smooth_table(first: Activation, second: Activation, terms: int, q1: Any, q2: Any, c: Any) -> Any:
+    """E[f^(i) g^(j)] for the orders that Stein's lemma needs: closed for erf and polynomials, else Mehler (all terms, and half of them)."""
+    if pairs.method(first, second) == "erf":
+        al1, al2 = (1.0 + q1)[:, None], ((closed.erf_offset(second) or 0.0) + q2)[None, :]
+        root = jnp.sqrt(al1 * al2 - c**2)
+        A, fourth = -c / (al1 * root), 2 * c / (al1**2 * root) + al2 * c / (al1 * root**3)
+        ww, wv = (A, fourth, -al2 / root**3, c / root**3), (1 / root, -al2 / root**3, c / root**3, -al1 / root**3)
+        return 2 / np.pi * jnp.array([[ww, wv], [ww, wv]])
+    if pairs.method(first, second) == "polynomial":
+        # Wick, with n contractions between u and v: sum_n c^n/n! E[f^(i + n)] E[g^(j + n)]
+        top = min(first.degree or 0, second.degree or 0)
+        F, G = closed.derivative_means(first, 0, top + 4, q1), closed.derivative_means(second, 0, top + 3, q2)
+        share = closed.powers(c, top) / np.array([float(math.factorial(n)) for n in range(top + 1)])
+        table = [[jnp.einsum("in,jn,ijn->ij", F[:, i : i + top + 1], G[:, j : j + top + 1], share) for i, j in kind] for kind in ORDERS]
+        return jnp.array([table, table])
+    count = mehler.terms_needed(first, second, terms)
+    series = mehler.powers(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])), count)
+    f = [mehler.coefficients(first.derivative(order), q1, count) for order in range(5)]
+    g = [mehler.coefficients(second.derivative(order), q2, count) for order in range(4)]
+
+    def cut(n: int) -> Any:
+        return [[jnp.einsum("in,jn,ijn->ij", f[i][:, :n], g[j][:, :n], series[..., :n]) for i, j in kind] for kind in ORDERS]
+
+    return jnp.array([cut(count), cut(count // 2 if count == terms else count)])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _kinked_table(first: Activation, second: Activation, nodes: int, s1: Any, s2: Any, angle: Any) -> Any:
+    """E[F (1, x1^2 - 1, x1 x2, x2^2 - 1)] for F = f''(u) g(v) and f'(u) g'(v), by quadrature at two resolutions.
+
+    u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)).
+    """
+
+    def one(a: Any, b: Any, theta: Any, resolution: int) -> Any:
+        masses_of_f = _line(first, 1, second, 0, a, b, theta, resolution, flip=False)
+        masses_of_g = _line(second, 0, first, 1, b, a, theta, resolution, flip=True)
+        return _plane(first, second, a, b, theta, resolution) + jnp.stack([masses_of_f, masses_of_g])
+
+    def table(resolution: int) -> Any:
+        each = jax.lax.map(lambda args: jax.vmap(partial(one, args[0], resolution=resolution))(s2, args[1]), (s1, angle))
+        return jnp.moveaxis(each, (0, 1), (2, 3))
+
+    return jnp.stack([table(nodes), table(nodes * 2 // 3)])
+
+
+def _weights(x1: Any, x2: Any) -> Any:
+    return jnp.stack([jnp.ones_like(x1), x1**2 - 1, x1 * x2, x2**2 - 1])
+
+
+def _plane(first: Activation, second: Activation, s1: Any, s2: Any, angle: Any, nodes: int) -> Any:
+    """The smooth pieces in polar coordinates, cut along every kink as `gaussian.polar` does: (2, 4)."""
+    lines1 = [kink for kink in first.kinks if kink != 0.0]
+    lines2 = [kink for kink in second.kinks if kink != 0.0]
+    turn = jnp.ones_like(angle) * np.pi
+    breaks = [angle - np.pi / 2, turn / 2, angle + np.pi / 2]
+    for kink1 in lines1:
+        for kink2 in lines2:
+            x, y = safe_ratio(kink1 * turn, s1 * turn), safe_ratio(kink2 * turn, s2 * turn)
+            meeting = jnp.arctan2(y - jnp.cos(angle) * x, jnp.sin(angle) * x)
+            breaks.append(jnp.where(meeting < -np.pi / 2, meeting + 2 * np.pi, meeting))
+    starts = jnp.sort(jnp.stack([-turn / 2, *breaks, 1.5 * turn]))
+    node, weight = gauss_legendre(nodes)
+    widths = jnp.diff(starts)
+    theta = (starts[:-1, None] + widths[:, None] * node).reshape(-1)
+    angle_weight = (widths[:, None] * weight).reshape(-1) / (2 * np.pi)
+    along1, along2 = s1 * jnp.cos(theta), s2 * jnp.cos(theta - angle)
+    radii = [jnp.zeros_like(theta), jnp.full_like(theta, RADIUS)]
+    for kink, along in [(kink, along1) for kink in lines1] + [(kink, along2) for kink in lines2]:
+        crossing = safe_ratio(kink * jnp.ones_like(along), along)
+        radii.append(jnp.clip(jnp.where(crossing > 0, crossing, 0.0), 0.0, RADIUS))
+    edges = jnp.sort(jnp.stack(radii, axis=-1), axis=-1)
+    radial_node, radial_weight = gauss_legendre(nodes + 16)
+    lengths = jnp.diff(edges, axis=-1)
+    r = edges[:, :-1, None] + lengths[..., None] * radial_node
+    full = angle_weight[:, None, None] * lengths[..., None] * radial_weight * r * jnp.exp(-(r**2) / 2)
+    u, v = r * along1[:, None, None], r * along2[:, None, None]
+    F = full * jnp.stack([first.derivative(2)(u) * second.derivative(0)(v), first.derivative(1)(u) * second.derivative(1)(v)])
+    weights = _weights(r * jnp.cos(theta)[:, None, None], r * jnp.sin(theta)[:, None, None])
+    return jnp.einsum("ftrn,wtrn->fw", F, weights)
+
+
+def _line(
+    masses: Activation, order: int, other: Activation, other_order: int, s: Any, t: Any, angle: Any, nodes: int, *, flip: bool
+) -> Any:
+    """What the point masses of a derivative add: sum over kinks of jump p(field = kink) E[other (1, ...) | field = kink].
+
+    With `flip` the masses are those of v, whose direction is (cos, sin) of the angle in the frame of u.
+    """
+    total = jnp.zeros(4, angle.dtype)
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    for kink, jump in zip(masses.kinks, masses.jumps(order), strict=True):
+        if jump == 0.0:
+            continue
+        near = safe_ratio(kink * jnp.ones_like(s), s)  # distance of the line from the origin
+        density = jnp.where(s > 0, jnp.exp(-(near**2) / 2) / (np.sqrt(2 * np.pi) * jnp.where(s > 0, s, 1.0)), 0.0)
+        mean, spread = t * near * cosine, t * sine * (-1.0 if flip else 1.0)
+
+        def weighted(xi: Any, near: Any = near, mean: Any = mean, spread: Any = spread) -> Any:
+            x = (near * cosine - xi * sine, near * sine + xi * cosine) if flip else (near * jnp.ones_like(xi), xi)
+            return _weights(*x) * other.derivative(other_order)(mean + spread * xi)
+
+        cuts = tuple(safe_ratio(own - mean, spread) for own in other.kinks)
+        total = total + jump * density * polar.line_expectation(weighted, cuts, jnp.zeros_like(s), jnp.ones_like(s), nodes)
+    return total
