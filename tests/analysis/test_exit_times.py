@@ -57,27 +57,41 @@ def test_direct_and_exact_exit_times_have_one_law():
     same_law(exact.times, direct.times, "exit times")
 
 
-@pytest.mark.parametrize(("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), (5, 0.5, 0.607, 0.004)])
+@pytest.mark.parametrize(
+    ("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), pytest.param(5, 0.5, 0.607, 0.004, marks=pytest.mark.slow)]
+)
 def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference, error):
     """T = .1, d = 1000, no noise: the chain's mean, and the closed shift against chain less ODE, start by start."""
     problem, algorithm = phase(p), sgd.OnePassSGD(lr=gamma)
-    runs = 1000 if p == 1 else 400
+    runs = 800
     begin = sgd.random_start(problem, dimension=1000, runs=runs, seed=0)
     chain = sgd.exit_time(problem, algorithm, begin, threshold=0.1, method="exact", dimension=1000, seed=1, max_time=40.0 * p)
     assert chain.left == runs
     # in the paper's time t/p
     assert abs(chain.mean / p - reference) <= Z * np.hypot(chain.standard_error / p, error)
-    some = sgd.start(problem, M=begin.M[:256], Q=begin.Q[:256])
+    some = sgd.start(problem, M=begin.M[:128], Q=begin.Q[:128])
     ode = sgd.exit_time(problem, algorithm, some, threshold=0.1, max_time=40.0 * p)
-    gap = (chain.times[:256] - ode.times) / p
+    gap = (chain.times[:128] - ode.times) / p
     shift = paper.stochastic_shift(p, gamma, 0.0)
-    assert abs(gap.mean() - shift) <= Z * gap.std(ddof=1) / 16 + 0.03
+    assert abs(gap.mean() - shift) <= Z * gap.std(ddof=1) / np.sqrt(128) + 0.03
     assert abs(gap.mean() - shift) < abs(gap.mean()) / 2
-    # and the closed time, without any ODE, is nearer to the chain than the ODE's mean
+    # and the mean over all starts by formula is nearer to the chain than the ODE's
     corrected = paper.exit_time_corrected(p, 1000, gamma, 0.0, 0.1)
     assert abs(corrected - chain.mean / p) < abs(ode.mean - chain.mean) / p
 
 
+def test_sde_exit_times_follow_the_formula():
+    """From one start, 64 paths: the diffusive time (59) with that start, which is the SDE's own near m = 0."""
+    problem = phase(1, 0.0)
+    begin = sgd.start(problem, M=[[1 / np.sqrt(3000)]], Q=[[1.0]])
+    paths = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, method="sde", threshold=0.1, dimension=3000, runs=64, max_time=20.0)
+    assert paths.left == 64
+    expected = paper.exit_time_diffusive(3000, 0.05, 0.0, 0.1, m0=1 / np.sqrt(3000))
+    # 64 paths: a t variable with 63 degrees of freedom is beyond 5.4 once in 1e6; (59) is linear, the SDE not: 3% at T = .1
+    assert abs(paths.mean - expected) <= 5.4 * paths.standard_error + 0.03 * expected
+
+
+@pytest.mark.slow
 def test_sde_exit_times_agree_with_the_chain():
     problem, algorithm = phase(1, 0.1), sgd.OnePassSGD(lr=0.05)
     begin = sgd.start(problem, M=[[0.05]], Q=[[1.0]])
@@ -94,10 +108,9 @@ def test_criteria_and_trajectories_at_hand():
     problem, algorithm = phase(1, 0.1), sgd.OnePassSGD(lr=0.1)
     begin = sgd.start(problem, M=[[0.05]], Q=[[1.0]])
     overlap = sgd.exit_time(problem, algorithm, begin, threshold=0.4, criterion="overlap", max_time=60.0)
-    path = sgd.solve_ode(problem, algorithm, begin, times=np.linspace(0, 12, 4001))
-    assert sgd.exit_time_of(path, 0.4, criterion="overlap").times == pytest.approx(overlap.times, rel=1e-5)
-    risk = sgd.exit_time(problem, algorithm, begin, threshold=0.4, max_time=60.0)
-    assert sgd.exit_time_of(path, 0.4).times == pytest.approx(risk.times, rel=1e-5)
+    path = sgd.solve_ode(problem, algorithm, begin, times=np.linspace(0, 12, 2048))
+    assert sgd.exit_time_of(path, 0.4, criterion="overlap").times == pytest.approx(overlap.times, rel=1e-4)
+    assert sgd.exit_time_of(path, 0.4).times == pytest.approx(paper.exit_time_p1(0.05, 0.1, 0.1, 0.4), rel=1e-4)
 
     def distance(state):
         return 1.0 - jnp.max(jnp.abs(state["M"]))
@@ -138,11 +151,11 @@ def test_the_optimal_rate_of_the_paper_does_not_learn():
         best = paper.optimal_lr(5, 0.0)
     stable = paper.largest_stable_lr(5, 0.0)
     assert best > stable
-    begin = sgd.random_start(problem, dimension=1000, runs=8, seed=4)
+    begin = sgd.random_start(problem, dimension=300, runs=8, seed=4)
     one = sgd.start(problem, M=begin.M[:1], Q=begin.Q[:1])
     for lr, learns in ((best, False), (stable / 2, True)):
         ode = sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), one, times=[0.0, 30.0])
-        chain = sgd.simulate(problem, sgd.OnePassSGD(lr=lr), begin, times=[0.0, 30.0], dimension=1000)
+        chain = sgd.simulate(problem, sgd.OnePassSGD(lr=lr), begin, times=[0.0, 30.0], dimension=300)
         for result in (ode, chain):
             last = np.asarray(result.excess_risk)[:, -1]
             assert np.all(last < 0.05) if learns else np.all(last > 0.9), (lr, last)

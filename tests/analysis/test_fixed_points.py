@@ -168,6 +168,7 @@ def test_trained_head_with_decay_and_covariance_blocks():
     np.testing.assert_allclose(np.concatenate([np.ravel(part) for part in gradient]), 0.0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_targets_and_own_losses():
     """z^2 - 1 by a square: m^2 = q = 2/3 with rates -8, -8 (R = (3 q^2 - 4 m^2 + 2)/2); and the sampled loss of phase retrieval."""
     target = sgd.MultiIndex(lambda z: z[0] ** 2 - 1, directions=1, width=1, activation="square")

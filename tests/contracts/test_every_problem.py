@@ -35,6 +35,10 @@ PROBLEMS = {
 }
 
 
+# these between them have kinks, a trained head, weight decay, the sphere, a user's loss and blocks; each SDE is a program of its own
+WITH_PATHS = ("own activation", "softplus, trained, decay", "he2 on the sphere", "own problem, blocks")
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_method_takes_every_problem(name):
     problem = PROBLEMS[name]()
@@ -46,14 +50,17 @@ def test_every_method_takes_every_problem(name):
     theory = sgd.solve_ode(problem, algorithm, begin, times=times, dimension=d)
     exact = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=1)
     direct = sgd.simulate(problem, algorithm, begin, times=times, dimension=d, runs=40, seed=2, method="direct")
-    paths = sgd.solve_sde(problem, algorithm, begin, times=times, dimension=d, runs=200, seed=3, step=0.03)
-    for result in (theory, exact, direct, paths):
+    simulated = [(exact, 2 / d), (direct, 2 / d)]
+    if name in WITH_PATHS:
+        # the scheme's steps are long here: 3e-3 for what they miss
+        paths = sgd.solve_sde(problem, algorithm, begin, times=times, dimension=d, runs=100, seed=3, step=0.03)
+        simulated.append((paths, 2 / d + 3e-3))
+    for result in (theory, *(result for result, _ in simulated)):
         assert {"M", "Q", "a", "risk"} <= set(result.data_vars)
         assert np.isfinite(result.risk).all()
         assert result.M.dims == ("run", "time", "unit", "signal")
     sampling = theory.attrs["error_quadrature"]
-    # the scheme's steps are long here: a third of the square of rate times step
-    for result, slack in ((exact, 2 / d), (direct, 2 / d), (paths, 2 / d + 3e-3)):
+    for result, slack in simulated:
         table = sgd.compare(theory, result)
         for part in ("M", "Q", "a", "risk"):
             gap = np.abs(table[f"{part}_simulation"] - table[f"{part}_theory"])

@@ -188,6 +188,7 @@ def test_many_starts_at_once_and_dense_output():
     np.testing.assert_allclose(all_at_once.alpha, all_at_once.t / 0.5)
 
 
+@pytest.mark.slow
 def test_stiff_late_times_fall_back_to_the_implicit_method(monkeypatch):
     # a shape that no other test has: how many explicit steps are allowed is compiled in
     problem = sgd.TeacherStudent(width=3, teacher_width=1, activation="erf", noise=1e-3)

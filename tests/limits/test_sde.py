@@ -45,10 +45,11 @@ def test_wick_against_the_exact_grid_and_sampling(more):
     # eight replicates: a t variable with 7 degrees of freedom is beyond 25 once in 4e7
     assert np.all(np.abs(sampled.covariance - wick.covariance) <= 25 * sampled.standard_error + 1e-9)
     assert np.abs(sampled.covariance - wick.covariance).max() < 0.03 * np.abs(wick.covariance).max()
-    drift = functional.drift(problem.structure, problem.parameters, functional.state(sgd.start(problem, M=M, Q=Q2, a=a)), flow=True)
+    with jax.enable_x64(True):
+        drift = functional.drift(problem.structure, problem.parameters, functional.state(sgd.start(problem, M=M, Q=Q2, a=a)), flow=True)
     assert np.linalg.eigvalsh(wick.covariance).min() > -1e-9 * np.abs(wick.covariance).max()
     if "weight_decay" not in more and "constraint" not in more:
-        np.testing.assert_allclose(wick.mean[:2], np.asarray(drift["M"]).ravel(), rtol=1e-5)
+        np.testing.assert_allclose(wick.mean[:2], np.asarray(drift["M"]).ravel(), rtol=1e-9)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -113,17 +114,17 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
 
 
 def test_paths_have_mean_and_spread_of_the_exact_chain():
-    """Phase retrieval at d = 3000, width 2: means within errors, standard deviations within 12% (their sampling error is 2%)."""
+    """Phase retrieval at d = 3000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
     problem = phase(2, 0.1)
     begin = sgd.start(problem, M=0.5 * M2, Q=Q2)
-    setting = {"times": [0.5, 1.0], "dimension": 3000, "runs": 800}
+    setting = {"times": [0.5, 1.0], "dimension": 3000, "runs": 400}
     algorithm = sgd.OnePassSGD(lr=0.1)
     paths = sgd.solve_sde(problem, algorithm, begin, seed=1, **setting)
     chain = sgd.simulate(problem, algorithm, begin, seed=2, **setting)
     assert paths.attrs["error_integrator"] < 2e-3
     for name in ("M", "Q", "risk"):
-        one, other = (np.asarray(result[name]).reshape(800, 2, -1) for result in (paths, chain))
-        error = np.sqrt((one.var(axis=0, ddof=1) + other.var(axis=0, ddof=1)) / 800)
+        one, other = (np.asarray(result[name]).reshape(400, 2, -1) for result in (paths, chain))
+        error = np.sqrt((one.var(axis=0, ddof=1) + other.var(axis=0, ddof=1)) / 400)
         assert np.all(np.abs(one.mean(axis=0) - other.mean(axis=0)) <= Z * error + 2e-3 * np.abs(other.mean(axis=0))), name
         ratio = one.std(axis=0) / other.std(axis=0)
         assert np.all(np.abs(np.log(ratio)) < np.log(1.2)), (name, ratio)

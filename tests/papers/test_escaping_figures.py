@@ -29,6 +29,7 @@ def test_figure_2_ratios_are_near_one_and_flat(tmp_path):
     assert abs(float(last.measured / last.corrected) - 1) < abs(float(last.measured / last.quenched) - 1)
 
 
+@pytest.mark.slow
 def test_figure_4_the_ode_describes_the_mean(tmp_path):
     data = drawn(paper.figure_4, tmp_path)
     mean, spread = data.excess_risk.mean("run"), data.excess_risk.std("run")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import mpmath
 import numpy as np
 import pytest
 from scipy import integrate, optimize, special
 
+import sgdynamics as sgd
+from sgdynamics import functional
 from sgdynamics.papers import escaping_mediocrity as em
 from sgdynamics.papers.escaping_mediocrity import formulas
 from tests.conftest import Z
@@ -265,7 +268,7 @@ def test_stochastic_shift():
     d, gamma, T = 10**6, 1 / 12, 0.1
     nodes, weights = special.roots_hermitenorm(120)
     averaged = (weights * em.exit_time_diffusive(d, gamma, 0.0, T, m0=nodes / d**0.5)).sum() / weights.sum()
-    assert em.exit_time_corrected(1, d, gamma, 0.0, T) == pytest.approx(averaged, abs=1e-4)
+    assert em.exit_time_quenched(1, d, gamma, 0.0, T) + em.stochastic_shift(1, gamma, 0.0) == pytest.approx(averaged, abs=1e-4)
 
 
 def test_corrected_time_at_width_five():
@@ -287,7 +290,18 @@ def test_corrected_time_at_width_five():
     assert abs(ode - 0.6636) <= error
     assert ode == pytest.approx(0.662, abs=0.003)
     assert ode + em.stochastic_shift(p, gamma, 0.0) == pytest.approx(0.600, abs=0.004)
-    assert em.exit_time_corrected(p, gamma=gamma, **PLATEAU) == pytest.approx(0.5631, abs=1e-4)
+    corrected, spread = em.exit_time_corrected(p, gamma=gamma, with_error=True, **PLATEAU)
+    assert spread < 0.001
+    assert abs(corrected - ode - em.stochastic_shift(p, gamma, 0.0)) <= error + Z * spread
+    # the same ODE as the generic engine's
+    problem = sgd.TeacherStudent(width=2, activation="square", constraint="sphere", noise=0.1)
+    state = functional.state(sgd.start(problem, M=[[0.1], [-0.05]], Q=[[1.0, 0.02], [0.02, 1.0]]))
+    dm, dQ = em.drift(np.array([0.1, -0.05]), np.array([[1.0, 0.02], [0.02, 1.0]]), 0.1, 0.1)
+    with jax.enable_x64(True):
+        generic = functional.drift(problem.structure, problem.parameters, state, lr=0.2)
+    np.testing.assert_allclose(dm, 2 * np.asarray(generic["M"])[0, :, 0], rtol=1e-12)
+    np.testing.assert_allclose(dQ[0, 1], 2 * np.asarray(generic["Q"])[0, 0, 1], rtol=1e-12)
+    np.testing.assert_allclose([*dm, dQ[0, 1]], [0.296508, -0.152754, -0.0893872], rtol=1e-6)
 
 
 def mean_p1_time(d: int, gamma: float, T: float) -> float:
@@ -301,6 +315,7 @@ def mean_p1_time(d: int, gamma: float, T: float) -> float:
 def test_sgd_leaves_at_the_corrected_time():
     gamma = 1 / 12
     assert mean_p1_time(1000, gamma, 0.1) == pytest.approx(1.497194, abs=1e-6)  # the reference ODE time 1.497
+    assert em.exit_time_corrected(1, 1000, gamma, 0.0, 0.1) == pytest.approx(1.497194 - np.log(2) / 4, abs=1e-6)
     assert em.stochastic_shift(1, gamma, 0.0) == pytest.approx(-np.log(2) / 4, rel=1e-12)  # D_1 = 1: 1.3239 in all
     # SGD itself for p = 1 at d = 300: (lambda*, lambda) and |x|^2 are all that an input does
     d, T, runs = 300, 0.2, 1200

@@ -29,6 +29,7 @@ def test_same_seed_same_numbers_whatever_else(setting, monkeypatch):
     assert np.abs(other.Q - few.Q).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_direct_seeds(setting):
     problem, algorithm, begin = setting
     one = sgd.simulate(problem, algorithm, begin, steps=[5, 60], dimension=30, runs=6, seed=9, method="direct")

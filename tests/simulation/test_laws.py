@@ -75,6 +75,7 @@ def float32_chain(d, lr, steps, runs, seed):
     return jax.jit(lambda keys: jax.lax.scan(step, start, keys)[0])(keys)
 
 
+@pytest.mark.slow
 def test_no_bias_at_a_million_dimensions():
     d, lr, t = 1_000_000, 0.1, 0.05
     problem = sgd.TeacherStudent(width=1, activation="square")

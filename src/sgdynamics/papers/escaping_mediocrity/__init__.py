@@ -3,10 +3,10 @@
 Closed formulas in the paper's symbols and its time t = steps gamma/(p d), with its misprints corrected.
 """
 
+from sgdynamics.papers.escaping_mediocrity.corrected import drift, exit_time_corrected
 from sgdynamics.papers.escaping_mediocrity.figures import figure_1, figure_2, figure_3, figure_4, figure_5
 from sgdynamics.papers.escaping_mediocrity.formulas import (
     exit_time_annealed,
-    exit_time_corrected,
     exit_time_diffusive,
     exit_time_p1,
     exit_time_quenched,
@@ -23,6 +23,7 @@ __all__ = [
     "CriticalPoint",
     "covariance_p1",
     "critical_points",
+    "drift",
     "exit_time_annealed",
     "exit_time_corrected",
     "exit_time_diffusive",

@@ -180,7 +180,7 @@ def _mean_logarithm(p: int, d: int, threshold: float, law: str, seed: int) -> tu
     value = math.log(centre / (2 * p)) - _mean_log_mu(p, d)
     error = 1e-12 * (1 + abs(value))  # rounding in the quadratures, whose steps are far below what they need
     if p == 1:
-        nodes, weights = _sphere_nodes(0.0, d)
+        nodes, weights = sphere_nodes(0.0, d)
         x = 2 * rest * (d * np.tanh(nodes) ** 2 - 1) / centre
         return value + float((weights * np.log1p(x)).sum() / weights.sum()), error
     mu0, tau0 = _starts(p, d, seed)
@@ -205,7 +205,7 @@ def _laplace_difference(A: float, B: float) -> tuple[float, float]:
     return value, 1e-12 * (1 + abs(value))
 
 
-def _sphere_nodes(s: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+def sphere_nodes(s: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
 
     The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
@@ -233,7 +233,7 @@ def _mean_log_mu(p: int, d: int) -> float:
     """E ln mu0, mu0 = d sum_j m_j^2 with m_j coordinates of p independent random unit vectors: the integral of [e^-s - L(s)^p] ds/s."""
     y = np.arange(-FAR, 2 * FAR / p + 6, STEP)
     s = np.exp(y)
-    laplace = _sphere_nodes(s, d)[1].sum(axis=-1) / _sphere_nodes(0.0, d)[1].sum()
+    laplace = sphere_nodes(s, d)[1].sum(axis=-1) / sphere_nodes(0.0, d)[1].sum()
     return STEP * float((np.exp(-s) - laplace**p).sum())
 
 
@@ -355,25 +355,6 @@ def _shift(p: Any, gamma: Any, noise: Any, learns: np.ndarray) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), np.nan)
     variance = 4 * (15 - 6 * (p + 2) / p + (p + 2) * (p + 4) / p**2 + noise)
     return -np.log1p(gamma / p * variance / rate) / rate
-
-
-def exit_time_corrected(
-    p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, average: str = "quenched", law: str = "paper", seed: int = 0
-) -> Any:
-    """Mean exit time of SGD from the plateau: the quenched time plus the constant that the noise of SGD takes away.
-
-    t = t_quenched - ln(1 + D_p)/(2 omega_M), with D_p of `stochastic_shift`
-
-    The noise acts while the overlaps are of order 1/sqrt(d), where the linearisation holds. The mean over runs is a quenched average, so
-    that is what is corrected; `average="annealed"` corrects the annealed time, which is shorter. Past the plateau the linearised ODE is
-    a little fast: for larger T add `stochastic_shift` to the exit time of the ODE itself, averaged over starts (`exit_time_p1` if p = 1).
-    """
-    checks.choice("average", average, ("quenched", "annealed"))
-    p, gamma, noise = _width_and_rate(p, gamma, noise)
-    logarithm = _quenched(p, d, threshold, law, seed)[0] if average == "quenched" else _annealed(p, d, threshold)
-    learns = _learns(p, gamma, noise)
-    time = _over_rate(logarithm, learns, p, gamma, noise) + _shift(p, gamma, noise, learns)
-    return _plain(np.where(learns, time, np.inf))
 
 
 def largest_stable_lr(p: Any, noise: Any) -> Any:
