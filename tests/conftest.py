@@ -17,6 +17,11 @@ S0_Q = S0_M @ S0_M.T + np.diag([0.9, 1.0, 1.1, 0.8])
 C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]])
 
 
+def slow(names, later):
+    """Parameters of a test of which some run with the slow reproductions only (each is a program of its own to compile)."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in later else name for name in names]
+
+
 def s0(problem: sgd.Problem) -> sgd.Start:
     """The start S0, with rows normalised where the problem is on the sphere."""
     if problem.constraint == "sphere":

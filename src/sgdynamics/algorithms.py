@@ -43,6 +43,13 @@ class OnePassSGD:
         return {"kind": type(self).__name__, **asdict(self)}
 
 
+def checked_algorithm(value: Any) -> OnePassSGD:
+    """An algorithm as an argument: refuse what is none."""
+    if not isinstance(value, OnePassSGD):
+        raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...)")
+    return value
+
+
 def descend(
     rows: Any, head: Any, gradient: Any, head_gradient: Any, step: Any, head_rate: Any, weight_decay: Any, *, trained: bool, sphere: bool
 ) -> tuple[Any, Any]:

@@ -71,20 +71,23 @@ def _time(result: xr.Dataset, x: str) -> np.ndarray:
 
 
 def _is_theory(result: xr.Dataset) -> bool:
-    return not str(result.attrs.get("method", "")).startswith("simulate")
+    """Whether a result is one curve, and not many random paths."""
+    return not str(result.attrs.get("method", "")).startswith(("simulate", "solve_sde"))
 
 
 def _style(result: xr.Dataset) -> dict[str, Any]:
-    """Lines for theory, filled points for the exact chain, larger open squares (seen behind them) for direct simulation."""
+    """Lines for theory, filled points for the exact chain, open squares (behind them) for direct runs, triangles for the SDE."""
     if _is_theory(result):
         return {}
     if str(result.attrs.get("method", "")).endswith("direct"):
         return {"fmt": "s", "ms": 7, "mfc": "none", "zorder": 1}
+    if result.attrs.get("method") == "solve_sde":
+        return {"fmt": "^", "ms": 5, "mfc": "none", "zorder": 2}
     return {"fmt": "o", "ms": 3.5, "zorder": 3}
 
 
 def _label(result: xr.Dataset) -> str:
-    names = {"solve_ode": "ODE", "simulate-exact": "exact simulation", "simulate-direct": "direct simulation"}
+    names = {"solve_ode": "ODE", "solve_sde": "SDE", "simulate-exact": "exact simulation", "simulate-direct": "direct simulation"}
     method = str(result.attrs.get("method", "result"))
     label = names.get(method, method)
     if "dimension" in result.attrs:

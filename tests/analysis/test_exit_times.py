@@ -63,7 +63,7 @@ def test_direct_and_exact_exit_times_have_one_law():
 def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference, error):
     """T = .1, d = 1000, no noise: the chain's mean, and the closed shift against chain less ODE, start by start."""
     problem, algorithm = phase(p), sgd.OnePassSGD(lr=gamma)
-    runs = 800
+    runs = 500
     begin = sgd.random_start(problem, dimension=1000, runs=runs, seed=0)
     chain = sgd.exit_time(problem, algorithm, begin, threshold=0.1, method="exact", dimension=1000, seed=1, max_time=40.0 * p)
     assert chain.left == runs

@@ -16,7 +16,7 @@ import xarray as xr
 from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
@@ -170,8 +170,7 @@ def exit_time(
     """
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
-    if not isinstance(algorithm, OnePassSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checked_algorithm(algorithm)
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
     seed = checks.whole("seed", seed, 0)

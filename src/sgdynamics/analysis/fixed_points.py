@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.gaussian.mehler import MOST_TERMS
 from sgdynamics.gaussian.moments import GRID, Rule, exact_pairs, nodes_for, sampled
 from sgdynamics.gaussian.nodes import gauss_hermite_grid, sobol_normals
@@ -105,8 +105,7 @@ def fixed_points(
     `tolerance`: largest norm of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
     With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is "marginal".
     """
-    if not isinstance(algorithm, OnePassSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checked_algorithm(algorithm)
     tries = checks.whole("tries", tries, 0)
     seed = checks.whole("seed", seed, 0)
     if tolerance is not None:

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.gaussian import closed, mehler, pairs, polar
-from sgdynamics.gaussian.nodes import gauss_legendre, safe_ratio
-from sgdynamics.gaussian.polar import RADIUS
+from sgdynamics.gaussian.nodes import safe_ratio
 from sgdynamics.problems.activations import Activation
 
 ONE_SIDED = 1e-12  # radians: aligned kinked fields are a limit, taken from the side; the Hessian is continuous there
@@ -108,35 +107,11 @@ def _weights(x1: Any, x2: Any) -> Any:
 
 
 def _plane(first: Activation, second: Activation, s1: Any, s2: Any, angle: Any, nodes: int) -> Any:
-    """The smooth pieces in polar coordinates, cut along every kink as `gaussian.polar` does: (2, 4)."""
-    lines1 = [kink for kink in first.kinks if kink != 0.0]
-    lines2 = [kink for kink in second.kinks if kink != 0.0]
-    turn = jnp.ones_like(angle) * np.pi
-    breaks = [angle - np.pi / 2, turn / 2, angle + np.pi / 2]
-    for kink1 in lines1:
-        for kink2 in lines2:
-            x, y = safe_ratio(kink1 * turn, s1 * turn), safe_ratio(kink2 * turn, s2 * turn)
-            meeting = jnp.arctan2(y - jnp.cos(angle) * x, jnp.sin(angle) * x)
-            breaks.append(jnp.where(meeting < -np.pi / 2, meeting + 2 * np.pi, meeting))
-    starts = jnp.sort(jnp.stack([-turn / 2, *breaks, 1.5 * turn]))
-    node, weight = gauss_legendre(nodes)
-    widths = jnp.diff(starts)
-    theta = (starts[:-1, None] + widths[:, None] * node).reshape(-1)
-    angle_weight = (widths[:, None] * weight).reshape(-1) / (2 * np.pi)
-    along1, along2 = s1 * jnp.cos(theta), s2 * jnp.cos(theta - angle)
-    radii = [jnp.zeros_like(theta), jnp.full_like(theta, RADIUS)]
-    for kink, along in [(kink, along1) for kink in lines1] + [(kink, along2) for kink in lines2]:
-        crossing = safe_ratio(kink * jnp.ones_like(along), along)
-        radii.append(jnp.clip(jnp.where(crossing > 0, crossing, 0.0), 0.0, RADIUS))
-    edges = jnp.sort(jnp.stack(radii, axis=-1), axis=-1)
-    radial_node, radial_weight = gauss_legendre(nodes + 16)
-    lengths = jnp.diff(edges, axis=-1)
-    r = edges[:, :-1, None] + lengths[..., None] * radial_node
-    full = angle_weight[:, None, None] * lengths[..., None] * radial_weight * r * jnp.exp(-(r**2) / 2)
-    u, v = r * along1[:, None, None], r * along2[:, None, None]
-    F = full * jnp.stack([first.derivative(2)(u) * second.derivative(0)(v), first.derivative(1)(u) * second.derivative(1)(v)])
-    weights = _weights(r * jnp.cos(theta)[:, None, None], r * jnp.sin(theta)[:, None, None])
-    return jnp.einsum("ftrn,wtrn->fw", F, weights)
+    """The smooth pieces: (2, 4)."""
+    points = polar.plane_points(first.kinks, second.kinks, s1, s2, angle, nodes)
+    u, v = points.u, points.v
+    F = jnp.stack([first.derivative(2)(u) * second.derivative(0)(v), first.derivative(1)(u) * second.derivative(1)(v)])
+    return jnp.einsum("ftrn,wtrn->fw", points.weights * F, _weights(points.x1, points.x2))
 
 
 def _line(

@@ -9,7 +9,7 @@ one-dimensional integrals along their lines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,21 +46,37 @@ def _plane(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, node
     """E[f^(i)(u) g^(j)(v)] of the smooth pieces for each (i, j) in `orders`."""
     s1, s2 = jnp.sqrt(q1), jnp.sqrt(q2)
     rho = jnp.clip(safe_ratio(c, s1 * s2), -1.0, 1.0)  # beyond 1 by rounding only: the start's Omega is positive
-    sine = safe_root((1 - rho) * (1 + rho))
-    theta0 = jnp.arctan2(sine, rho)
-    lines1 = [kink for kink in first.kinks if kink != 0.0]
-    lines2 = [kink for kink in second.kinks if kink != 0.0]
-    breaks = [theta0 - jnp.pi / 2, jnp.pi / 2 * jnp.ones_like(theta0), theta0 + jnp.pi / 2]
+    theta0 = jnp.arctan2(safe_root((1 - rho) * (1 + rho)), rho)
+    points = plane_points(first.kinks, second.kinks, s1, s2, theta0, nodes)
+    return [jnp.sum(points.weights * first.derivative(i)(points.u) * second.derivative(j)(points.v)) for i, j in orders]
+
+
+class PlanePoints(NamedTuple):
+    """Points (angles, pieces, nodes) of a standard Gaussian plane: coordinates x1, x2, fields u, v, and weights that add up to one."""
+
+    x1: Any
+    x2: Any
+    u: Any
+    v: Any
+    weights: Any
+
+
+def plane_points(kinks1: tuple[float, ...], kinks2: tuple[float, ...], s1: Any, s2: Any, angle: Any, nodes: int) -> PlanePoints:
+    """Polar quadrature for u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)), cut along every line u = kink1 and v = kink2."""
+    lines1 = [kink for kink in kinks1 if kink != 0.0]
+    lines2 = [kink for kink in kinks2 if kink != 0.0]
+    turn = jnp.pi * jnp.ones_like(angle)
+    breaks = [angle - jnp.pi / 2, turn / 2, angle + jnp.pi / 2]
     for kink1 in lines1:
         for kink2 in lines2:
-            x, y = kink1 / s1, kink2 / s2
-            breaks.append(_wrap(jnp.arctan2(y - rho * x, sine * x)))
-    starts = jnp.sort(jnp.stack([-jnp.pi / 2 * jnp.ones_like(theta0), *breaks, 1.5 * jnp.pi * jnp.ones_like(theta0)]))
+            x, y = safe_ratio(kink1 * jnp.ones_like(s1), s1), safe_ratio(kink2 * jnp.ones_like(s2), s2)
+            breaks.append(_wrap(jnp.arctan2(y - jnp.cos(angle) * x, jnp.sin(angle) * x)))
+    starts = jnp.sort(jnp.stack([-turn / 2, *breaks, 1.5 * turn]))
     node, weight = gauss_legendre(nodes)
     widths = jnp.diff(starts)
     theta = (starts[:-1, None] + widths[:, None] * node).reshape(-1)
     angle_weight = (widths[:, None] * weight).reshape(-1) / (2 * jnp.pi)
-    along1, along2 = s1 * jnp.cos(theta), s2 * jnp.cos(theta - theta0)
+    along1, along2 = s1 * jnp.cos(theta), s2 * jnp.cos(theta - angle)
     radii = [jnp.zeros_like(theta), jnp.full_like(theta, RADIUS)]
     for kink, along in [(kink, along1) for kink in lines1] + [(kink, along2) for kink in lines2]:
         crossing = safe_ratio(kink * jnp.ones_like(along), along)
@@ -70,9 +86,9 @@ def _plane(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, node
     radial_node, radial_weight = gauss_legendre(nodes + 16)
     lengths = jnp.diff(edges, axis=-1)
     r = edges[:, :-1, None] + lengths[..., None] * radial_node
-    full = angle_weight[:, None, None] * lengths[..., None] * radial_weight * r * jnp.exp(-(r**2) / 2)
-    u, v = r * along1[:, None, None], r * along2[:, None, None]
-    return [jnp.sum(full * first.derivative(i)(u) * second.derivative(j)(v)) for i, j in orders]
+    weights = angle_weight[:, None, None] * lengths[..., None] * radial_weight * r * jnp.exp(-(r**2) / 2)
+    across = jnp.cos(theta)[:, None, None], jnp.sin(theta)[:, None, None]
+    return PlanePoints(r * across[0], r * across[1], r * along1[:, None, None], r * along2[:, None, None], weights)
 
 
 def _wrap(angle: Any) -> Any:

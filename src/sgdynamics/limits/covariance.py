@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.precision import float64
@@ -63,8 +63,7 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
 
     For squared activations it is the one of Escaping mediocrity, (60)-(62), there for width 1, with the misprints of (62) corrected.
     """
-    if not isinstance(algorithm, OnePassSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checked_algorithm(algorithm)
     begin = checked_start(problem, start)
     if not 0 <= checks.whole("run", run, 0) < begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs")

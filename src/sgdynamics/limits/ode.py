@@ -31,7 +31,7 @@ import xarray as xr
 from scipy import special, stats
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.clock import clock
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for, sampled
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
@@ -271,8 +271,7 @@ def solve_ode(
     `error_quadrature`, the estimated relative error of the expectations, on the risk of the trajectory where they are sampled.
     A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
     """
-    if not isinstance(algorithm, OnePassSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
     if dimension is not None:

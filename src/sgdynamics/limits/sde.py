@@ -27,7 +27,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.clock import clock
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
@@ -372,8 +372,7 @@ def solve_sde(
     one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`). A start of one run serves any number of runs.
     Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
     """
-    if not isinstance(algorithm, OnePassSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checked_algorithm(algorithm)
     d, sizes = check_dimension(problem, dimension)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.clock import clock
 from sgdynamics.gaussian.risk import population_risk
 from sgdynamics.problems.problem import Problem
@@ -45,8 +45,7 @@ def simulate(
     A run that diverges is NaN from then on, with its last finite time in `diverged_at`; the others go on.
     `progress`: True or False, or None for a bar on a terminal only.
     """
-    if not isinstance(algorithm, OnePassSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...)")
+    checked_algorithm(algorithm)
     checks.choice("method", method, ("exact", "direct"))
     checks.choice("dtype", dtype, ("float64", "float32"))
     if method == "exact" and dtype != "float64":
