@@ -103,6 +103,8 @@ def test_the_generic_engine_has_the_same_drift():
 @pytest.mark.parametrize(("p", "p_star"), [(3, 2), (1, 1), (2, 3), (6, 3)])
 def test_plateau_and_its_rates(p, p_star):
     flat = qn.plateau(p, p_star)
+    np.testing.assert_array_equal(qn.plateau(p), flat.Q)
+    assert np.isnan(qn.plateau(p).risk)
     nothing = np.zeros((p, p_star))
     omega_rho, omega_q = qn.growth_rates(p, p_star)
     assert np.abs(qn.gradient_flow(nothing, flat.Q)[1]).max() < 1e-15

@@ -128,22 +128,25 @@ def growth_rates(p: int, p_star: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Where learning stalls: the students' Gram matrix (rho = 0) and the risk."""
+    """Where learning stalls: the students' Gram matrix (rho = 0), which it also stands for as an array, and the risk."""
 
     Q: np.ndarray
     risk: float
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.Q, dtype=dtype)
 
-def plateau(p: int, p_star: int) -> Plateau:
+
+def plateau(p: int, p_star: int | None = None) -> Plateau:
     """The plateau: rows orthogonal to each other and to the teacher, with the norm that suits the risk best.
 
         Q = p/(p + 2) I,   rho = 0,   R = 1 + 2/p* - p/(p + 2)
 
-    Gradient flow. Eq. (10) and section 7.3.
+    Gradient flow. The overlaps do not depend on the teacher, the risk does: NaN unless p_star is given. Eq. (10) and section 7.3.
     """
-    p, p_star = widths(p, p_star)
+    p, teachers = widths(p, 1 if p_star is None else p_star)
     norm = p / (p + 2)
-    return Plateau(norm * np.eye(p), 1 + 2 / p_star - norm)
+    return Plateau(norm * np.eye(p), float("nan") if p_star is None else 1 + 2 / teachers - norm)
 
 
 def loss_reduction(t: Any, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
