@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.gaussian.moments import Rule, generic_conditional_means, moments, nodes_for, relu_conditional_means
+from sgdynamics.gaussian.moments import Rule, generic_conditional_means, moments, nodes_for, relu_conditional_means, risk
 from sgdynamics.gaussian.risk import effective_overlaps
 from sgdynamics.problems.activations import NAMED
 from tests.conftest import S0_M, S0_Q, Z, slow
@@ -115,3 +115,14 @@ def test_target_equals_teacher_when_the_target_is_a_teacher():
     for field in ("stein", "head_gradient", "risk"):
         np.testing.assert_allclose(getattr(one, field)[0], getattr(other, field)[0], rtol=1e-5, atol=1e-7, err_msg=field)
     np.testing.assert_allclose(one.noise.mean(axis=0), other.noise.mean(axis=0), rtol=1e-9)
+
+
+def test_closed_risk_of_squared_networks_is_the_generic_one():
+    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square", noise=0.3, teacher_head=[1.0, -0.5])
+    generator = np.random.default_rng(3)
+    rows = generator.standard_normal((5, 7))
+    omega, head = rows @ rows.T, np.array([0.7, -1.1, 1.3])
+    with jax.enable_x64(True):
+        closed = risk(problem.structure, Rule(), {}, problem.parameters, omega, head)
+        generic = moments(problem.structure, Rule(), {}, problem.parameters, omega, head, flow=True).risk
+    assert float(closed) == pytest.approx(float(generic), rel=1e-12)

@@ -56,6 +56,14 @@ def test_reference_values(name):
             assert found == pytest.approx(expected, rel=2e-12)
 
 
+def test_polynomials_by_wick_are_their_mehler_series():
+    """The closed path against the series, for two polynomials of different degree."""
+    he5, cubic = NAMED["he5"], polynomial([0.3, -1.0, 0.5, 0.2])
+    assert pairs.method(he5, cubic) == "polynomial"
+    np.testing.assert_allclose(three(he5, cubic, 0.9, 1.3, -0.4), three(he5, cubic, 0.9, 1.3, -0.4, using="mehler"), rtol=1e-11)
+    np.testing.assert_allclose(three(cubic, he5, 0.9, 1.3, -0.4), three(cubic, he5, 0.9, 1.3, -0.4, using="mehler"), rtol=1e-11)
+
+
 @pytest.mark.parametrize("name", ["erf", "linear", "square", "he2", "he5", "tanh", "gelu", "softplus"])
 def test_series_and_polar_agree(name):
     # the polar rule knows nothing of Hermite polynomials, the series nothing of polar coordinates
