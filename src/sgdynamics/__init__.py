@@ -10,26 +10,45 @@ from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
 from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
 from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
+from sgdynamics.limits.effective import EffectiveDynamics, effective_dynamics
+from sgdynamics.limits.effective_scaling import EffectiveScaling, effective_scaling
 from sgdynamics.limits.ode import solve_ode
 from sgdynamics.limits.sde import solve_sde
-from sgdynamics.problems import Activation, MultiIndex, Problem, Start, TeacherStudent, polynomial, random_start, start
+from sgdynamics.problems import (
+    Activation,
+    GaussianMixture,
+    MultiIndex,
+    Problem,
+    SpikedTensor,
+    Start,
+    TeacherStudent,
+    polynomial,
+    random_start,
+    start,
+)
 from sgdynamics.results import algorithm_of, load, problem_of, save, start_from
 from sgdynamics.simulation import simulate
 from sgdynamics.version import __version__
 
 __all__ = [
     "Activation",
+    "EffectiveDynamics",
+    "EffectiveScaling",
     "ExitTimes",
     "FixedPoint",
+    "GaussianMixture",
     "HessianSpectrum",
     "MultiIndex",
     "OnePassSGD",
     "Problem",
+    "SpikedTensor",
     "Start",
     "TeacherStudent",
     "__version__",
     "algorithm_of",
     "compare",
+    "effective_dynamics",
+    "effective_scaling",
     "exit_time",
     "exit_time_of",
     "fixed_points",

@@ -123,8 +123,8 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     lower = normals[edges[1] : edges[2]].reshape(lower_shape)
     proposal = normals[edges[2] :].reshape(chi_shape)
     free = (sizes - layout.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
-    chi = _chi(key, free, proposal, uniform)
-    outside = bartlett(lower, chi, free, columns)
+    lengths = chi(key, free, proposal, uniform)
+    outside = bartlett(lower, lengths, free, columns)
     return Draws(inside, noise, outside)
 
 
@@ -176,7 +176,7 @@ def _turn(u: Any) -> tuple[Any, Any]:
     return 2 * s * s - 1, -2 * s * c
 
 
-def _chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
+def chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
     """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
 
     jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
@@ -225,7 +225,7 @@ def run_span(
 
     def block(carry: tuple[Rows, Any], given: tuple[Draws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs = _block_inputs(layout, parameters, part)
+        inputs, labels = _block_inputs(layout, parameters, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
@@ -237,7 +237,7 @@ def run_span(
                 seen = jax.tree.map(lambda new, old: jnp.where(flag, new, old), now, seen)
             return (state, seen), None
 
-        (state, seen), _ = jax.lax.scan(step, carry, (inputs, part.noise, on, numbers))
+        (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
         return (Rows(jnp.where(on[-1], fold(layout, state.rows), state.rows), state.head), seen), None
 
@@ -245,15 +245,33 @@ def run_span(
     return state, seen
 
 
-def _block_inputs(layout: Layout, parameters: Any, part: Draws) -> Any:
-    """The inputs of a block of steps in the compressed frame, (steps, batch, blocks, K + p + columns)."""
+def drawn_clusters(parameters: Any, noise: Any) -> tuple[Any, Any]:
+    """Which cluster of a mixture a standard normal stands for: its mean along the signals (..., blocks, K), and its label."""
+    index = jnp.sum(noise[..., None] > parameters["cluster_edges"], axis=-1)
+    # a sum over the few clusters, not a gather, which goes one by one on a CPU
+    chosen = (index[..., None] == jnp.arange(parameters["cluster_labels"].shape[0])).astype(noise.dtype)
+    means = jnp.sum(chosen[..., None, None] * parameters["cluster_means"], axis=-3)
+    return means, jnp.sum(chosen * parameters["cluster_labels"], axis=-1)
+
+
+def _block_inputs(layout: Layout, parameters: Any, part: Draws) -> tuple[Any, Any]:
+    """The inputs of a block of steps in the compressed frame, (steps, batch, blocks, K + p + columns), and label noise or labels."""
     steps, batch = layout.steps, layout.batch
     if layout.wide_batch:
         outside = jnp.zeros((steps, batch, layout.structure.blocks, layout.columns), part.inside.dtype)
     else:
         outside = jnp.moveaxis(part.outside, 0, 1).reshape(steps, batch, layout.structure.blocks, layout.columns)
-    x = jnp.concatenate([part.inside, outside], axis=-1)
-    return x * jnp.sqrt(parameters["eigenvalues"])[:, None]
+    return with_means(layout.structure, parameters, jnp.concatenate([part.inside, outside], axis=-1), part.noise)
+
+
+def with_means(structure: Structure, parameters: Any, normals: Any, noise: Any) -> tuple[Any, Any]:
+    """Inputs (..., blocks, columns) from standard normals, the mean of a drawn cluster included; label noise, or the cluster's label."""
+    x = normals * jnp.sqrt(parameters["eigenvalues"])[:, None]
+    if not structure.clusters:
+        return x, noise
+    means, labels = drawn_clusters(parameters, noise)
+    empty = jnp.zeros((*means.shape[:-1], x.shape[-1] - structure.signals), x.dtype)
+    return x + jnp.concatenate([means, empty], axis=-1), labels
 
 
 def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[Any, Any]:

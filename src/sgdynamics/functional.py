@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
+from sgdynamics.gaussian.moments import risk as population_risk
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
 from sgdynamics.problems.problem import Problem, Structure
@@ -72,9 +73,9 @@ def drift(
 def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
     """E[loss] at one state."""
     rule = rule or Rule()
-    omega = effective_overlaps(structure, parameters, state["M"], state["Q"])[1]
-    nodes = _first_nodes(structure, rule, True)
-    return moments(structure, rule, nodes, parameters, omega, state["a"], flow=True).risk
+    _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
+    nodes = {name: jnp.asarray(value[0]) for name, value in risk_nodes(structure, rule).items()}
+    return population_risk(structure, rule, nodes, parameters, omega, state["a"], means)
 
 
 def solve(

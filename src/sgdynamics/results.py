@@ -15,7 +15,10 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD
 from sgdynamics.clock import Clock
+from sgdynamics.gaussian.risk import population_accuracy
+from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.version import __version__
@@ -42,6 +45,12 @@ def trajectory(
     }
     if problem.structure.has_excess:
         variables["excess_risk"] = (("run", "time"), risk - problem.noise_floor, {"long_name": "excess risk"})
+    if isinstance(problem, GaussianMixture):
+        variables["accuracy"] = (
+            ("run", "time"),
+            population_accuracy(problem, M, Q, overlaps["a"]),
+            {"long_name": "share classified right"},
+        )
     if problem.structure.blocks > 1:
         variables["M_block"] = (("run", "time", "block", "unit", "signal"), M, {"long_name": "overlaps, block by block"})
         variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
@@ -88,13 +97,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def problem_of(result: xr.Dataset) -> Problem:
+def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
     """The problem that a result records, made again."""
     record = json.loads(_attribute(result, "problem"))
     kind = record.pop("kind")
-    if not record.pop("rerunnable", True) or kind != "TeacherStudent":
+    kinds = {"TeacherStudent": TeacherStudent, "GaussianMixture": GaussianMixture.from_record, "SpikedTensor": SpikedTensor}
+    if not record.pop("rerunnable", True) or kind not in kinds:
         raise ValueError(f"the result's problem ({kind}) holds a user's function, which its record names but cannot make again")
-    return TeacherStudent(**record)
+    return kinds[kind](**record)
 
 
 def algorithm_of(result: xr.Dataset) -> OnePassSGD:
@@ -110,7 +120,7 @@ def _attribute(result: xr.Dataset, name: str) -> str:
     return result.attrs[name]
 
 
-def start_from(result: xr.Dataset, time: int | float = -1) -> Start:
+def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStart:
     """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
     count = result.sizes.get("time", 0)
     if isinstance(time, (bool, str)):
@@ -125,14 +135,21 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Start:
             raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}")
         index = int(np.argmin(np.abs(times - time)))
     point = result.isel(time=index)
+    if "r2" in result:
+        m, r2 = np.asarray(point["m"]), np.asarray(point["r2"])
+        _refuse_diverged(~np.isfinite(m) | ~np.isfinite(r2))
+        return SpikedStart(m, r2)
     blocks = "M_block" in result
     M, Q = (np.asarray(point["M_block" if blocks else "M"]), np.asarray(point["Q_block" if blocks else "Q"]))
     if not blocks:
         M, Q = M[:, None], Q[:, None]
-    bad = ~np.isfinite(Q).all(axis=(1, 2, 3))
+    _refuse_diverged(~np.isfinite(Q).all(axis=(1, 2, 3)))
+    return Start(M, Q, np.asarray(point["a"]))
+
+
+def _refuse_diverged(bad: np.ndarray) -> None:
     if bad.any():
         raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
-    return Start(M, Q, np.asarray(point["a"]))
 
 
 def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[str]) -> Path:

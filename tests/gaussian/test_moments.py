@@ -22,7 +22,7 @@ def found(problem, rule=None, finite=False):
     rule = rule or Rule(terms=128, log2_circles=12)
     nodes = nodes_for(problem.structure, rule, False) or {"none": np.zeros((1, 1))}
     with jax.enable_x64(True):
-        blocks, omega = effective_overlaps(problem.structure, problem.parameters, jnp.asarray(S0_M)[None], jnp.asarray(S0_Q)[None])
+        blocks, omega, _ = effective_overlaps(problem.structure, problem.parameters, jnp.asarray(S0_M)[None], jnp.asarray(S0_Q)[None])
         each = jax.vmap(
             lambda node: moments(problem.structure, rule, node, problem.parameters, omega, jnp.asarray(HEAD), blocks if finite else None)
         )(nodes)
@@ -71,7 +71,7 @@ def test_every_kind_against_monte_carlo(name):
 
     check(np.einsum("ni,nc->nic", h, lam), each.stein @ omega, "drift")
     check(np.einsum("ni,nj->nij", h, h), each.noise, "noise")
-    check(np.einsum("n,ni,nj->nij", norm, h, h), each.noise_slopes[:, 0], "finite-d noise")
+    check(np.einsum("n,ni,nj->nij", norm, h, h), each.norms[:, 0], "finite-d noise")
     check(head, each.head_gradient, "head")
     check(loss, each.risk, "risk")
 

@@ -17,7 +17,7 @@ from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
-from sgdynamics.gaussian.moments import Rule, nodes_for, risk
+from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
 from sgdynamics.limits.sde import SdePaths, plan_steps, step_length
@@ -113,8 +113,8 @@ class _Watch:
             return -jnp.max(jnp.abs(jnp.sum(overlaps["M"], axis=0)))
         if callable(self.criterion):
             return jnp.asarray(self.criterion(public_state(overlaps)), dtype=overlaps["a"].dtype)
-        omega = effective_overlaps(structure, parameters, overlaps["M"], overlaps["Q"])[1]
-        value = risk(structure, self.rule, nodes, parameters, omega, overlaps["a"])
+        _, omega, means = effective_overlaps(structure, parameters, overlaps["M"], overlaps["Q"])
+        value = risk(structure, self.rule, nodes, parameters, omega, overlaps["a"], means)
         return value - 0.5 * parameters["noise"] if structure.has_excess else value
 
 
@@ -184,8 +184,7 @@ def exit_time(
     watch = _Watch(problem.structure, rule_for(problem, begin.Q_blocks, MARGIN), criterion)
     if callable(criterion):
         _check_criterion(problem, criterion)
-    nodes = nodes_for(problem.structure, watch.rule, flow=True)
-    nodes = {name: value[0] for name, value in nodes.items()}
+    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, watch.rule).items()}
     states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
     first = np.asarray(_values(watch, problem.parameters, nodes, states))
     if criterion == "overlap":

@@ -24,14 +24,16 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.gaussian.mehler import MOST_TERMS
-from sgdynamics.gaussian.moments import GRID, Rule, exact_pairs, nodes_for, sampled
+from sgdynamics.gaussian.moments import GRID, Rule, by_clusters, drift_sampled, nodes_for, sampled
 from sgdynamics.gaussian.nodes import gauss_hermite_grid, sobol_normals
 from sgdynamics.gaussian.risk import risk_by, rule_for
 from sgdynamics.limits.ode import KINKED_TOLERANCE, LARGEST, drift
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
 
 TOLERANCE = 1e-12  # largest norm of the drift at a root
@@ -83,7 +85,7 @@ class FixedPoint:
 
 @float64
 def fixed_points(
-    problem: Problem,
+    problem: Problem | SpikedTensor,
     algorithm: OnePassSGD,
     *,
     starts: Start | None = None,
@@ -91,7 +93,7 @@ def fixed_points(
     seed: int = 0,
     tolerance: float | None = None,
     unphysical: bool = False,
-) -> list[FixedPoint]:
+) -> list[Any]:
     """Fixed points of the ODE as d -> infinity (lr = 0: of gradient flow), by increasing risk, each once up to symmetry.
 
         drift(M, Q, a) = 0        (equations (1) to (4) of the theory page; Saad and Solla 1995 for erf)
@@ -104,7 +106,10 @@ def fixed_points(
     semi-definite to 1e-9 belong to no rows and are left out unless `unphysical`. A fixed head is that of `starts`, or ones.
     `tolerance`: largest norm of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
     With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is "marginal".
+    Of a `SpikedTensor` all fixed points are found, from its closed equations; then the other arguments have no meaning.
     """
+    if isinstance(problem, SpikedTensor):
+        return spiked_fixed_points(problem, algorithm)
     checked_algorithm(algorithm)
     tries = checks.whole("tries", tries, 0)
     seed = checks.whole("seed", seed, 0)
@@ -113,7 +118,7 @@ def fixed_points(
     given = None if starts is None else checked_start(problem, starts)
     if given is None and tries == 0:
         raise checks.reject("tries", tries, "give starts, or a number of tries above 0")
-    rough = bool(problem.structure.kinks) and not exact_pairs(problem.structure)
+    rough = bool(problem.structure.kinks) and drift_sampled(problem.structure)
     limit = tolerance or (KINKED_TOLERANCE if rough else TOLERANCE)
     X, a = _first_rows(problem, given, tries, seed)
     runs = tries // 4 + (0 if given is None else given.runs)
@@ -272,7 +277,7 @@ def _nodes(structure: Structure, rule: Rule, flow: bool) -> tuple[dict[str, np.n
     nodes = dict(nodes_for(structure, rule, flow)) or {"none": np.zeros((1, 1))}
     p, K = structure.width, structure.signals
     coarse = None
-    if "points" in nodes and p <= 6:
+    if "points" in nodes and p <= 6 and not by_clusters(structure):
         replicates, count, size = nodes["points"].shape
         points = np.array(sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False))
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))

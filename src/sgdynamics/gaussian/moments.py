@@ -14,55 +14,41 @@ a user's own loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.gaussian import four_point, mehler, pairs, polar
-from sgdynamics.gaussian.nodes import (
-    gauss_hermite,
-    gauss_hermite_grid,
-    gauss_legendre,
-    lower_root,
-    safe_root,
-    sobol_normals,
-    solve_forward,
-    solve_lower,
-)
+from sgdynamics.gaussian import four_point, mehler, mixtures, pairs, polar
+from sgdynamics.gaussian.nodes import gauss_hermite, gauss_hermite_grid, lower_root, safe_root, sobol_normals, solve_forward, solve_lower
+from sgdynamics.gaussian.rules import Moments, Rule
+from sgdynamics.gaussian.sampled import norm_weights, plain_accuracy, plain_risk, sample_fields, sampled_moments
 from sgdynamics.problems.activations import NAMED, Activation
-from sgdynamics.problems.losses import CommitteeLoss, NetworkLoss, TargetLoss, correlation, squared
+from sgdynamics.problems.losses import ClusterLoss, CommitteeLoss, NetworkLoss, TargetLoss, correlation, squared
 from sgdynamics.problems.problem import Structure
 
 GRID = {1: 96, 2: 40, 3: 18}  # Gauss-Hermite nodes an axis over the signals; beyond three signals, Sobol points
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How finely to integrate: terms of the Mehler series, Sobol points or circles (powers of two) and replicates."""
-
-    terms: int = 64
-    log2_points: int = 12
-    log2_circles: int = 8
-    replicates: int = 4
-
-
-class Moments(NamedTuple):
-    """H (p x fields), C (p x p), the derivatives 2 D_b C (blocks x p x p; None at infinite d), E[dloss/da], E[loss]."""
-
-    stein: Any
-    noise: Any
-    noise_slopes: Any
-    head_gradient: Any
-    risk: Any
 
 
 def exact_pairs(structure: Structure) -> bool:
     """Whether the drift comes from pair expectations (a network under squared or correlation loss)."""
     loss = structure.loss
     return isinstance(loss, (CommitteeLoss, TargetLoss)) and loss.outer in (squared, correlation)
+
+
+def by_clusters(structure: Structure) -> bool:
+    """Whether the drift comes from the expectations of a ReLU network on each cluster of a mixture."""
+    return isinstance(structure.loss, ClusterLoss) and structure.loss.student == NAMED["relu"]
+
+
+def drift_sampled(structure: Structure) -> bool:
+    """Whether the drift itself, not only the noise term, is an average over points."""
+    if by_clusters(structure):
+        return mixtures.sampled(structure.width)
+    return not exact_pairs(structure)
 
 
 def _closed_noise(structure: Structure) -> Any:
@@ -75,7 +61,7 @@ def _closed_noise(structure: Structure) -> Any:
 def sampled(structure: Structure, flow: bool) -> bool:
     """Whether anything is sampled: all of a user's loss; of a network the noise term without closed form (unless lr = 0)."""
     if not exact_pairs(structure):
-        return True
+        return drift_sampled(structure)
     if isinstance(structure.loss, TargetLoss) and structure.signals not in GRID:
         return True
     return not flow and _closed_noise(structure) is None and structure.loss.student != NAMED["linear"]
@@ -83,6 +69,8 @@ def sampled(structure: Structure, flow: bool) -> bool:
 
 def series_rule(structure: Structure, largest: float) -> Rule:
     """The rule whose Mehler series, where one is cut, is long enough up to fields of variance `largest`."""
+    if by_clusters(structure):
+        return Rule(mixture=mixtures.rule_for(structure.width))
     if not exact_pairs(structure):
         return Rule()
     loss = structure.loss
@@ -94,12 +82,14 @@ def series_rule(structure: Structure, largest: float) -> Rule:
 
 def nodes_for(structure: Structure, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
     """The points an expectation needs, as arrays with a leading axis of replicates (of one, where nothing is sampled)."""
+    if by_clusters(structure):
+        return mixtures.nodes_for(_mixture_rule(structure, rule), structure.width)
     nodes: dict[str, np.ndarray] = {}
     loss = structure.loss
     replicates = rule.replicates if sampled(structure, flow) else 1
     if sampled(structure, flow):
         # where the drift is sampled too, not only the noise term, it needs more points
-        drift_too = not exact_pairs(structure)
+        drift_too = drift_sampled(structure)
         more = 2 if drift_too else 0
         if structure.kinks:
             nodes["points"] = sobol_normals(2 * structure.fields + 1, rule.log2_circles + more, replicates, whiten=False)
@@ -117,6 +107,29 @@ def nodes_for(structure: Structure, rule: Rule, flow: bool) -> dict[str, np.ndar
     return nodes
 
 
+def _mixture_rule(structure: Structure, rule: Rule) -> mixtures.Rule:
+    return rule.mixture or mixtures.rule_for(structure.width)
+
+
+def finer(structure: Structure, rule: Rule) -> Rule | None:
+    """A rule for states at which this one is not accurate, where there is one (Mehler series are lengthened elsewhere)."""
+    if not by_clusters(structure) or drift_sampled(structure):
+        return None
+    best = mixtures.rule_for(structure.width, fine=True)
+    return None if best == _mixture_rule(structure, rule) else replace(rule, mixture=best)
+
+
+def risk_nodes(structure: Structure, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+    """The points that `risk` needs, with a leading axis of replicates; `quick` for many states, where 1e-4 is plenty."""
+    if by_clusters(structure) and (structure.width <= 2 or not (quick or drift_sampled(structure))):
+        return nodes_for(structure, rule, flow=True)
+    if exact_pairs(structure):
+        return nodes_for(structure, rule, flow=True) or {"none": np.zeros((1, 1))}
+    return {
+        "plain": sobol_normals(structure.fields + 1, rule.log2_points + (-1 if structure.clusters else 2), rule.replicates, whiten=True)
+    }
+
+
 def moments(
     structure: Structure,
     rule: Rule,
@@ -127,10 +140,14 @@ def moments(
     directions: Any = None,
     *,
     flow: bool = False,
+    means: Any = None,
 ) -> Moments:
-    """All of it at one state; `nodes` is one replicate of `nodes_for`, `directions` the (blocks) eigenvalue_b Omega_b of finite d."""
+    """All of it at one state; `nodes` is one replicate of `nodes_for`, `directions` the (blocks) eigenvalue_b Omega_b of finite d,
+    `means` (clusters, fields) those of a mixture."""
+    if by_clusters(structure):
+        return _cluster_moments(structure, _mixture_rule(structure, rule), nodes, parameters, omega, head, directions, means)
     if not exact_pairs(structure):
-        return _sampled_moments(structure, nodes["points"], parameters, omega, head, directions)
+        return sampled_moments(structure, nodes["points"], parameters, omega, head, directions, means)
     loss = structure.loss
     p = structure.width
     residual = _residual_coefficients(loss, parameters, head, p)
@@ -147,20 +164,65 @@ def moments(
         return Moments(stein, nothing, slopes, -values / p, risk)
     noise, slopes = _network_noise(structure, rule, nodes, parameters, omega, head, residual, own, directions)
     outer = lead[:, None] * lead[None, :]
-    return Moments(stein, outer * noise, None if slopes is None else outer * slopes, -values / p, risk)
+    norms = None if slopes is None else parameters["eigenvalues"][:, None, None] * outer * slopes
+    return Moments(stein, outer * noise, norms, -values / p, risk)
 
 
-def risk(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any) -> Any:
+def _cluster_moments(
+    structure: Structure, rule: mixtures.Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, directions: Any, means: Any
+) -> Moments:
+    """A ReLU network f = sum_i a_i relu(lambda_i) under logistic loss, by Stein's lemma from P, D, S, B of `gaussian.mixtures`:
+
+    H_ij = a_i (D_i delta_ij + a_j S_ij),   shift_ir = a_i sum_c w_c P_i^c coefficient_cr,   C_ij = a_i a_j B_ij,
+    E[relu(lambda_i) e] = sum_c w_c mean_i^c P_i^c + Omega_ii D_i + sum_j Omega_ij a_j S_ij.
+    """
+    p = structure.width
+    weights, coefficients = parameters["cluster_weights"], parameters["cluster_coefficients"]
+    middle, spread = means[:, :p], omega[:p, :p]
+    find = partial(mixtures.cluster_moments, rule, nodes, head=head, labels=parameters["cluster_labels"])
+    found = find(means=middle, covariance=spread)
+    D, S, B, risk = (jnp.tensordot(weights, part, axes=1) for part in found[1:])
+    students = head[:, None] * (jnp.diag(D) + S * head)
+    stein = jnp.concatenate([students, jnp.zeros((p, structure.signals), omega.dtype)], axis=1)
+    shift = head[:, None] * jnp.einsum("c,ci,cr->ir", weights, found.P, coefficients)
+    pull = weights @ (middle * found.P) + jnp.diagonal(spread) * D + (spread * S) @ head
+    outer = head[:, None] * head
+    norms = None
+    if directions is not None:
+        # |x_b|^2 by its mean, by Stein's lemma along that mean, and by the scale of the noise
+        slopes = []
+        for eigenvalue, gram, direction in zip(parameters["eigenvalues"], parameters["gram"], directions, strict=True):
+            tangents = (2 * coefficients @ direction[p:, :p], 2 * eigenvalue * direction[:p, :p])
+            _, slope = jax.jvp(lambda middle, spread: find(means=middle, covariance=spread).B, (middle, spread), tangents)
+            own = jnp.einsum("cr,rs,cs->c", coefficients, gram, coefficients)
+            slopes.append(jnp.tensordot(weights, slope + own[:, None, None] * found.B, axes=1))
+        norms = outer * jnp.stack(slopes)
+    return Moments(stein, outer * B, norms, pull, risk, shift)
+
+
+def risk(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, means: Any = None) -> Any:
     """E[loss] at one state.
 
     For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2.
     """
+    if "plain" in nodes:
+        return plain_risk(structure, nodes["plain"], parameters, omega, head, means)
     loss = structure.loss
     if isinstance(loss, CommitteeLoss) and loss.outer is squared and loss.student == loss.teacher == NAMED["square"]:
         c = _residual_coefficients(loss, parameters, head, structure.width)
         mean = jnp.sum(c * jnp.diagonal(omega))
         return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + parameters["noise"])
-    return moments(structure, rule, nodes, parameters, omega, head, flow=True).risk
+    return moments(structure, rule, nodes, parameters, omega, head, flow=True, means=means).risk
+
+
+def accuracy(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, means: Any) -> Any:
+    """P(the output has the label's sign) of a network that classifies a mixture, f = 0 counted as 1/2; `nodes` of `risk_nodes`."""
+    p = structure.width
+    if "plain" in nodes:
+        return plain_accuracy(structure, nodes["plain"], parameters, omega, head, means)
+    labels = parameters["cluster_labels"]
+    found = mixtures.accuracy(_mixture_rule(structure, rule), nodes, means[:, :p], omega[:p, :p], head, labels)
+    return parameters["cluster_weights"] @ found
 
 
 def _residual_coefficients(loss: NetworkLoss, parameters: Any, head: Any, p: int) -> Any:
@@ -280,7 +342,7 @@ def _network_noise(
             jax.jvp(lambda matrix: full(matrix, _own_pairs(loss, rule, matrix, p)), (omega,), (direction,)) for direction in directions
         ]
         return slopes[0][0], jnp.stack([2 * slope for _, slope in slopes])
-    sample = _sample_fields(structure, nodes["points"], omega)
+    sample = sample_fields(structure, nodes["points"], omega)
     d = student.derivative(1)(sample.students)
     labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)
     residual2 = (labels + student.derivative(0)(sample.students) @ c[:p]) ** 2
@@ -288,53 +350,7 @@ def _network_noise(
     if directions is None:
         return N, None
     full_weights = sample.weights * (residual2 + parameters["noise"])
-    return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, _norm_weights(sample, directions), d, d)
-
-
-class _Sample(NamedTuple):
-    """Weighted points of the Gaussian: whitened coordinates (n, fields), what they make of students and signals, weights."""
-
-    root: Any  # of Omega with the signals first
-    z: Any
-    students: Any
-    signals: Any
-    noise: Any
-    weights: Any
-
-
-ARC_NODES = 5
-
-
-def _sample_fields(structure: Structure, points: Any, omega: Any) -> _Sample:
-    """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
-
-    A kink of the student does move, and an average over points would jump each time it passes one. There the points are pairs
-    (z, z') that span circles z cos(phi) + z' sin(phi), each integrated exactly between the angles where a field meets a kink:
-    the average is then continuous in the overlaps, as an integrator needs.
-    """
-    k, p, fields = structure.signals, structure.width, structure.fields
-    order = np.r_[p:fields, 0:p]
-    root = lower_root(omega[order][:, order])
-    if not structure.kinks:
-        z, noise = points[:, :fields], points[:, fields]
-        weights = jnp.full(points.shape[0], 1.0 / points.shape[0], points.dtype)
-    else:
-        one, other = points[:, :fields], points[:, fields : 2 * fields]
-        along, across = (one @ root.T)[:, k:], (other @ root.T)[:, k:]
-        radius, angle = jnp.sqrt(along**2 + across**2), jnp.arctan2(across, along)
-        breaks = [jnp.zeros((points.shape[0], 1)), jnp.full((points.shape[0], 1), 2 * np.pi)]
-        for kink in structure.kinks:
-            reach = jnp.arccos(jnp.clip(kink / jnp.where(radius > 0, radius, 1.0), -1.0, 1.0))
-            breaks += [jnp.mod(angle + reach, 2 * np.pi), jnp.mod(angle - reach, 2 * np.pi)]
-        edges = jnp.sort(jnp.concatenate(breaks, axis=1), axis=1)
-        node, weight = gauss_legendre(ARC_NODES)
-        lengths = jnp.diff(edges, axis=1)[..., None]
-        phi = (edges[:, :-1, None] + lengths * node).reshape(points.shape[0], -1)
-        weights = (lengths * weight).reshape(-1) / (2 * np.pi * points.shape[0])
-        z = (jnp.cos(phi)[..., None] * one[:, None] + jnp.sin(phi)[..., None] * other[:, None]).reshape(-1, fields)
-        noise = jnp.repeat(points[:, -1], phi.shape[1])
-    values = z @ root.T
-    return _Sample(root, z, values[:, k:], values[:, :k], noise, weights)
+    return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, norm_weights(sample, directions), d, d)
 
 
 def _mean_squared_residual(structure: Structure, rule: Rule, nodes: Any, parameters: Any, omega: Any, head: Any, c: Any, own: Any) -> Any:
@@ -346,38 +362,12 @@ def _mean_squared_residual(structure: Structure, rule: Rule, nodes: Any, paramet
     return 2 * _target(loss, nodes, quiet, omega, head, c, own)[2]
 
 
-def _norm_weights(sample: _Sample, directions: Any) -> Any:
-    """z^T S_b z - Tr S_b, S_b = L^-1 direction_b L^-T: the weight that turns E[F] into E[F (|x_b|^2/eigenvalue_b - d_b)]."""
-    k = sample.signals.shape[1]
-    fields = sample.z.shape[1]
-    order = np.r_[fields - k : fields, 0 : fields - k]
-
-    def one(direction: Any) -> Any:
-        S = solve_forward(sample.root, solve_forward(sample.root, direction[order][:, order]).T)
-        return jnp.einsum("nc,cd,nd->n", sample.z, S, sample.z) - jnp.trace(S)
-
-    return jax.vmap(one, out_axes=1)(directions)
-
-
-def _sampled_moments(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, directions: Any) -> Moments:
-    """Any loss at all: averages over points, H from E[h z^T] with fields = L z."""
-    sample = _sample_fields(structure, points, omega)
-
-    def one(students: Any, signals: Any, draw: Any) -> tuple[Any, tuple[Any, Any]]:
-        return jax.value_and_grad(structure.loss, argnums=(0, 2))(students, signals, head, draw, parameters)
-
-    values, (h, head_gradient) = jax.vmap(one)(sample.students, sample.signals, sample.noise)
-    weighted = sample.weights[:, None] * h
-    signals_first = solve_lower(sample.root, weighted.T @ sample.z)
-    stein = jnp.concatenate([signals_first[:, structure.signals :], signals_first[:, : structure.signals]], axis=1)
-    slopes = None
-    if directions is not None:
-        slopes = jnp.einsum("nb,ni,nj->bij", _norm_weights(sample, directions), weighted, h)
-    return Moments(stein, weighted.T @ h, slopes, sample.weights @ head_gradient, sample.weights @ values)
-
-
-def pair_error(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any) -> Any:
+def pair_error(structure: Structure, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, means: Any = None) -> Any:
     """Estimated relative error of what is integrated by pairs and grids at one state (sampling has its replicates instead)."""
+    if by_clusters(structure) and not drift_sampled(structure):
+        every = jax.tree.map(lambda value: value[None], nodes)
+        p = structure.width
+        return mixtures.error(_mixture_rule(structure, rule), every, means[:, :p], omega[:p, :p], head, parameters["cluster_labels"])
     if not exact_pairs(structure):
         return jnp.asarray(0.0)
     loss = structure.loss

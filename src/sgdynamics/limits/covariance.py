@@ -28,6 +28,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
+from sgdynamics.gaussian.risk import effective_overlaps
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.losses import CommitteeLoss, squared
@@ -83,8 +84,13 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
         error, method = np.zeros_like(covariance), "wick"
     else:
         points, weights, exact = _points(structure)
+        means = (
+            np.asarray(effective_overlaps(structure, parameters, begin.M_blocks[run], begin.Q_blocks[run])[2])
+            if structure.clusters
+            else None
+        )
         found = [
-            _averages(structure, parameters, algorithm, omega, begin.a[run], push, kinds, z, w)
+            _averages(structure, parameters, algorithm, omega, begin.a[run], push, kinds, z, w, means)
             for z, w in zip(points, weights, strict=True)
         ]
         mean, second = (np.mean([part[index] for part in found], axis=0) for index in (0, 1))
@@ -205,12 +211,18 @@ def _averages(
     kinds: list,
     z: np.ndarray,
     weights: np.ndarray,
+    means: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E[u] and E[u u^T] over weighted points."""
+    """E[u] and E[u u^T] over weighted points; of a mixture, every point once with every cluster."""
     values, vectors = np.linalg.eigh(omega)
     fields = z[:, :-1] @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    draws = z[:, -1]
     p = structure.width
-    h, head_gradient = (np.asarray(part) for part in _gradients(structure, parameters, fields[:, :p], fields[:, p:], head, z[:, -1]))
+    if means is not None:
+        weights = np.concatenate([share * weights for share in parameters["cluster_weights"]])
+        draws = np.repeat(parameters["cluster_labels"], len(fields))
+        fields = np.concatenate([fields + mean for mean in means])
+    h, head_gradient = (np.asarray(part) for part in _gradients(structure, parameters, fields[:, :p], fields[:, p:], head, draws))
     lam, signals = fields[:, :p], fields[:, p:]
     columns = []
     for kind, i, j in kinds:

@@ -32,13 +32,16 @@ from scipy import special, stats
 
 from sgdynamics import checks, compressed
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
-from sgdynamics.clock import clock
-from sgdynamics.gaussian.moments import Rule, moments, nodes_for, sampled
+from sgdynamics.clock import Clock, clock
+from sgdynamics.gaussian.moments import Rule, by_clusters, finer, moments, nodes_for, sampled
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import TOLERANCE, effective_overlaps, risk_by, rule_for
+from sgdynamics.limits.sliding import infinite_snr_risk, solve_infinite_snr
+from sgdynamics.limits.spiked import solve_spiked_ode
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.results import largest_share, trajectory
 
@@ -71,10 +74,11 @@ def drift(
     M, Q, head = state["M"], state["Q"], state["a"]
     decay, lr = parameters["weight_decay"], algorithm["lr"]
     eigenvalues = parameters["eigenvalues"][:, None, None]
-    blocks, omega = effective_overlaps(structure, parameters, M, Q)
+    blocks, omega, means = effective_overlaps(structure, parameters, M, Q)
     directions = None if finite is None or flow else eigenvalues * blocks
-    found = moments(structure, rule, nodes, parameters, omega, head, directions, flow=flow)
-    pull = eigenvalues * jnp.einsum("ic,bcd->bid", found.stein, blocks)
+    found = moments(structure, rule, nodes, parameters, omega, head, directions, flow=flow, means=means)
+    coefficients = found.coefficients(parameters)
+    pull = jnp.einsum("bic,bcd->bid", coefficients, blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q
@@ -82,8 +86,8 @@ def drift(
         fractions = parameters["fractions"] if finite is None else finite["sizes"] * finite["inverse_dimension"]
         dQ = dQ + (lr / batch) * eigenvalues * fractions[:, None, None] * found.noise
         if finite is not None:
-            tilt = jnp.einsum("bid,jd->bij", pull, found.stein)
-            more = eigenvalues * found.noise_slopes / batch + (1 - 1 / batch) * eigenvalues * tilt
+            tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
+            more = found.norms / batch + (1 - 1 / batch) * tilt
             dQ = dQ + lr * finite["inverse_dimension"] * (more + decay**2 * Q + decay * inward)
     if structure.sphere:
         norms = jnp.einsum("bii->i", dQ)
@@ -110,14 +114,13 @@ def _sphere_remainder(
     L = jax.vmap(lower_root)(state["Q"] - T @ jnp.swapaxes(T, -1, -2))
     rows = compressed.initial_rows(layout, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
-    scale = jnp.sqrt(parameters["eigenvalues"])[:, None]
 
     def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
         beyond = jnp.zeros((batch, structure.blocks, layout.columns), inside.dtype)
         if not layout.wide_batch:
             beyond = jnp.moveaxis(outside, 0, 1)
-        x = jnp.concatenate([inside, beyond], axis=-1) * scale
-        moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x, noise, outside)
+        x, labels = compressed.with_means(structure, parameters, jnp.concatenate([inside, beyond], axis=-1), noise)
+        moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x, labels, outside)
         after = compressed.overlaps(free, parameters, moved)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
@@ -203,7 +206,8 @@ def integrate(
 
     event = diffrax.Event(blown_up) if guard else None
     if watch is not None:
-        found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE)
+        # flip: told, not detected, for runs without an event get a function that is 0 at the end, which detection refuses
+        found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE, flip=True)
         # one condition for both, as bisection takes one: overlaps beyond every bound count as below zero
         event = diffrax.Event(lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)), root_finder=found)
     return diffrax.diffeqsolve(
@@ -252,9 +256,9 @@ def _integrate_all(
 
 @float64
 def solve_ode(
-    problem: Problem,
+    problem: Problem | SpikedTensor,
     algorithm: OnePassSGD,
-    start: Start,
+    start: Start | SpikedStart,
     *,
     times: Any = None,
     alpha: Any = None,
@@ -271,6 +275,9 @@ def solve_ode(
     `error_quadrature`, the estimated relative error of the expectations, on the risk of the trajectory where they are sampled.
     A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
     """
+    if isinstance(problem, SpikedTensor):
+        when = {"times": times, "alpha": alpha, "steps": steps}
+        return solve_spiked_ode(problem, algorithm, start, **when, dimension=dimension, rtol=rtol, atol=atol)
     checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
@@ -278,6 +285,8 @@ def solve_ode(
         dimension = check_dimension(problem, dimension)[0]
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=dimension, whole_steps=False)
     begin = checked_start(problem, start)
+    if by_clusters(problem.structure) and not np.any(problem.parameters["eigenvalues"]):
+        return _infinite_snr(problem, algorithm, begin, when, dimension, MARGIN * rtol, MARGIN * atol)
     flow = algorithm.lr == 0.0
     finite = None if dimension is None or flow else finite_numbers(problem, dimension, algorithm.batch)
     floor = KINKED_TOLERANCE if problem.structure.kinks and sampled(problem.structure, flow) else 0.0
@@ -287,10 +296,12 @@ def solve_ode(
         overlaps, stiff = _solve(problem, algorithm, begin, when.t, rule, flow, finite, tolerance)
         mean = {name: value.mean(axis=0) for name, value in overlaps.items()}
         risk, _, worst = risk_by(problem, rule, mean["M"], mean["Q"], mean["a"])
-        longer = rule_for(problem, mean["Q"], 1.0)
-        if worst <= TOLERANCE or longer.terms <= rule.terms:
+        if worst <= TOLERANCE:
             break
-        rule = longer  # the rows have grown more than expected
+        longer = finer(problem.structure, rule) or rule_for(problem, mean["Q"], 1.0)
+        if longer.mixture == rule.mixture and longer.terms <= rule.terms:
+            break
+        rule = longer  # the rows have grown more than expected, or become more parallel
     quadrature = worst
     if len(overlaps["a"]) > 1:
         each, within, _ = risk_by(problem, rule, overlaps["M"], overlaps["Q"], overlaps["a"])
@@ -318,6 +329,37 @@ def solve_ode(
             stacklevel=3,
         )
     return trajectory(problem, algorithm, when, mean, risk, diverged_at=diverged_at, method="solve_ode", attributes=attributes)
+
+
+def _infinite_snr(
+    problem: Problem, algorithm: OnePassSGD, begin: Start, when: Clock, dimension: int | None, rtol: float, atol: float
+) -> xr.Dataset:
+    """A ReLU mixture without noise: its drift jumps where a unit is orthogonal to a cluster, and the solution may stay there."""
+    if dimension is not None:
+        raise checks.reject("dimension", dimension, "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out")
+    kind = getattr(problem, "mixture", None)
+    if kind is None:
+        raise ValueError("clusters without noise: sgd.GaussianMixture(snr=inf) has an ODE; give an own problem some noise")
+    numbers = {"weight_decay": problem.weight_decay, "head_rate": algorithm.head_rate, "rtol": rtol, "atol": atol}
+    found = solve_infinite_snr(kind, begin.M, begin.Q, begin.a, times=when.t, error=True, **numbers)
+    overlaps = {"M": found["M"][:, :, None], "Q": found["Q"][:, :, None], "a": found["a"]}
+    risk = infinite_snr_risk(kind, found["M"], found["a"])
+    attributes = {
+        "assumptions": "one pass, d -> infinity, then snr -> infinity; sliding motion after Filippov",
+        "integrator": "Dopri8 between surfaces",
+        "error_quadrature": 0.0,
+        "error_integrator": float(found["error"].max()),
+    }
+    return trajectory(
+        problem,
+        algorithm,
+        when,
+        overlaps,
+        risk,
+        diverged_at=np.full(begin.runs, np.nan),
+        method="solve_ode",
+        attributes=attributes,
+    )
 
 
 def _solve(

@@ -32,8 +32,10 @@ from sgdynamics.clock import clock
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
+from sgdynamics.limits.spiked import solve_spiked_sde
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation import broadcast_runs
@@ -79,11 +81,11 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
     p = structure.width
     M, Q = _overlaps(structure, parameters, path.rows)
     Q = Q + extra
-    _, omega = effective_overlaps(structure, parameters, M, Q)
-    found = moments(structure, rule, nodes, parameters, omega, path.head)
+    _, omega, means = effective_overlaps(structure, parameters, M, Q)
+    found = moments(structure, rule, nodes, parameters, omega, path.head, means=means)
     eigenvalues = parameters["eigenvalues"]
     every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
-    pull = eigenvalues[:, None, None] * jnp.einsum("ic,bcm->bim", found.stein, every)
+    pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
     growth = numbers["noise_rate"] * eigenvalues * numbers["outside"]
     columns = eigenvalues[:, None, None] * found.stein[:, :p] + decay * jnp.eye(p)
@@ -108,10 +110,10 @@ class _Noise(NamedTuple):
 
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
     z = normals[:, :-1].reshape(-1, structure.blocks, structure.fields)
-    x = z * jnp.sqrt(parameters["eigenvalues"])[:, None]
+    x, labels = compressed.with_means(structure, parameters, z, normals[:, -1])
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
-    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, normals[:, -1])
+    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, labels)
     rows = -(h[:, None, :, None] * x[:, :, None, :] - field.pull)
     head = jnp.zeros_like(h)
     if structure.trained:
@@ -351,9 +353,9 @@ def step_length(
 
 @float64
 def solve_sde(
-    problem: Problem,
+    problem: Problem | SpikedTensor,
     algorithm: OnePassSGD,
-    start: Start,
+    start: Start | SpikedStart,
     *,
     times: Any = None,
     alpha: Any = None,
@@ -372,6 +374,10 @@ def solve_sde(
     one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`). A start of one run serves any number of runs.
     Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
     """
+    if isinstance(problem, SpikedTensor):
+        when = {"times": times, "alpha": alpha, "steps": steps}
+        rest = {"dimension": dimension, "runs": runs, "seed": seed, "higher_order": higher_order, "step": step, "progress": progress}
+        return solve_spiked_sde(problem, algorithm, start, **when, **rest)
     checked_algorithm(algorithm)
     d, sizes = check_dimension(problem, dimension)
     seed = checks.whole("seed", seed, 0)

@@ -1,5 +1,5 @@
-"""Closed formulas and figures of the documents behind the library, one module each, in the document's own symbols and units."""
+"""The five documents: closed formulas in their own symbols and units, and every figure."""
 
-from sgdynamics.papers import escaping_mediocrity, quadratic_networks
+from sgdynamics.papers import effective_dynamics, escaping_mediocrity, quadratic_networks
 
-__all__ = ["escaping_mediocrity", "quadratic_networks"]
+__all__ = ["effective_dynamics", "escaping_mediocrity", "quadratic_networks"]

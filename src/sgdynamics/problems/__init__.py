@@ -1,14 +1,19 @@
 """What is learned: `Problem`, its instances, and the laws of their starts."""
 
 from sgdynamics.problems.activations import Activation, polynomial
+from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.teacher_student import MultiIndex, TeacherStudent
 
 __all__ = [
     "Activation",
+    "GaussianMixture",
     "MultiIndex",
     "Problem",
+    "SpikedStart",
+    "SpikedTensor",
     "Start",
     "Structure",
     "TeacherStudent",

@@ -86,6 +86,21 @@ class TargetLoss(NetworkLoss):
 
 
 @dataclass(frozen=True)
+class ClusterLoss:
+    """Cross-entropy of a cluster's label y in {0, 1}: log(1 + e^f) - y f, f = sum_i a_i s(lambda_i) (no 1/p)."""
+
+    student: Activation
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return self.student.kinks
+
+    def __call__(self, fields: Any, signals: Any, head: Any, label: Any, parameters: Any) -> Any:
+        output = jnp.sum(head * self.student(fields))
+        return jax.nn.softplus(output) - label * output
+
+
+@dataclass(frozen=True)
 class UserLoss:
     """A user's own per-sample loss; it sees the problem's `parameters` only where it asks for them."""
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from scipy import special
 
 from sgdynamics import checks
 from sgdynamics.problems.activations import function_identity, traced_shape
@@ -31,6 +32,7 @@ class Structure:
     loss: Any  # loss(fields, signals, head, noise_draw, parameters), one of the hashable functions of `losses`
     trained: bool
     sphere: bool
+    clusters: int = 0  # of a Gaussian mixture; 0 for centred data
 
     @property
     def fields(self) -> int:
@@ -60,6 +62,8 @@ class Problem:
 
     Inputs are x ~ N(0, I_d), or N(0, diag) with `covariance=[(eigenvalue, fraction of d), ...]`. Weight decay al adds
     (al/2)(|W|^2 + |a|^2) to the loss of the dynamics (|a|^2 only where the head is trained), not to the risk.
+    With `clusters=[(weight, coefficients, label), ...]` the inputs are a Gaussian mixture: with these probabilities they have the mean
+    sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
     With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
     `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
     """
@@ -78,6 +82,7 @@ class Problem:
         constraint: str | None = None,
         weight_decay: float = 0.0,
         covariance: Sequence[tuple[float, float]] | None = None,
+        clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
     ) -> None:
@@ -86,7 +91,7 @@ class Problem:
         self.user_loss = loss
         self.kinks = tuple(sorted(checks.number("kinks", kink) for kink in kinks))
         wrapped = UserLoss(loss, parameters is not None, self.kinks)
-        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance)
+        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance, clusters)
         if parameters is not None:
             try:
                 values = jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), parameters)
@@ -112,6 +117,7 @@ class Problem:
         constraint: Any,
         weight_decay: Any,
         covariance: Any,
+        clusters: Any = None,
     ) -> None:
         """Check and store what every problem has."""
         self.width = checks.whole("width", width, 1)
@@ -120,9 +126,16 @@ class Problem:
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
         self.weight_decay = checks.number("weight_decay", weight_decay, 0.0)
         self.covariance = _covariance(covariance)
+        self.clusters = _clusters(clusters, self.signals)
         self.gram = _gram(gram, gram_name, self.signals, self.covariance)
         self.structure = Structure(
-            self.width, self.signals, len(self.covariance), loss, self.head == "trained", self.constraint == "sphere"
+            self.width,
+            self.signals,
+            len(self.covariance),
+            loss,
+            self.head == "trained",
+            self.constraint == "sphere",
+            len(self.clusters),
         )
         self._parameters: dict[str, Any] = {
             "weight_decay": np.float64(self.weight_decay),
@@ -131,6 +144,16 @@ class Problem:
             "eigenvalues": np.array([eigenvalue for eigenvalue, _ in self.covariance]),
             "fractions": np.array([fraction for _, fraction in self.covariance]),
         }
+        if self.clusters:
+            weights, coefficients, labels = (np.array(part) for part in zip(*self.clusters, strict=True))
+            self._parameters |= {
+                "cluster_weights": weights,
+                # a standard normal between two of these edges stands for a cluster: the chain draws one a sample anyway
+                "cluster_edges": special.ndtri(np.cumsum(weights)[:-1]),
+                "cluster_coefficients": coefficients,
+                "cluster_means": np.einsum("cr,brk->cbk", coefficients, self._parameters["frame"]),
+                "cluster_labels": labels,
+            }
 
     def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
         count = 5 if takes_parameters else 4
@@ -190,6 +213,7 @@ class Problem:
             "constraint": self.constraint,
             "weight_decay": self.weight_decay,
             "covariance": None if self.covariance == ((1.0, 1.0),) else [list(pair) for pair in self.covariance],
+            **({"clusters": [[w, list(means), label] for w, means, label in self.clusters]} if self.clusters else {}),
         }
 
     def __repr__(self) -> str:
@@ -213,6 +237,26 @@ def _covariance(value: Any) -> tuple[tuple[float, float], ...]:
     if abs(total - 1.0) > 1e-9:
         raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
     return tuple(pairs)
+
+
+def _clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...], float], ...]:
+    if value is None:
+        return ()
+    fix = f"give a list of (weight, {signals} coefficients on the signals, label), such as [(.5, [1.0], 1.0), (.5, [-1.0], 0.0)]"
+    try:
+        found = [(float(weight), tuple(float(c) for c in coefficients), float(label)) for weight, coefficients, label in value]
+    except (TypeError, ValueError):
+        raise checks.reject("clusters", value, fix) from None
+    if not found or any(len(coefficients) != signals for _, coefficients, _ in found):
+        raise checks.reject("clusters", value, fix)
+    for weight, coefficients, label in found:
+        checks.number("clusters weight", weight, above=0.0)
+        for number in (*coefficients, label):
+            checks.number("clusters", number)
+    total = sum(weight for weight, _, _ in found)
+    if abs(total - 1.0) > 1e-9:
+        raise checks.reject("clusters", value, f"the weights must add up to 1, these add up to {total:.6g}")
+    return tuple(found)
 
 
 def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:

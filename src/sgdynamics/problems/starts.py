@@ -10,6 +10,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start
 
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
 TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
@@ -38,13 +39,24 @@ class Start:
         return self.Q_blocks.sum(axis=1)
 
 
-def start(problem: Problem, *, M: Any, Q: Any, a: Any = None) -> Start:
+def start(problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: Any = None, m: Any = None, r2: Any = None) -> Any:
     """A start from overlaps: M (units x signals), Q (units x units, the full Gram matrix of the rows), head a (ones unless given).
 
     A leading axis of any length stands for runs. With several covariance blocks, M and Q may have a block axis before the
     unit axis; without it the rows are spread over the blocks by their fractions, as random directions are.
     Refused unless Omega = [[Q, M], [M^T, P]] is positive semi-definite to 1e-9 in every block, and on the sphere unless Q_ii = 1.
+    A `SpikedTensor` starts from m = <x, v> and r2 = |x|^2 - m^2.
     """
+    spiked = isinstance(problem, SpikedTensor)
+    wanted = {"m": m, "r2": r2} if spiked else {"M": M, "Q": Q}
+    others = {"M": M, "Q": Q, "a": a} if spiked else {"m": m, "r2": r2}
+    missing = [name for name, value in wanted.items() if value is None]
+    extra = [name for name, value in others.items() if value is not None]
+    if missing or extra:
+        shown = f"missing {', '.join(missing)}" if missing else f"received {', '.join(extra)}"
+        raise ValueError(f"a start of {checked_kind(problem)} takes {', '.join(wanted)}{'' if spiked else ' and perhaps a'}: {shown}")
+    if isinstance(problem, SpikedTensor):
+        return spiked_start(problem, m=m, r2=r2)
     p, k, blocks = problem.width, problem.signals, len(problem.covariance)
     full_M = _with_blocks("M", M, problem, (p, k), "units x signals")
     full_Q = _with_blocks("Q", Q, problem, (p, p), "units x units")
@@ -62,6 +74,19 @@ def start(problem: Problem, *, M: Any, Q: Any, a: Any = None) -> Start:
     return result
 
 
+def checked_kind(problem: Any) -> str:
+    """The kind of a problem; refuse what is none."""
+    if not isinstance(problem, (Problem, SpikedTensor)):
+        raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
+    return problem.kind
+
+
+def _fields_only(problem: Any) -> None:
+    """Refuse what has no fields, such as a spiked tensor, where a question is about them."""
+    if checked_kind(problem) == SpikedTensor.kind:
+        raise checks.reject("problem", problem, "this question is answered for problems with Gaussian inputs, not for spiked tensors")
+
+
 def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     """Refuse what is not a Gram matrix, or not on the sphere where it must be."""
     checks.gram("Q", begin.Q_blocks, tolerance)
@@ -77,6 +102,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
 
 def checked_start(problem: Problem, begin: Any) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
+    _fields_only(problem)
     if not isinstance(begin, Start):
         raise checks.reject("start", begin, "give what sgd.start, sgd.random_start or sgd.start_from returns")
     expected = (problem.structure.blocks, problem.width, problem.signals)
@@ -118,6 +144,7 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
 
 def check_dimension(problem: Problem, dimension: Any) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; the compressed space needs d >= signals + width in each."""
+    _fields_only(problem)
     d = checks.whole("dimension", dimension, 1)
     sizes = problem.block_dimensions(d)
     least = problem.signals + problem.width
@@ -141,20 +168,25 @@ def factor(problem: Problem, begin: Start) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_start(
-    problem: Problem,
+    problem: Problem | SpikedTensor,
     *,
     dimension: int,
     seed: int = 0,
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
-) -> Start:
+) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 
     Rows N(0, scale^2 I/d); on the sphere uniform; with orthogonal=True `scale` times orthonormal rows, uniform on the Stiefel
     manifold. Along the signals a row has independent N(0, scale^2/d) coordinates T; the rest enters through its Gram matrix,
-    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. Run i does not depend on how many runs there are.
+    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. Heads are ones, for mixtures N(0, 1).
+    Run i does not depend on how many runs there are.
     """
+    if isinstance(problem, SpikedTensor):
+        if orthogonal:
+            raise checks.reject("orthogonal", orthogonal, "a spiked tensor has one vector, no rows: leave it out")
+        return spiked_random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=scale)
     d, sizes = check_dimension(problem, dimension)
     runs = checks.whole("runs", runs, 1)
     seed = checks.whole("seed", seed, 0)
@@ -162,6 +194,7 @@ def random_start(
     p, k = problem.width, problem.signals
     if problem.constraint == "sphere" and scale != 1.0:
         raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
+    head = np.ones((runs, p))
     T = np.empty((runs, len(sizes), p, k))
     L = np.zeros((runs, len(sizes), p, p))
     lower = np.tril_indices(p, -1)
@@ -171,6 +204,8 @@ def random_start(
             T[run, block] = generator.standard_normal((p, k))
             L[run, block][lower] = generator.standard_normal(len(lower[0]))
             L[run, block][np.diag_indices(p)] = np.sqrt(generator.chisquare(size - k - np.arange(p)))
+        if problem.clusters:
+            head[run] = generator.standard_normal(p)
     T *= scale / math.sqrt(d)
     L *= scale / math.sqrt(d)
     Q = L @ np.swapaxes(L, -1, -2) + T @ np.swapaxes(T, -1, -2)
@@ -187,4 +222,4 @@ def random_start(
     Q = mix @ Q @ np.swapaxes(mix, -1, -2)
     Q = (Q + np.swapaxes(Q, -1, -2)) / 2
     M = T @ np.swapaxes(problem.parameters["frame"], -1, -2)
-    return Start(M, Q, np.ones((runs, p)))
+    return Start(M, Q, head)

@@ -13,17 +13,19 @@ from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.clock import clock
 from sgdynamics.gaussian.risk import population_risk
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
+from sgdynamics.simulation.spiked import simulate_spiked
 
 
 def simulate(
-    problem: Problem,
+    problem: Problem | SpikedTensor,
     algorithm: OnePassSGD,
-    start: Start,
+    start: Start | SpikedStart,
     *,
     times: Any = None,
     alpha: Any = None,
@@ -44,7 +46,12 @@ def simulate(
     The attribute `error_sampling` is the largest relative standard error of the mean risk over runs.
     A run that diverges is NaN from then on, with its last finite time in `diverged_at`; the others go on.
     `progress`: True or False, or None for a bar on a terminal only.
+    A `SpikedTensor` has its own exact chain, its vector form ("direct") and, at small n, the tensors themselves (method="tensor").
     """
+    if isinstance(problem, SpikedTensor):
+        when = {"times": times, "alpha": alpha, "steps": steps}
+        rest = {"dimension": dimension, "runs": runs, "seed": seed, "method": method, "dtype": dtype, "progress": progress}
+        return simulate_spiked(problem, algorithm, start, **when, **rest)
     checked_algorithm(algorithm)
     checks.choice("method", method, ("exact", "direct"))
     checks.choice("dtype", dtype, ("float64", "float32"))

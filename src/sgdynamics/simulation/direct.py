@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms import descend
-from sgdynamics.compressed import sample_gradients
+from sgdynamics.compressed import drawn_clusters, sample_gradients
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.exact import LARGEST
@@ -103,6 +103,9 @@ def _advance(
         data_key, noise_key = jax.random.split(key)
         x = jax.random.normal(data_key, (batch, dimension), spread.dtype) * spread
         noise = jax.random.normal(noise_key, (batch,), spread.dtype)
+        if structure.clusters:
+            means, noise = drawn_clusters(parameters, noise)
+            x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(batch, -1))
         weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights)

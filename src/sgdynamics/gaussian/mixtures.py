@@ -1,0 +1,442 @@
+"""Gaussian expectations of a ReLU network under logistic loss, on clusters N(mean, covariance) of its fields.
+
+With f = sum_i v_i relu(h_i), label y in {0, 1}, e = sigmoid(f) - y and 1_i = 1{h_i >= 0}, each cluster has
+
+    P_i = E[1_i e],   D_i = p_{h_i}(0) E[e | h_i = 0],   S_ij = E[1_i 1_j sigmoid'(f)],   B_ij = E[1_i 1_j e^2],   E[softplus(f) - y f],
+
+which by Stein's lemma make the drift of one-pass SGD on a Gaussian mixture (Ben Arous, Gheissari and Jagannath 2022, Prop. 4.1
+and its analogue for XOR), at any covariance, singular ones included.
+
+One and two units are integrated to rounding, three and four by a pair given the rest (see half_lines), more on circles through
+Sobol points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.checks import whole
+from sgdynamics.gaussian import half_lines
+from sgdynamics.gaussian.half_lines import FAR, Frame, standardised
+from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, safe_ratio, safe_root, sobol_normals
+
+WIDTHS = 4  # units integrated by nested rules; more are sampled
+
+
+class ClusterMoments(NamedTuple):
+    """P (C, K), D (C, K), S (C, K, K), B (C, K, K), risk (C,) of C clusters and K units."""
+
+    P: Any
+    D: Any
+    S: Any
+    B: Any
+    risk: Any
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How finely to integrate.
+
+    `inner`: nodes along (a half-line), across (a half-line) and between the lines of the pair that is integrated last. `outer`: nodes
+    along and across a pair that is integrated first; `line`: nodes a half-line of a single unit. What comes first has `graded` nodes
+    more at each kink, crowded over a stretch `near`, which resolve the layers of units that are nearly parallel. Past four units:
+    2^log2_circles circles for P, S, B and the risk, 2^log2_points points for D, in independent replicates.
+    """
+
+    line: int = 6
+    inner: tuple[int, int, int] = (5, 4, 9)
+    outer: tuple[int, int] = (6, 4)
+    graded: int = 6
+    near: float = 1.0
+    log2_circles: int = 9
+    log2_points: int = 11
+    replicates: int = 4
+
+
+def rule_for(width: int, *, fine: bool = False) -> Rule:
+    """The rule for so many units: one and two to rounding, three to about 1e-9, four to 1e-6 (fine: 1e-7), more by sampling.
+
+    That is where v_i times the standard deviation of h_i is about 1 or less; a steeper f needs more nodes, and `error` says so.
+    """
+    width = whole("width", width, 1)
+    if width <= 2:
+        return Rule(line=20, inner=(16, 16, 40))
+    if width == 3:
+        return Rule(line=10, inner=(10, 12, 20), graded=12)
+    if not fine:
+        return Rule()
+    return Rule(line=8, inner=(6, 5, 12), outer=(8, 4), graded=9, log2_circles=12, log2_points=14)
+
+
+def sampled(width: int) -> bool:
+    """Whether the moments of so many units are averages over random points."""
+    return width > WIDTHS
+
+
+def nodes_for(rule: Rule, width: int) -> dict[str, np.ndarray]:
+    """The arrays the rule needs, with a leading axis of replicates (of one, where the moments are not sampled)."""
+    if sampled(width):
+        return {
+            "circles": sobol_normals(2 * width, rule.log2_circles, rule.replicates, whiten=False),
+            "points": sobol_normals(width, rule.log2_points, rule.replicates, whiten=False, seed=20261),
+        }
+    counts = {rule.line, *rule.inner[:2]} | (set(rule.outer) if width == WIDTHS else set())
+    nodes = {f"half_line_{count}": half_lines.table(count)[None] for count in counts}
+    # of three or four units only `accuracy` is sampled
+    return nodes if width <= 2 else {**nodes, "circles": sobol_normals(2 * width, 12, 1, whiten=False)}
+
+
+def cluster_moments(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> ClusterMoments:
+    """P, D, S, B and risk of every cluster; `nodes` is one replicate of `nodes_for`.
+
+    means (C, K), covariance (K, K) positive semi-definite, head (K,), labels (C,) of 0 and 1. A unit without variance is active
+    where its mean is >= 0, and its D is 0. Exact up to quadrature; see `error`.
+    """
+    means, covariance, head, labels = (jnp.asarray(x) for x in (means, covariance, head, labels))
+    if sampled(means.shape[1]):
+        return jax.vmap(lambda mean, label: _on_circles(nodes, mean, covariance, head, 1 - 2 * label))(means, labels)
+    return jax.vmap(lambda mean, label: _nested(rule, nodes, mean, covariance, head, 1 - 2 * label))(means, labels)
+
+
+def error(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
+    """Estimated relative error of `cluster_moments` at one state; `nodes` is all of `nodes_for`, replicates included.
+
+    Sampled: the standard error over replicates. Else the difference from a rule of other counts: a coarser one for one and two
+    units, a finer one for three and four. D is measured in units of 1/(standard deviation), beside P.
+    """
+    means, covariance, head, labels = (jnp.asarray(x) for x in (means, covariance, head, labels))
+    spread = safe_root(jnp.diagonal(covariance))
+    if sampled(means.shape[1]):
+        each = jax.vmap(lambda node: cluster_moments(rule, node, means, covariance, head, labels))(nodes)
+        values = jax.tree.map(lambda value: jnp.mean(value, axis=0), each)
+        gaps = jax.tree.map(lambda value: jnp.std(value, axis=0, ddof=1) / np.sqrt(value.shape[0]), each)
+    else:
+        other = _other(rule, means.shape[1])
+        first = {name: value[0] for name, value in nodes.items()}
+        values = cluster_moments(rule, first, means, covariance, head, labels)
+        theirs = {name: jnp.asarray(value[0]) for name, value in nodes_for(other, means.shape[1]).items()}
+        check = cluster_moments(other, theirs, means, covariance, head, labels)
+        gaps = jax.tree.map(lambda left, right: jnp.abs(left - right), values, check)
+
+    def worst(gap: Any, *sizes: Any) -> Any:
+        return jnp.max(gap) / (jnp.max(jnp.stack([jnp.max(jnp.abs(size)) for size in sizes])) + 1e-300)
+
+    ratios = [worst(gaps.D * spread, values.D * spread, values.P)]
+    ratios += [worst(getattr(gaps, name), getattr(values, name)) for name in ("P", "S", "B", "risk")]
+    return jnp.max(jnp.stack(ratios))
+
+
+def _other(rule: Rule, width: int) -> Rule:
+    """The rule that another is compared with."""
+    along, across, middle = rule.inner
+    if width <= 2:
+        return replace(rule, line=rule.line - 4, inner=(along - 4, across - 4, middle - 10))
+    finer = (along + 1, across + 1, middle + 3)
+    outer = (rule.outer[0] + 2, rule.outer[1] + 1)
+    return replace(rule, line=rule.line + 2, inner=finer, outer=outer, graded=rule.graded + 4, near=0.7 * rule.near)
+
+
+def accuracy(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
+    """P(sign of f agrees with the label) of every cluster, a tie f = 0 counted as 1/2; `nodes` is one replicate of `nodes_for`.
+
+    One and two units by quadrature; more on circles through Sobol points, each circle exactly (an error of about 1e-4).
+    """
+    means, covariance, head, labels = (jnp.asarray(x) for x in (means, covariance, head, labels))
+    way = _pair_accuracy if means.shape[1] <= 2 else _circle_accuracy
+    return jax.vmap(lambda mean, label: way(rule, nodes, mean, covariance, head, 1 - 2 * label))(means, labels)
+
+
+# nested rules
+
+
+class _Given(NamedTuple):
+    """Points of what is integrated first: weights (N,), activities (N, k), f so far (N,), then the pair given each: means, frame, heads."""
+
+    weights: Any
+    active: Any
+    f: Any
+    ma: Any
+    mb: Any
+    frame: Frame
+    va: Any
+    vb: Any
+
+
+def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, layered: bool) -> _Given:
+    """Points of all units but the last two (none, one or a pair)."""
+    first = mean.shape[0] - 2
+    last = {"frame": half_lines.frame(root[first:, first:]), "va": head[first], "vb": head[first + 1]}
+    if first == 0:
+        one = jnp.ones(1, mean.dtype)
+        return _Given(one, jnp.zeros((1, 0), mean.dtype), 0 * one, mean[:1], mean[1:], **last)
+    rest = safe_root(jnp.sum(root[first:, first:] ** 2, axis=1))
+    if first == 1:
+        edge = -standardised(mean[0], root[0, 0])
+        grading = _grading(rule, rest, root[1:, 0]) if layered else None
+        z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
+        z = jnp.concatenate([z[0], -z[1]])
+        active = np.repeat([1.0, 0.0], z.shape[0] // 2)
+        fields = mean[:, None] + root[:, :1] * z
+        return _Given(weights.reshape(-1), jnp.asarray(active)[:, None], head[0] * active * fields[0], fields[1], fields[2], **last)
+    pair = half_lines.frame(root[:2, :2])
+    grading = _grading(rule, rest, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin)
+    along, across = (nodes[f"half_line_{count}"] for count in rule.outer)
+    plane = half_lines.plane(along, across, 0, pair, mean[:1], mean[1:2], grading)
+    count = rule.outer[0]
+    n = jnp.concatenate([plane.outside.reshape(2, count, -1), plane.between[0]], axis=-1)
+    weights = jnp.concatenate([plane.outside_weight.reshape(2, count, -1), plane.between_weight[0]], axis=-1) * plane.weight[0][..., None]
+    t = plane.t[0][..., None]
+    outside, between = jnp.split(half_lines.active(pair.sign), 2, axis=1)
+    each = plane.outside.shape[-1]
+    above_below = jnp.broadcast_to(jnp.repeat(outside, each, axis=1)[:, None, None], (2, 2, count, 2 * each))
+    right_left = jnp.broadcast_to(between[:, :, None, None], (2, 2, count, plane.between.shape[-1]))
+    active = jnp.concatenate([above_below, right_left], axis=-1).reshape(2, -1)
+    z = jnp.stack([pair.cos * n + pair.sin * t, pair.sign * (pair.sin * n - pair.cos * t)]).reshape(2, -1)
+    fields = mean[:, None] + root[:, :2] @ z
+    return _Given(weights.reshape(-1), active.T, jnp.sum(head[:2, None] * active * fields[:2], axis=0), fields[2], fields[3], **last)
+
+
+def _grading(rule: Rule, rest: Any, slope: Any) -> half_lines.Grading:
+    """Nodes down to the narrowest layer that later units make at a kink: their spread given the earlier units, over their slope."""
+    steep = jnp.abs(slope)
+    layer = jnp.min(jnp.where(steep > 0, rest / jnp.where(steep > 0, steep, 1.0), 1.0))
+    return half_lines.Grading(rule.graded, rule.near, jax.lax.stop_gradient(jnp.clip(layer, 1e-5, 1.0)))
+
+
+def _over_pair(rule: Rule, nodes: dict[str, Any], given: _Given, flip: Any) -> tuple[Any, Any, Any]:
+    """Of q = sigmoid(flip f) given each point: the parts (N, 4) of E[q] and E[q^2] above, below, right, left; E[softplus(flip f)]."""
+    frame = given.frame
+    along, across = (nodes[f"half_line_{count}"] for count in rule.inner[:2])
+    plane = half_lines.plane(along, across, rule.inner[2], frame, given.ma, given.mb)
+    # f is linear in n on every piece, with a slope that depends on the piece alone
+    active = half_lines.active(frame.sign)
+    va, vb = flip * given.va[:, None] * active[:, 0], flip * given.vb[:, None] * active[:, 1]
+    level = flip * given.f[:, None] + va * given.ma[:, None] + vb * given.mb[:, None]
+    by_t = (va * frame.sa[:, None] - vb * (frame.sign * frame.sb)[:, None]) * frame.sin[:, None]
+    by_n = (va * frame.sa[:, None] + vb * (frame.sign * frame.sb)[:, None]) * frame.cos[:, None]
+    at_out = level[:, None, None, :2] + by_t[:, None, None, :2] * plane.t[..., None]
+    at_mid = level[:, 2:, None] + by_t[:, 2:, None] * plane.t
+    at_out, at_mid, by_n = jax.lax.optimization_barrier((at_out, at_mid, by_n))  # small: not to be computed again at every n
+    f_out = at_out[..., None] + by_n[:, None, None, :2, None] * plane.outside
+    f_mid = at_mid[..., None] + by_n[:, 2:, None, None] * plane.between
+    q_out, q_mid = jax.nn.sigmoid(f_out), jax.nn.sigmoid(f_mid)
+    w_out, w_mid = plane.outside_weight * plane.weight[..., None, None], plane.between_weight * plane.weight[..., None]
+
+    def parts(above: Any, middle: Any) -> Any:
+        return jnp.concatenate([jnp.sum(w_out * above, axis=(1, 2, 4)), jnp.sum(w_mid * middle, axis=(2, 3))], axis=1)
+
+    return parts(q_out, q_mid), parts(q_out**2, q_mid**2), jnp.sum(parts(_softplus(f_out, q_out), _softplus(f_mid, q_mid)), axis=1)
+
+
+def _softplus(f: Any, q: Any) -> Any:
+    """log(1 + exp f) from q = sigmoid(f), at the price of one logarithm."""
+    return jnp.maximum(f, 0.0) - jnp.log(jnp.maximum(q, 1 - q))
+
+
+# one cluster
+
+
+def _order(mean: Any, covariance: Any) -> tuple[Any, Any]:
+    """An order, and its inverse, that puts last the pair most likely to make a thin wedge: signs undecided, lines nearly parallel.
+
+    Any order is right up to quadrature; this one keeps that error small.
+    """
+    width = mean.shape[0]
+    if width <= 2:
+        return np.arange(width), np.arange(width)
+    pairs = [(i, j) for i in range(width) for j in range(i)]
+    orders = np.array([[k for k in range(width) if k not in pair] + list(pair) for pair in pairs])
+    i, j = orders[:, -2], orders[:, -1]
+    variance = jnp.diagonal(covariance)
+    ratio = standardised(mean, safe_root(variance))
+    gap = 1 - jnp.minimum(safe_ratio(covariance[i, j] ** 2, variance[i] * variance[j]), 1.0)
+    score = -(ratio[i] ** 2 + ratio[j] ** 2 + jnp.log(gap + 1e-12)) / 2
+    best = jnp.argmax(jax.lax.stop_gradient(score))
+    return jnp.asarray(orders)[best], jnp.asarray(np.argsort(orders, axis=1))[best]
+
+
+def _conditioned(mean: Any, covariance: Any, head: Any) -> tuple[Any, Any, Any, Any]:
+    """For each unit i: p_{h_i}(0), and mean, covariance and head of the others given h_i = 0."""
+    width = mean.shape[0]
+
+    def one(i: Any, others: Any) -> tuple[Any, Any, Any, Any]:
+        variance = covariance[i, i]
+        slope = safe_ratio(covariance[:, i], variance)
+        safe = jnp.where(variance > 0, variance, 1.0)
+        density = jnp.where(variance > 0, jnp.exp(-(mean[i] ** 2) / (2 * safe)) / jnp.sqrt(2 * np.pi * safe), 0.0)
+        rest = covariance - slope[:, None] * slope * variance
+        return density, (mean - slope * mean[i])[others], rest[others][:, others], head[others]
+
+    others = np.array([[j for j in range(width) if j != i] for i in range(width)], int).reshape(width, width - 1)
+    return jax.vmap(one)(np.arange(width), others)
+
+
+def _one_unit(rule: Rule, nodes: dict[str, Any], mean: Any, spread: Any, head: Any, flip: Any) -> tuple[Any, Any, Any, Any]:
+    """E[1 q], E[1 q^2], E[softplus(flip f)] and E[q] of a single unit."""
+    z, weights = half_lines.both(nodes[f"half_line_{rule.line}"], -standardised(mean, spread))
+    f = flip * head * (mean + spread * z[0])
+    q = jax.nn.sigmoid(f)
+    silent = jnp.sum(weights[1])
+    first = weights[0] @ q
+    return first, weights[0] @ q**2, weights[0] @ _softplus(f, q) + silent * np.log(2), first + silent / 2
+
+
+def _nested(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> ClusterMoments:
+    """One cluster of up to four units.
+
+    With flip = 1 - 2y and q = sigmoid(flip f): e = flip q, e^2 = q^2, sigmoid'(f) = q - q^2, loss = softplus(flip f).
+    """
+    width = mean.shape[0]
+    density, edge_mean, edge_covariance, edge_head = _conditioned(mean, covariance, head)
+    if width == 1:
+        first, second, risk, _ = _one_unit(rule, nodes, mean[0], safe_root(covariance[0, 0]), head[0], flip)
+        return ClusterMoments(flip * first[None], flip * density / 2, (first - second)[None, None], second[None, None], risk)
+
+    def points(mean: Any, covariance: Any, head: Any, layered: bool = False) -> tuple[_Given, Any]:
+        order, back = _order(mean, covariance)
+        given = _given(rule, nodes, mean[order], lower_root(covariance[order][:, order]), head[order], layered)
+        count = given.weights.shape[0]
+        spread = jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), (given.frame, given.va, given.vb))
+        return given._replace(frame=spread[0], va=spread[1], vb=spread[2]), back
+
+    given, back = points(mean, covariance, head, True)
+    count = given.weights.shape[0]
+    if width == 2:
+        q, q2, soft = _over_pair(rule, nodes, given, flip)
+        spreads = safe_root(edge_covariance[:, 0, 0])
+        edges = jax.vmap(lambda m, s, v: _one_unit(rule, nodes, m, s, v, flip)[3])(edge_mean[:, 0], spreads, edge_head[:, 0])
+    else:
+        # the pairs given the first units and, for D, given that a unit is at its kink: in one pass, compiled once
+        # at its kink nothing is left that makes layers, so those points need no grading
+        at_edges, _ = jax.vmap(points)(edge_mean, edge_covariance, edge_head)
+        flat = jax.tree.map(lambda x: x.reshape(-1), at_edges._replace(active=at_edges.weights))
+        together = jax.tree.map(lambda *x: jnp.concatenate(x), given._replace(active=given.weights), flat)
+        q, q2, soft = _over_pair(rule, nodes, together, flip)
+        edges = jnp.sum(at_edges.weights * jnp.sum(q[count:], axis=1).reshape(width, -1), axis=1)
+    first, second = (given.weights[:, None] * x[:count] for x in (q, q2))
+    last = jnp.moveaxis(half_lines.active(given.frame.sign), -1, -2)
+    active = jnp.concatenate([jnp.repeat(given.active[:, None], 4, axis=1), last], axis=-1).reshape(-1, width)
+    active, first, second = active[:, back], first.reshape(-1), second.reshape(-1)
+    B = active.T @ (second[:, None] * active)
+    S = active.T @ (first[:, None] * active) - B
+    return ClusterMoments(flip * first @ active, flip * density * edges, S, B, given.weights @ soft[:count])
+
+
+# circles through Sobol points
+
+
+class _Arcs(NamedTuple):
+    """Circles h = mean + along cos(phi) + across sin(phi) (n, K), cut where a unit changes sign: starts and lengths (n, arcs)."""
+
+    along: Any
+    across: Any
+    starts: Any
+    lengths: Any
+
+
+def _arcs(points: Any, mean: Any, covariance: Any) -> _Arcs:
+    """Averages over arcs are continuous in the state, where averages over points jump each time a kink passes one."""
+    width = mean.shape[0]
+    root = lower_root(covariance)
+    along, across = points[:, :width] @ root.T, points[:, width:] @ root.T
+    reach, centre = _reach(along, across, mean)
+    turn = 2 * np.pi
+    ends = jnp.zeros((points.shape[0], 1)), jnp.full((points.shape[0], 1), turn)
+    edges = jnp.sort(jnp.concatenate([*ends, jnp.mod(centre + reach, turn), jnp.mod(centre - reach, turn)], axis=1), axis=1)
+    return _Arcs(along, across, edges[:, :-1], jnp.diff(edges, axis=1))
+
+
+def _reach(along: Any, across: Any, mean: Any) -> tuple[Any, Any]:
+    """mean + along cos + across sin > 0 within `reach` of the angle `centre`."""
+    squared = along**2 + across**2
+    level = -mean / jnp.sqrt(jnp.where(squared > 0, squared, 1.0))
+    crossed = (jnp.abs(level) < 1) & (squared > 0)
+    always = jnp.where(mean > 0, np.pi, 0.0)
+    reach = jnp.where(crossed, jnp.arccos(jnp.where(crossed, level, 0.0)), always)
+    return reach, jnp.arctan2(across, jnp.where(squared > 0, along, 1.0))
+
+
+ARC_NODES = 5
+
+
+def _on_circles(nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> ClusterMoments:
+    """One cluster of any number of units."""
+    arcs = _arcs(nodes["circles"], mean, covariance)
+    node, weight = gauss_legendre(ARC_NODES)
+    phi = arcs.starts[..., None] + arcs.lengths[..., None] * node
+    weights = (arcs.lengths[..., None] * weight).reshape(-1) / (2 * np.pi * phi.shape[0])
+    turns = jnp.stack([jnp.cos(phi), jnp.sin(phi)]).reshape(2, phi.shape[0], -1, 1)
+    h = (mean + turns[0] * arcs.along[:, None] + turns[1] * arcs.across[:, None]).reshape(-1, mean.shape[0])
+    active = (h >= 0).astype(h.dtype)
+    f = flip * jnp.maximum(h, 0.0) @ head
+    q = jax.nn.sigmoid(f)
+    first, second = weights * q, weights * q**2
+    B = active.T @ (second[:, None] * active)
+    S = active.T @ (first[:, None] * active) - B
+    # e is continuous, so plain points will do for D; h moved along its regression on h_i is h given h_i = 0
+    density = _conditioned(mean, covariance, head)[0]
+    slope = safe_ratio(covariance, jnp.diagonal(covariance))
+    fields = mean + nodes["points"] @ lower_root(covariance).T
+
+    def edge(i: Any) -> Any:
+        given = fields - fields[:, i, None] * slope[:, i]
+        return jnp.mean(jax.nn.sigmoid(flip * (jnp.maximum(given, 0.0) @ head.at[i].set(0.0))))
+
+    edges = jax.lax.map(edge, jnp.arange(mean.shape[0]))
+    return ClusterMoments(flip * first @ active, flip * density * edges, S, B, weights @ _softplus(f, q))
+
+
+# accuracy
+
+
+def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
+    """One or two units: f is linear in n on every piece of the plane, so the share of n where it is positive is a difference of cdfs."""
+    if mean.shape[0] == 1:
+        share = jax.scipy.special.ndtr(standardised(mean[0], safe_root(covariance[0, 0])))
+        return 0.5 - share * jnp.sign(flip * head[0]) / 2
+    frame = half_lines.frame(lower_root(covariance))
+    along, across = (nodes[f"half_line_{count}"] for count in rule.inner[:2])
+    plane = half_lines.plane(along, across, rule.inner[2], frame, mean[:1], mean[1:])
+    active = half_lines.active(frame.sign)
+    t, low, high = plane.t[0], plane.low[0], plane.high[0]
+    bounds = [(high, FAR), (-FAR, low), (low[0], high[0]), (low[1], high[1])]
+    total = jnp.zeros(())
+    for piece, (lowest, highest) in enumerate(bounds):
+        half = slice(None) if piece < 2 else piece - 2
+        weight = plane.weight[0][half]
+        a, b = active[0, piece] * head[0], active[1, piece] * head[1]
+        level = a * (mean[0] + frame.sa * frame.sin * t[half]) + b * (mean[1] - frame.sign * frame.sb * frame.sin * t[half])
+        slope = (a * frame.sa + b * frame.sign * frame.sb) * frame.cos
+        # P(f > 0) - P(f < 0) on the piece
+        zero = jnp.clip(jnp.where(slope != 0, -level / jnp.where(slope != 0, slope, 1.0), FAR * jnp.ones_like(level)), lowest, highest)
+        below, above = _mass(lowest, zero), _mass(zero, highest)
+        signed = jnp.where(slope != 0, jnp.sign(slope) * (above - below), jnp.sign(level) * below)
+        total = total + jnp.sum(weight * signed)
+    return 0.5 - flip * total / 2
+
+
+def _mass(low: Any, high: Any) -> Any:
+    return jax.scipy.special.ndtr(high) - jax.scipy.special.ndtr(low)
+
+
+def _circle_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
+    """Any number of units: on every arc f = level + a cos(phi) + b sin(phi), positive on a known interval of angles."""
+    del rule
+    arcs = _arcs(nodes["circles"], mean, covariance)
+    middle = (arcs.starts + arcs.lengths / 2)[..., None]
+    h = mean + arcs.along[:, None] * jnp.cos(middle) + arcs.across[:, None] * jnp.sin(middle)
+    weighted = head * (h >= 0)
+    level, a, b = weighted @ mean, jnp.einsum("nak,nk->na", weighted, arcs.along), jnp.einsum("nak,nk->na", weighted, arcs.across)
+    reach, centre = _reach(a, b, level)
+    positive = jnp.zeros_like(level)
+    for turn in (-2 * np.pi, 0.0, 2 * np.pi):
+        low = jnp.maximum(arcs.starts, centre - reach + turn)
+        positive = positive + jnp.maximum(jnp.minimum(arcs.starts + arcs.lengths, centre + reach + turn) - low, 0.0)
+    tie = (level == 0) & (a == 0) & (b == 0)
+    signed = jnp.where(tie, 0.0, 2 * positive - arcs.lengths)
+    return 0.5 - flip * jnp.sum(signed) / (4 * np.pi * signed.shape[0])

@@ -1,0 +1,409 @@
+"""Spiked tensors as n grows: the ODE and the SDE of (m, r2), from the mean and covariance of one step.
+
+With delta = lr/n, batch B, R^2 = m^2 + r2 and, per unit of delta,
+
+    pull = 2k R^(2k-2) + al,   push = 2k snr m^(k-1),   along = 4k(k-1) R^(2k-4)/B,   across = 4k R^(2k-2)/B
+
+one step multiplies x by A of mean a = 1 - delta pull and variance delta^2 along, and adds normals of variance delta^2 across. So its mean
+increment over delta is, exactly,
+
+    dm/dt  = push - pull m
+    dr2/dt = - 2 pull r2 + lr across + (lr/n) [(pull^2 + along) r2 - across]
+
+(the bracket is what n -> infinity leaves out) and its covariance over delta^2, with tau = along r2 + across,
+
+    Var m = along m^2 + across,      Cov(m, r2) = 2 a along m r2,
+    Var r2 = 4 a^2 r2 tau + 2 delta^2 [tau^2 + (n - 2) across^2].
+
+(3.1) of "High-dimensional limit theorems for SGD" (Ben Arous, Gheissari, Jagannath) is n -> infinity with al = 0, B = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy import integrate
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.clock import clock
+from sgdynamics.compressed import normals_and_uniforms
+from sgdynamics.precision import float64
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
+from sgdynamics.results import largest_share
+from sgdynamics.simulation.running import See, Simulator, run
+from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits, spiked_trajectory, warn
+
+RTOL = 1e-8
+ATOL = 1e-10
+LEAST_RTOL = 1e-13  # what double precision allows
+MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
+MOST_STEPS = 500  # explicit steps before the implicit method takes over: smooth trajectories take fewer than a hundred
+MOST_IMPLICIT_STEPS = 20000
+RUNAWAY = 1e2  # |x|^2 beyond this, in units of where it may come to rest or began, has diverged: as n -> infinity it never is
+STEP_TOLERANCE = 2e-3  # relative error of the SDE's step length, on the noiseless path and on the stationary variance
+FIRST_SDE_STEPS, MOST_SDE_STEPS = 64, 1 << 14
+
+
+Power = Callable[[Any, Any], Any]
+
+
+class Rates(NamedTuple):
+    """What one step does per unit of delta: see above."""
+
+    pull: Any
+    push: Any
+    along: Any
+    across: Any
+
+
+def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None) -> dict[str, Any]:
+    """What the rates depend on, all of it traced, the order too: one program for every spiked tensor."""
+    return {
+        **problem.parameters,
+        "order": np.int64(problem.order),
+        "lr": np.float64(algorithm.lr),
+        "batch": np.float64(algorithm.batch),
+        "inverse_dimension": np.float64(0.0 if dimension is None else 1.0 / dimension),
+    }
+
+
+def rates(numbers: dict[str, Any], m: Any, r2: Any, raised: Power = pow) -> Rates:
+    """The rates at (m, r2), of NumPy or JAX values of any shape; raised(x, n) = x^n."""
+    k, share = numbers["order"], 1 / numbers["batch"]
+    total = m * m + r2
+    least = raised(total, k - 2)
+    force = 2 * k * least * total
+    push = 2 * k * numbers["snr"] * raised(m, k - 1)
+    return Rates(force + numbers["ridge"], push, 4 * k * (k - 1) * share * least, 2 * share * force)
+
+
+def drift(numbers: dict[str, Any], m: Any, r2: Any) -> tuple[Any, Any]:
+    """(dm/dt, dr2/dt): the mean increment of one step over delta."""
+    at = rates(numbers, m, r2)
+    rest = (at.pull**2 + at.along) * r2 - at.across
+    return at.push - at.pull * m, -2 * at.pull * r2 + numbers["lr"] * (at.across + numbers["inverse_dimension"] * rest)
+
+
+def noise(numbers: dict[str, Any], m: Any, r2: Any, raised: Power = pow) -> tuple[Any, Any, Any, Any]:
+    """Standard deviations over delta of one step: of m and r2 together (one normal for both), of m alone, of r2 alone."""
+    at = rates(numbers, m, r2, raised)
+    small = numbers["lr"] * numbers["inverse_dimension"]
+    a = 1 - small * at.pull
+    tau = at.along * r2 + at.across
+    # (n - 2) delta^2 without n
+    outside = numbers["lr"] ** 2 * numbers["inverse_dimension"] * (1 - 2 * numbers["inverse_dimension"])
+    alone = 4 * a**2 * r2 * at.across + 2 * small**2 * tau**2 + 2 * outside * at.across**2
+    root = at.along**0.5
+    return root * m, 2 * a * root * r2, at.across**0.5, alone**0.5
+
+
+def spiked_increment(problem: SpikedTensor, algorithm: OnePassSGD, start: SpikedStart, *, dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (run, 2) and covariance (run, 2, 2) of the increment of (m, r2) in one step at dimension n, exact.
+
+    The equations at the head of this module; over delta = lr/n and delta^2 they are the drift and the squared noise of the SDE.
+    """
+    checked_algorithm(algorithm)
+    begin = checked_spiked_start(problem, start)
+    n = check_spiked_dimension(dimension)
+    numbers = numbers_of(problem, algorithm, n)
+    delta = algorithm.lr / n
+    mean = np.stack(drift(numbers, begin.m, begin.r2), axis=-1)
+    both_m, both_r2, alone_m, alone_r2 = noise(numbers, begin.m, begin.r2)
+    together = np.stack([both_m, both_r2], axis=-1)
+    covariance = together[:, :, None] * together[:, None, :]
+    covariance[:, 0, 0] += alone_m**2
+    covariance[:, 1, 1] += alone_r2**2
+    return delta * mean, delta**2 * covariance
+
+
+def _follow(solver: Any, t: np.ndarray, limit: np.ndarray, most: int) -> tuple[np.ndarray, str]:
+    """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "tired"."""
+    runs = len(limit)
+    found = np.full((2 * runs, len(t)), np.nan)
+    found[:, t == 0.0] = solver.y[:, None]
+    for _ in range(most):
+        solver.step()
+        if solver.status == "failed" or not np.all(solver.y[:runs] ** 2 + np.abs(solver.y[runs:]) < limit):
+            return found, "diverged"
+        between = (t > solver.t_old) & (t <= solver.t)
+        if between.any():
+            found[:, between] = solver.dense_output()(t[between])
+        if solver.status == "finished":
+            return found, "finished"
+    return found, "tired"
+
+
+def _integrate(
+    numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float, stiff: bool = False
+) -> tuple[np.ndarray, bool]:
+    """m and r2 (2, run, time), NaN from where a solution leaves every bound, and whether the implicit method was needed.
+
+    Two numbers a start and a right-hand side in closed form: SciPy's integrators need no compilation, which would take a hundred times
+    as long as the solve. All starts go side by side; if one diverges or is stiff, each goes on its own.
+    """
+    runs = begin.runs
+    limit = RUNAWAY * (1 + numbers["snr"] ** (2 / numbers["order"]) + numbers["lr"] + begin.m**2 + begin.r2)
+    y = np.concatenate([begin.m, begin.r2])
+    tolerance: dict[str, Any] = {"rtol": max(rtol, LEAST_RTOL), "atol": atol}
+
+    def field(_: float, y: np.ndarray) -> np.ndarray:
+        return np.concatenate(drift(numbers, y[:runs], y[runs:]))
+
+    if t[-1] == 0.0:
+        return y.reshape(2, runs, 1), False
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not stiff:
+            found, ended = _follow(integrate.DOP853(field, 0.0, y, t[-1], **tolerance), t, limit, MOST_STEPS)
+            if ended == "finished":
+                return found.reshape(2, runs, -1), False
+            stiff = ended == "tired"
+        if runs > 1:
+            each = [_integrate(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol, stiff) for i in range(runs)]
+            return np.concatenate([part for part, _ in each], axis=1), any(which for _, which in each)
+        if stiff:
+            found, ended = _follow(integrate.LSODA(field, 0.0, y, t[-1], **tolerance), t, limit, MOST_IMPLICIT_STEPS)
+    if ended == "tired":
+        warn(
+            f"the integrator did not reach t = {t[-1]:g} in {MOST_IMPLICIT_STEPS} implicit steps: what it did not reach is NaN; "
+            "raise rtol, or ask for shorter times"
+        )
+    return found.reshape(2, runs, -1), stiff
+
+
+def solve_spiked_ode(
+    problem: SpikedTensor,
+    algorithm: OnePassSGD,
+    start: SpikedStart,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int | None = None,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+) -> xr.Dataset:
+    """m and r2 as n -> infinity, or with the exact mean increment of one step at `dimension`; lr = 0 is gradient flow.
+
+        dm/dt = 2 m (k snr m^(k-2) - k R^(2k-2)) - al m,      dr2/dt = - 4k R^(2k-2) (r2 - lr/B) - 2 al r2
+
+    Proposition 3.1, with a ridge al and a batch B; at finite n see the head of this module. An explicit method of order 8 with adaptive
+    steps, an implicit one (LSODA) where it needs too many. `error_integrator`: the largest relative change of the risk at ten times the
+    tolerance. A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
+    """
+    checked_algorithm(algorithm)
+    begin = checked_spiked_start(problem, start)
+    rtol = checks.number("rtol", rtol, above=0.0)
+    atol = checks.number("atol", atol, above=0.0)
+    if dimension is not None:
+        dimension = check_spiked_dimension(dimension)
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=dimension, whole_steps=False)
+    numbers = numbers_of(problem, algorithm, dimension)
+    (m, r2), stiff = _integrate(numbers, begin, when.t, MARGIN * rtol, MARGIN * atol)
+    loose, _ = _integrate(numbers, begin, when.t, 10 * MARGIN * rtol, 10 * MARGIN * atol, stiff)
+    risk = problem.risk(m, r2)
+    attributes = {
+        "dimension": dimension,
+        "assumptions": "fresh Gaussian tensors, " + ("n -> infinity" if dimension is None else "mean increment at n"),
+        "integrator": "LSODA" if stiff else "DOP853",
+        "error_integrator": largest_share(problem.risk(*loose) - risk, risk),
+    }
+    good = np.isfinite(m) & np.isfinite(r2)
+    last = [when.t[row][-1] if row.any() else 0.0 for row in good]
+    diverged_at = np.where(np.all(good, axis=1), np.nan, last)
+    found = {"m": m, "r2": r2}
+    return spiked_trajectory(problem, algorithm, when, found, diverged_at=diverged_at, method="solve_ode", attributes=attributes)
+
+
+def _flow(numpy: Any, raised: Power, numbers: dict[str, Any], m: Any, r2: Any, length: Any) -> tuple[Any, Any]:
+    """A step of the ODE, of second order: r2' = - decay r2 + growth and m' = - pull m + push are solved as linear equations, with
+    coefficients of the beginning first, then with their mean over the step. As growth >= 0, r2 stays positive at any length."""
+
+    def coefficients(m: Any, r2: Any) -> tuple[Any, Any, Any, Any]:
+        at = rates(numbers, m, r2, raised)
+        small = numbers["lr"] * numbers["inverse_dimension"]
+        decay = 2 * at.pull - small * (at.pull**2 + at.along)
+        return at.pull, at.push, decay, (numbers["lr"] - small) * at.across
+
+    def linear(value: Any, decay: Any, growth: Any) -> Any:
+        x = length * decay
+        # (1 - e^-x)/x, finite at x = 0
+        safe = numpy.where(x == 0, 1.0, x)
+        mean = numpy.where(x == 0, 1.0, -numpy.expm1(-safe) / safe)
+        return value * numpy.exp(-x) + length * growth * mean
+
+    here = coefficients(m, r2)
+    ahead = coefficients(linear(m, here[0], here[1]), linear(r2, here[2], here[3]))
+    pull, push, decay, growth = ((one + other) / 2 for one, other in zip(here, ahead, strict=True))
+    return linear(m, pull, push), linear(r2, decay, growth)
+
+
+def sde_step(bits: int, numbers: dict[str, Any], state: SpikedState, length: Any, normals: Any) -> SpikedState:
+    """One step of the SDE of the given length in t, from three normals: half of the drift, all of the noise, half of the drift.
+
+    The noise of r2 acts as a factor, r2 -> r2 (X + sqrt(1 + X^2)) with X = eta - E[eta^2]/2 and eta the noise over r2: the noise to first
+    order, the mean to second, and positive for every X.
+    """
+    raised = partial(power, bits)
+    flow = partial(_flow, jnp, raised, numbers)
+    m, r2 = flow(*state, length / 2)
+    both_m, both_r2, alone_m, alone_r2 = noise(numbers, m, r2, raised)
+    scale = jnp.sqrt(numbers["noise_rate"] * length)
+    # at r2 = 0 exactly (x = 0, or a ridge that has killed it) there is no noise either
+    share = jnp.where(r2 > 0, 1 / jnp.where(r2 > 0, r2, 1.0), 0.0)
+    eta = scale * share * (both_r2 * normals[0] + alone_r2 * normals[2])
+    X = eta - (scale * share) ** 2 * (both_r2**2 + alone_r2**2) / 2
+    m = m + scale * (both_m * normals[0] + alone_m * normals[1])
+    return SpikedState(*flow(m, r2 * jnp.exp(jnp.arcsinh(X)), length / 2))
+
+
+class SpikedPaths(Simulator):
+    """Paths of the SDE; a step of the simulator is one step of the scheme, edges[i]..edges[i+1] of length lengths[i]."""
+
+    def __init__(self, numbers: dict[str, Any], begin: SpikedStart, edges: np.ndarray, lengths: np.ndarray) -> None:
+        self.numbers, self.begin = numbers, begin
+        self.bits = power_bits(int(numbers["order"]))
+        # filled up to a power of two, so that nearby numbers of save points share one compilation
+        room = 2 ** int(np.ceil(np.log2(max(len(lengths), 1)))) - len(lengths)
+        self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
+        self.lengths = np.concatenate([lengths, np.full(room, 0.0)])
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        plan = (self.numbers, self.edges, self.lengths)
+        return _advance_paths(self.bits, see, *plan, state, keys, np.int64(begin), np.int64(end), seen, given)
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        return state._asdict()
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance_paths(
+    bits: int, see: See | None, numbers: Any, edges: Any, lengths: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+) -> tuple[Any, Any, Any]:
+    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        state, good, seen = carry
+        length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
+        normals = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, number), 3, 0)[0], out_axes=1)(keys)
+        state = sde_step(bits, numbers, state, length, normals)
+        fine = state.m**2 + state.r2 < numbers["limit"]
+        if see is not None:
+            seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, state._asdict())
+        return state, jnp.where(fine, number + 1, good), seen
+
+    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+
+
+def _plan(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
+    edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
+    spans = np.diff(edges)
+    counts = np.maximum(1, np.ceil(spans / longest - 1e-9)).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)
+
+
+def step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:
+    """A step length for the SDE and its error, on the noiseless path from the first start and on stationary variances.
+
+    Half of the drift, the noise and half of the drift give a mode that decays at rate kappa the variance (kappa h)/sinh(kappa h) times
+    the right one: off by (kappa h)^2/6.
+    """
+    before, count, error = None, FIRST_SDE_STEPS, np.inf
+    while True:
+        m, r2 = begin.m[0], begin.r2[0]
+        path = [(m, r2)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(count):
+                m, r2 = _flow(np, pow, numbers, m, r2, end / count)
+                path.append((m, r2))
+            every = np.array(path)
+            risk = problem.risk(*every[:: count // 16].T)
+            bounded = every[np.isfinite(every).all(axis=1)]
+            slopes = np.linalg.eigvals(jacobian(numbers, *bounded.T)) if len(bounded) else np.zeros(1)
+        fastest = float(np.abs(slopes[np.isfinite(slopes)]).max(initial=0.0))
+        if before is not None:
+            fine = np.isfinite(risk) & np.isfinite(before)
+            # of second order: this path is off by a third of what the halving changed
+            error = float(np.max(np.abs(risk - before)[fine], initial=0.0) / np.max(np.abs(before)[fine], initial=1e-300)) / 3
+            error = max(error, (fastest * end / count) ** 2 / 6)
+            if error <= STEP_TOLERANCE or count >= MOST_SDE_STEPS:
+                return end / count, error
+        before, count = risk, 2 * count
+
+
+def jacobian(numbers: dict[str, Any], m: Any, r2: Any) -> np.ndarray:
+    """d(dm/dt, dr2/dt)/d(m, r2) of the ODE as n -> infinity, (..., 2, 2)."""
+    k, c = numbers["order"], numbers["lr"] / numbers["batch"]
+    m, r2 = np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)
+    total = m * m + r2
+    pull = 2 * k * total ** (k - 1) + numbers["ridge"]
+    slope = 2 * k * (k - 1) * total ** (k - 2)  # of pull in r2; 2 m times that in m
+    rows = [
+        [2 * k * (k - 1) * numbers["snr"] * m ** (k - 2) - pull - 2 * slope * m * m, -slope * m],
+        [4 * slope * (c - r2) * m, -2 * pull + 2 * slope * (c - r2)],
+    ]
+    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
+
+
+@float64
+def solve_spiked_sde(
+    problem: SpikedTensor,
+    algorithm: OnePassSGD,
+    start: SpikedStart,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int,
+    runs: int | None = None,
+    seed: int = 0,
+    higher_order: bool = True,
+    step: float | None = None,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Paths of the SDE of (m, r2) at dimension n: d(m, r2) = E[u] dt + sqrt(lr/n) Cov(u)^(1/2) dB, u the increment of one step over lr/n.
+
+    higher_order=True takes mean and covariance exactly as at n; False takes them as n -> infinity, so that only sqrt(lr/n) knows n.
+    r2 stays positive by construction. `step`: the longest step of the scheme in t; unless given, one whose error on the noiseless path and
+    on stationary variances is below 2e-3 (`error_integrator`). Section 3; the covariance is not written there.
+    """
+    checked_algorithm(algorithm)
+    begin = checked_spiked_start(problem, start).repeated(runs)
+    n = check_spiked_dimension(dimension)
+    seed = checks.whole("seed", seed, 0)
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=n, whole_steps=False)
+    if algorithm.lr == 0.0:
+        raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
+    numbers = numbers_of(problem, algorithm, n if higher_order else None)
+    end, error = float(when.t[-1]), None
+    longest = 1.0 if step is None else checks.number("step", step, above=0.0)
+    if step is None and end > 0:
+        longest, error = step_length(problem, numbers, begin, end)
+    edges, lengths = _plan(when.t, longest)
+    scales = {"noise_rate": np.float64(algorithm.lr / n), "limit": largest(problem.order)}
+    simulator = SpikedPaths({**numbers, **scales}, begin, edges, lengths)
+    found, last = run(simulator, begin.runs, edges[-len(when.t) :], seed, f"SDE, n = {n}", progress)
+    reached = np.concatenate([[0.0], np.cumsum(np.repeat(lengths, np.diff(edges)))])
+    diverged_at = np.where(last >= 0, reached[np.maximum(last, 0)], np.nan)
+    attributes = {
+        "seed": seed,
+        "dimension": n,
+        "higher_order": int(bool(higher_order)),
+        "assumptions": "fresh Gaussian tensors, Gaussian fluctuations",
+        "error_integrator": error,
+    }
+    return spiked_trajectory(problem, algorithm, when, found, diverged_at=diverged_at, method="solve_sde", attributes=attributes)

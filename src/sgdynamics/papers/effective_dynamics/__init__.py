@@ -1,0 +1,54 @@
+"""High-dimensional limit theorems for SGD (Ben Arous, Gheissari, Jagannath 2022): effective dynamics, spiked tensors, Gaussian mixtures.
+
+In the paper's symbols and units: step size c/n, time t = steps c/n, weight decay alpha, snr lambda.
+"""
+
+from sgdynamics.papers.effective_dynamics.mixtures import (
+    MeasuredSuccess,
+    MixtureComponent,
+    active_types_probability,
+    arc_paths,
+    arc_variance,
+    measured_success,
+    mixture_components,
+    optimum,
+    rescaled_diffusion,
+    ring_radius,
+    success_probability,
+)
+from sgdynamics.papers.effective_dynamics.spiked import (
+    barrier,
+    correlated_fixed_points,
+    critical_snr,
+    eigenvalues,
+    rescaled_drift,
+    rescaled_noise,
+    rescaled_paths,
+    saddle_variance,
+    stationary_variance,
+)
+from sgdynamics.papers.effective_dynamics.spiked_figures import figure_1
+
+__all__ = [
+    "MeasuredSuccess",
+    "MixtureComponent",
+    "active_types_probability",
+    "arc_paths",
+    "arc_variance",
+    "barrier",
+    "correlated_fixed_points",
+    "critical_snr",
+    "eigenvalues",
+    "figure_1",
+    "measured_success",
+    "mixture_components",
+    "optimum",
+    "rescaled_diffusion",
+    "rescaled_drift",
+    "rescaled_noise",
+    "rescaled_paths",
+    "ring_radius",
+    "saddle_variance",
+    "stationary_variance",
+    "success_probability",
+]

@@ -1,0 +1,351 @@
+"""Gaussian mixtures at snr = infinity, sections 4 and 5 of "High-dimensional limit theorems for SGD" (Ben Arous, Gheissari, Jagannath).
+
+The paper's symbols: v the head, m_i = W_i.mu (XOR: m_i^mu, m_i^nu), alpha the weight decay, delta = 1/N the step, lambda the snr, and its
+time t = steps/N, which is the library's at lr = c_delta = 1 (v = a, R_perp = Q - M M^T). Where the print is wrong, the docstring says so.
+
+A unit is of a type if it serves one cluster: h_i > 0 there, v_i of the label's sign, |m_i| = |v_i| along the cluster's direction, 0 along
+the other one. Binary "+": m = v > 0, "-": m = v < 0. XOR "mu+": m^mu = v > 0, "mu-": -m^mu = v > 0, "nu+": m^nu = v < 0, "nu-":
+-m^nu = v < 0 (the paper's labels: "nu+" has m^nu < 0 and serves the cluster -nu). With w the weight of a cluster (1/2, 1/4), the units of
+an active type have sum v_i^2 = C_alpha, where w sigmoid(-C_alpha) = alpha.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.limits.sliding import solve_infinite_snr
+
+# of each type: the direction, the sign of the cluster's mean along it, the sign of v
+TYPES: dict[str, dict[str, tuple[int, int, int]]] = {
+    "binary": {"+": (0, 1, 1), "-": (0, -1, -1)},
+    "xor": {"mu+": (0, 1, 1), "mu-": (0, -1, 1), "nu+": (1, -1, -1), "nu-": (1, 1, -1)},
+}
+IDLE = "0"  # a unit with v = m = 0
+MOST_WIDTH = 8  # of a list of components: there are (types + 1)^width strata
+ON_RING = 1e-6  # how far sum a_i^2 may be from C_alpha, relative to it
+GROWTH = 1e6  # measured runs last until a unit of |v| = 1e-6 has grown up: a smaller one has that probability
+RTOL = 1e-8  # of one step, where only the type of the end counts
+
+
+def _kind(kind: str) -> dict[str, tuple[int, int, int]]:
+    return TYPES[checks.choice("kind", kind, TYPES)]
+
+
+def _width(kind: str, width: int | None) -> int:
+    return len(_kind(kind)) if width is None else checks.whole("width", width, 1)
+
+
+def _weight(kind: str) -> float:
+    """w, the weight of a cluster."""
+    return 1.0 / len(TYPES[kind])
+
+
+def _below_threshold(kind: str, alpha: float) -> float:
+    """alpha where there is more than the fixed point 0."""
+    _kind(kind)
+    alpha, most = checks.number("alpha", alpha, above=0.0), _weight(kind) / 2
+    if alpha >= most:
+        raise checks.reject("alpha", alpha, f"at {most:g} and above 0 is the only fixed point: give alpha below {most:g}")
+    return alpha
+
+
+def ring_radius(kind: str, alpha: float) -> float:
+    """C_alpha, the squared radius of the rings on which the fixed points lie: w sigmoid(-C_alpha) = alpha.
+
+        binary: C_alpha = log((1 - 2 alpha)/(2 alpha)),   XOR: C_alpha = - logit(4 alpha)
+
+    At and above the threshold alpha = 1/4 (binary), 1/8 (XOR) the only fixed point is 0: then 0.0, with a warning. Prop. 4.2, section 5.
+    """
+    _kind(kind)
+    alpha, w = checks.number("alpha", alpha, above=0.0), _weight(kind)
+    if alpha >= w / 2:
+        warnings.warn(f"alpha = {alpha:g} is at or above {w / 2:g}: the only fixed point is 0, there is no ring", stacklevel=2)
+        return 0.0
+    return math.log((w - alpha) / alpha)
+
+
+@dataclass(frozen=True)
+class MixtureComponent:
+    """A connected component of the fixed points of a mixture at snr = infinity, 0 < alpha < w/2.
+
+    `strata`: for every choice of a type ("0": v = m = 0) for each unit, a manifold of fixed points, the product over active types of the
+    open part of a sphere sum v_i^2 = C_alpha. Two strata are in one component if their closures meet.
+    """
+
+    kind: str
+    width: int
+    strata: tuple[tuple[str, ...], ...]
+    active: tuple[str, ...]  # the active types, the same in all strata
+    dimension: int  # the largest of its strata
+    stable: bool  # whether every point of the closed component is (Lyapunov) stable
+
+    def representative(self, alpha: float) -> dict[str, np.ndarray]:
+        """The point M (K, q), Q (K, K), a (K) of a stratum of the largest dimension where the units of a type share C_alpha equally."""
+        C = ring_radius(self.kind, _below_threshold(self.kind, alpha))
+        stratum = max(self.strata, key=_dimension)
+        types = TYPES[self.kind]
+        M, a = np.zeros((self.width, 1 + max(q for q, _, _ in types.values()))), np.zeros(self.width)
+        for unit, name in enumerate(stratum):
+            if name != IDLE:
+                direction, side, sign = types[name]
+                size = math.sqrt(C / stratum.count(name))
+                M[unit, direction], a[unit] = side * size, sign * size
+        return {"M": M, "Q": M @ M.T, "a": a}
+
+
+def _active(stratum: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(stratum) - {IDLE}
+
+
+def _dimension(stratum: tuple[str, ...]) -> int:
+    return sum(name != IDLE for name in stratum) - len(_active(stratum))
+
+
+def mixture_components(kind: str = "xor", width: int | None = None) -> list[MixtureComponent]:
+    """The connected components of the fixed points, by number of active types: 39 for XOR at width 4 (24 stable), 5 for binary at width 2.
+
+    Every unit is of a type or idle: (types + 1)^K strata. A unit may leave its type for v = m = 0 as long as another one of that type
+    is left, which is how closures meet; the components are what this connects. At width 4 the 625 strata of XOR merge to
+    39 = 1 + 4 + 6 + 4 + 24 components, by number of active types. (Section 5 calls each partition a component; 39 is right.)
+    A point is unstable if and only if a unit is idle while a type is missing: towards that type it grows at the rate w/2 - alpha > 0.
+    Else idle units are neutral (w sigmoid(-C_alpha) = alpha), all else relaxes, and the component attracts its neighbourhood. The open
+    quarter circles of Prop. 4.2(2) are not unstable, as printed: only their end points are, so that their component is not `stable`.
+    """
+    types, width = _kind(kind), _width(kind, width)
+    if width > MOST_WIDTH:
+        raise checks.reject("width", width, f"there are {len(types) + 1}^width strata to list: give a width of {MOST_WIDTH} or less")
+    strata = list(itertools.product((IDLE, *types), repeat=width))
+    parent = {stratum: stratum for stratum in strata}
+
+    def root(stratum: tuple[str, ...]) -> tuple[str, ...]:
+        while parent[stratum] != stratum:
+            parent[stratum] = parent[parent[stratum]]
+            stratum = parent[stratum]
+        return stratum
+
+    for stratum in strata:
+        for unit, name in enumerate(stratum):
+            if name != IDLE and stratum.count(name) > 1:
+                parent[root(stratum)] = root((*stratum[:unit], IDLE, *stratum[unit + 1 :]))
+    members: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for stratum in strata:
+        members.setdefault(root(stratum), []).append(stratum)
+    found = []
+    for inside in members.values():
+        present = _active(inside[0])
+        active = tuple(name for name in types if name in present)
+        stable = len(active) == len(types) or not any(IDLE in stratum for stratum in inside)
+        found.append(MixtureComponent(kind, width, tuple(inside), active, max(map(_dimension, inside)), stable))
+    return sorted(found, key=lambda one: len(one.active))
+
+
+def _type_law(kind: str) -> dict[str, Fraction]:
+    """The law of the type a unit ends in, over the signs of v and of its m, all equally likely.
+
+    For |m_i| < |v_i| the sign of v_i never changes. Binary: m_i takes the sign of v_i. XOR: where v_i > 0, m_i^mu keeps its sign and m_i^nu
+    goes to 0; where v_i < 0, the other way round.
+    """
+    types = _kind(kind)
+    directions = 1 + max(q for q, _, _ in types.values())
+    law = dict.fromkeys(types, Fraction(0))
+    for v, *m in itertools.product((1, -1), repeat=1 + directions):
+        for name, (direction, side, sign) in types.items():
+            if sign == v and (kind == "binary" or side == m[direction]):
+                law[name] += Fraction(1, 2 ** (1 + directions))
+    return law
+
+
+def _active_law(kind: str, width: int) -> list[Fraction]:
+    """P(number of active types = 0, 1, ...) for independent units."""
+    law: dict[frozenset[str], Fraction] = {frozenset(): Fraction(1)}
+    unit = _type_law(kind)
+    for _ in range(width):
+        after: dict[frozenset[str], Fraction] = {}
+        for seen, p in law.items():
+            for name, share in unit.items():
+                more = seen | {name}
+                after[more] = after.get(more, Fraction(0)) + p * share
+        law = after
+    return [sum((p for seen, p in law.items() if len(seen) == n), Fraction(0)) for n in range(len(unit) + 1)]
+
+
+def success_probability(kind: str, width: int | None = None) -> float:
+    """The probability that the flow at snr = infinity ends in an optimal classifier: 1/2 for binary at width 2, 3/32 for XOR at width 4.
+
+    Every cluster needs a unit of its type. Start: v_i ~ N(0, 1) and m_i symmetric and small, W_i ~ N(0, I/N) with N -> infinity; any
+    0 < alpha < w/2. Exact, over the signs of v and m. Prop. 4.2, section 5 (Fig. 3 exchanges 3/32, optimal, and 29/32).
+    It is the order snr -> infinity before N -> infinity: at fixed snr XOR succeeds more often as N grows.
+    """
+    return float(_active_law(kind, _width(kind, width))[-1])
+
+
+def active_types_probability(kind: str = "xor", width: int | None = None) -> tuple[float, ...]:
+    """P(1, 2, ... types are active in the end), as in `success_probability`: 1/64, 21/64, 9/16, 3/32 for XOR at width 4."""
+    return tuple(float(p) for p in _active_law(kind, _width(kind, width))[1:])
+
+
+@dataclass(frozen=True)
+class MeasuredSuccess:
+    """How many of the runs ended in an optimal classifier, and with how many active types (`counts`: 0, 1, ...)."""
+
+    fraction: float
+    standard_error: float
+    counts: tuple[int, ...]
+    runs: int
+
+
+def measured_success(
+    kind: str, alpha: float = 0.1, runs: int = 10000, seed: int = 0, *, width: int | None = None, scale: float = 1e-6
+) -> MeasuredSuccess:
+    """`success_probability` by integrating the flow at snr = infinity from random starts v ~ N(0, 1), m ~ N(0, scale^2).
+
+    A type counts as active if |f_c| > C_alpha/2 on its cluster, with the label's sign, at the time log(1e6)/(w/2 - alpha), by which a unit
+    grows from |v| = 1e-6. The law is that of scale -> 0 up to terms of order scale: the paper's W ~ N(0, I/N) is scale = N^(-1/2), and
+    signs change only where |v_i| < |m_i|.
+    """
+    alpha, width = _below_threshold(kind, alpha), _width(kind, width)
+    runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
+    scale = checks.number("scale", scale, above=0.0)
+    types = TYPES[kind]
+    directions = 1 + max(q for q, _, _ in types.values())
+    draws = np.random.default_rng(seed).standard_normal((runs, width, 1 + directions))
+    a, M = draws[..., 0], scale * draws[..., 1:]
+    time = math.log(GROWTH) / (_weight(kind) / 2 - alpha)
+    end = solve_infinite_snr(kind, M, M @ np.swapaxes(M, 1, 2), a, times=[time], weight_decay=alpha, rtol=RTOL, atol=RTOL / 100)
+    a, M = end["a"][:, 0], end["M"][:, 0]
+    C = ring_radius(kind, alpha)
+    reached = [sign * np.sum(a * np.maximum(side * M[:, :, q], 0.0), axis=1) > C / 2 for q, side, sign in types.values()]
+    counts = np.bincount(np.sum(reached, axis=0), minlength=len(types) + 1)
+    fraction = float(counts[-1] / runs)
+    return MeasuredSuccess(fraction, math.sqrt(fraction * (1 - fraction) / runs), tuple(counts.tolist()), runs)
+
+
+def _on_ring(kind: str, a: Any, alpha: float, types: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """v and m of a fixed point without idle units, and the type of each unit: by default the one with m = v = a."""
+    known, C = _kind(kind), ring_radius(kind, alpha)
+    if np.ndim(a) != 1 or np.size(a) == 0:
+        raise ValueError(f"a has shape {np.shape(a)}: give the head of the fixed point, one number a unit")
+    a = checks.array("a", a, np.shape(a), "one number a unit")
+    if np.any(a == 0.0):
+        raise checks.reject("a", a.tolist(), "a unit at 0 is an end of an arc, where the drift has a kink: give numbers that are not 0")
+    if types is None:
+        straight = {sign: name for name, (_, side, sign) in known.items() if side == sign}
+        types = [straight[int(sign)] for sign in np.sign(a)]
+    if len(types) != len(a):
+        raise checks.reject("types", types, f"give one type for each of the {len(a)} units")
+    for value, name in zip(a, types, strict=True):
+        if known[checks.choice("types", name, known)][2] != np.sign(value):
+            raise checks.reject("a", a.tolist(), f"a unit of type {name!r} has the other sign")
+    names = tuple(types)
+    for name in dict.fromkeys(names):
+        total = sum(value**2 for value, mine in zip(a, names, strict=True) if mine == name)
+        if abs(total - C) > ON_RING * C:
+            raise checks.reject("a", a.tolist(), f"sum of a_i^2 over the units of type {name!r} is {total:.6g}: make it C_alpha = {C:.6g}")
+    m = np.array([known[name][1] * abs(value) for value, name in zip(a, names, strict=True)])
+    return a, m, names
+
+
+def rescaled_diffusion(kind: str, a: Any, alpha: float, *, types: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(A, Sigma) of the SDE du = A u dt + Sigma^(1/2) dB for u = sqrt(N) (v_1 - a_1, ..., v_K - a_K, m_1 - m_1*, ..., m_K - m_K*).
+
+    v = a is the head at a fixed point and m_i the overlap of unit i with its type's direction, m_i* = a_i by default: binary, the arcs
+    a_i > 0 (or < 0) of Prop. 4.3; XOR a_i > 0 along mu and a_i < 0 along nu, as in Prop. 5.1. Other fixed points, the optimal ones among
+    them, by their `types`, with m_i* = +-a_i. With r_i = m_i*/a_i and sums over the units of i's own type:
+
+        dv_i/dt = - alpha (v_i - r_i m_i) - m_i* (alpha - alpha^2/w) sum_k (m_k* v_k + a_k m_k)
+        dm_i/dt = - alpha (m_i - r_i v_i) - a_i  (alpha - alpha^2/w) sum_k (m_k* v_k + a_k m_k)
+        Sigma   = alpha^2 x_i x_j (1{same type}/w - 1),   x = (a, m*),   delta = 1/N
+
+    w = 1/2 gives alpha^2 a_i a_j on one arc (rank 1), w = 1/4 gives 3 alpha^2 and -alpha^2 (rank 2). A is symmetric. R_perp decouples: it
+    decays at the rate 2 alpha, without noise; the overlaps that slide stay 0 (at the scale N^(-1/2)).
+    Printed with the wrong sign: the sum in Props. 4.3 and 5.1; also R_ii' = -alpha R_ii for -2 alpha R_ii in 4.3.
+    """
+    _kind(kind)
+    a, m, names = _on_ring(kind, a, _below_threshold(kind, alpha), types)
+    w, K = _weight(kind), len(a)
+    same = np.array([[one == other for other in names] for one in names])
+    slope = np.concatenate([m, a])  # of f on the unit's cluster, up to its sign
+    both = np.tile(same, (2, 2))
+    turn = np.diag(m / a)
+    rotation = np.block([[-np.eye(K), turn], [turn, -np.eye(K)]])
+    A = alpha * rotation - (alpha - alpha**2 / w) * both * np.outer(slope, slope)
+    x = np.concatenate([a, m])
+    return A, alpha**2 * np.outer(x, x) * (both / w - 1.0)
+
+
+def arc_paths(
+    kind: str,
+    a: Any,
+    alpha: float,
+    times: Any,
+    runs: int,
+    seed: int = 0,
+    *,
+    types: Sequence[str] | None = None,
+    start: Any = None,
+) -> np.ndarray:
+    """Paths u (run, time, 2K) of the linear SDE of `rescaled_diffusion`, exact in law at any times.
+
+        u(t + s) = e^(As) u(t) + N(0, integral_0^s e^(Ar) Sigma e^(Ar) dr)
+
+    From u = `start` (2K; 0 unless given) at t = 0. In the eigenbasis of the symmetric A, with eigenvalues l, the integral is
+    S_ij (e^((l_i + l_j) s) - 1)/(l_i + l_j): no step error. Props. 4.3 and 5.1.
+    """
+    A, Sigma = rescaled_diffusion(kind, a, alpha, types=types)
+    runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
+    times = checks.array("times", times, np.shape(times), "increasing, 0 or more")
+    if times.ndim != 1 or len(times) == 0 or times[0] < 0 or np.any(np.diff(times) <= 0):
+        raise checks.reject("times", times, "give increasing times, 0 or more")
+    begin = np.zeros(len(A)) if start is None else checks.array("start", start, (len(A),), "v, then m, rescaled by sqrt(N)")
+    values, basis = np.linalg.eigh(A)
+    S, pairs = basis.T @ Sigma @ basis, values[:, None] + values[None, :]
+    draws = np.random.default_rng(seed).standard_normal((runs, len(times), len(A)))
+    u, now = np.tile(begin @ basis, (runs, 1)), 0.0
+    found = np.empty(draws.shape)
+    for n, time in enumerate(times):
+        step = time - now
+        if step > 0:
+            neutral = pairs == 0.0
+            growth = np.where(neutral, step, np.expm1(pairs * step) / np.where(neutral, 1.0, pairs))
+            size, root = np.linalg.eigh(S * growth)
+            u = np.exp(values * step) * u + draws[:, n] @ (root * np.sqrt(np.maximum(size, 0.0))).T
+        found[:, n], now = u @ basis.T, time
+    return found
+
+
+def arc_variance(alpha: float, kind: str = "binary") -> Any:
+    """The stationary variance of rho = sum_k a_k (v_k + m_k) in the SDE of Prop. 4.3: alpha C_alpha/(1 - 2 alpha).
+
+    Along an arc rho relaxes at the rate 2 C_alpha (alpha - alpha^2/w) and takes up all the noise. XOR: the covariance matrix (2, 2) of the
+    rho of the two arcs of Prop. 5.1, alpha C_alpha/(1 - 4 alpha) times 3 on the diagonal and -1 off it.
+    """
+    alpha = _below_threshold(kind, alpha)
+    w = _weight(kind)
+    unit = alpha * ring_radius(kind, alpha) / (1 - alpha / w)
+    return unit * (1 / w - 1) if kind == "binary" else unit * (np.eye(2) / w - 1.0)
+
+
+def optimum(kind: str, alpha: float, snr: float) -> float:
+    """|v_i| at the optimal fixed point for large snr (binary at width 2, XOR at width 4), from sqrt(C_alpha) at snr = infinity.
+
+        binary: |v| = sqrt(C) + sqrt(C) [C (1 - 4 alpha)/2 - 1]/(2 snr) + O(snr^-2)
+        XOR:    |v| = sqrt(C) + sqrt(C/(2 pi snr)) [1 - 1/(C (1 - 4 alpha))] + O(1/snr)
+
+    |m_i| = |v_i| to this order, whatever c_delta is. Footnote 5 promises a shift of order 1/snr; XOR's is of order snr^(-1/2), because on
+    the clusters that a unit does not serve its field is 0 on average, and half of the noise passes the ReLU.
+    """
+    alpha = _below_threshold(kind, alpha)
+    snr = checks.number("snr", snr, above=0.0, infinite=True)
+    C = ring_radius(kind, alpha)
+    if kind == "binary":
+        return math.sqrt(C) * (1 + (C * (1 - 4 * alpha) / 2 - 1) / (2 * snr))
+    return math.sqrt(C) + math.sqrt(C / (2 * math.pi * snr)) * (1 - 1 / (C * (1 - 4 * alpha)))

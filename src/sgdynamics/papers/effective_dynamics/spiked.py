@@ -1,0 +1,253 @@
+"""Matrix and tensor PCA: the closed formulas of section 3 and of the appendix D that belongs to it, in the paper's symbols.
+
+Y = snr v^(k) + W, loss |Y - x^(k)|^2 + (ridge/2)|x|^2, step delta = c/n, time t = steps delta: the library's units with lr = c, its
+`SpikedTensor(order=k, snr, ridge)`. u = (m, r2) is the state; near the saddle m = 0 it is rescaled to u = (sqrt(n) m, r2).
+
+The print is corrected in three places. With snr = Lam n^((k-2)/2) and k >= 3 the rescaled drift is 2 u1 (k Lam u1^(k-2) - k u2^(k-1)),
+not 2 u1 (k Lam - k u2^(k-1)); so there is no sharp transition at Lam = 1 but a barrier (`barrier`); and for odd k there is no fixed point
+at -m, only at +m.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy import integrate
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.analysis.spiked import spiked_fixed_points
+from sgdynamics.limits.spiked import jacobian, numbers_of
+from sgdynamics.problems.spiked_tensor import SpikedTensor
+
+FAR = 1e8  # |u1| beyond this has escaped: the drift grows faster than linearly, so the rest takes no time
+STEP_SHARE = 0.02  # step length times the fastest rate of u2
+
+
+def critical_snr(k: int, c: float = 1.0) -> float:
+    """The snr above which the ODE has fixed points that know the signal.
+
+        lam_c = c^(k/2) (2(k-1)/k)^(k-1) (k/(k-2))^((k-2)/2),      k = 2: c
+
+    No ridge. (D.4), with its dependence on c.
+    """
+    k = checks.whole("k", k, 2)
+    c = checks.number("c", c, above=0.0)
+    if k == 2:
+        return c
+    return c ** (k / 2) * (2 * (k - 1) / k) ** (k - 1) * (k / (k - 2)) ** ((k - 2) / 2)
+
+
+def correlated_fixed_points(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> tuple[float, float]:
+    """(m_dagger, m_star): the saddle that must be passed and the stable fixed point behind it, m_dagger < sqrt((k-2)c/k) < m_star.
+
+        snr m^(k-2) = (m^2 + c)^(k-1)                      (D.5)
+        k = 2: m_dagger = m_star, m^2 = (snr - ridge/4)(1 - c/snr)
+
+    Below the threshold there are none: (nan, nan), with a warning that names it. With a ridge and k >= 3 there may be more points near
+    x = 0; m_star is the largest stable one and m_dagger the next below. c = 0 is gradient flow, with m_dagger = 0 if ridge = 0. For even
+    k, (-m_dagger, -m_star) are fixed points too. r2 is c without a ridge; `spiked_fixed_points` gives it in general.
+    """
+    star, dagger = _star_and_dagger(k, snr, c, ridge)
+    if star is None:
+        where = f"the critical snr is {critical_snr(k, c):.6g}" if ridge == 0.0 and c > 0 else "lower the ridge or raise the snr"
+        warnings.warn(
+            f"no stable fixed point knows the signal at k = {k}, snr = {snr:g}, c = {c:g}, ridge = {ridge:g}: {where}", stacklevel=2
+        )
+        return math.nan, math.nan
+    return dagger[0], star[0]
+
+
+def _star_and_dagger(k: Any, snr: Any, c: Any, ridge: Any) -> tuple[tuple[float, float] | None, tuple[float, float]]:
+    """(m, r2) of both; star is None where there is none."""
+    k = checks.whole("k", k, 2)
+    problem = SpikedTensor(order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0))
+    found = spiked_fixed_points(problem, OnePassSGD(lr=checks.number("c", c, 0.0)))
+    # a pair just born is marginal to rounding: it still counts
+    points = sorted((point for point in found if point.m > 0), key=lambda point: point.m)
+    last = max((i for i, point in enumerate(points) if point.verdict != "saddle"), default=None)
+    if last is None:
+        return None, (math.nan, math.nan)
+    star = points[last]
+    before = points[last - 1] if last > 0 else star
+    # c = 0 without a ridge: the barrier has shrunk to x = 0
+    dagger = (0.0, 0.0) if k > 2 and c == 0 and ridge == 0 else (before.m, before.r2)
+    return (star.m, star.r2), dagger
+
+
+def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.ndarray:
+    """Eigenvalues of the ODE at m_dagger (first row) and m_star (second row), (2, 2); NaN below the threshold.
+
+        no ridge:  2k R^(2k-4) [(k-2) c - k m^2]  and  - 4k R^(2k-2),   R^2 = m^2 + c        (along u1 and u2)
+        k = 2:     - 8 (snr - c)  and  - 2 (4 snr - ridge)
+
+    With a ridge and k >= 3 those of the Jacobian, growing first. Derived from (3.1); the paper's appendix D classifies them.
+    """
+    star, dagger = _star_and_dagger(k, snr, c, ridge)
+    if star is None:
+        return np.full((2, 2), math.nan)
+    rows = []
+    for m, r2 in (dagger, star):
+        if k == 2:
+            rows.append([-8 * (snr - c), -2 * (4 * snr - ridge)])
+        elif ridge == 0.0:
+            total = m**2 + c
+            rows.append([2 * k * total ** (k - 2) * ((k - 2) * c - k * m**2), -4 * k * total ** (k - 1)])
+        else:
+            numbers = numbers_of(SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None)
+            rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(numbers, m, r2))))[::-1])
+    return np.array(rows)
+
+
+def rescaled_drift(k: int, u1: Any, u2: Any, Lam: float, c: float = 1.0, ridge: float = 0.0) -> tuple[Any, Any]:
+    """The drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
+
+        du1/dt = 2 u1 (k Lam u1^(k-2) - k u2^(k-1)) - ridge u1
+        du2/dt = - 4k u2^(k-1) (u2 - c) - 2 ridge u2
+
+    k = 2: Lam is the snr itself, and this is (3.2). k >= 3 with an snr that does not grow with n: Lam = 0, which is (3.2) too. The print
+    has k Lam without u1^(k-2) for k >= 3.
+    """
+    k = checks.whole("k", k, 2)
+    u1, u2 = np.asarray(u1, dtype=np.float64), np.asarray(u2, dtype=np.float64)
+    restoring = 2 * k * u2 ** (k - 1)
+    return 2 * k * Lam * u1 ** (k - 1) - (restoring + ridge) * u1, -2 * restoring * (u2 - c) - 2 * ridge * u2
+
+
+def rescaled_noise(k: int, u2: Any, c: float = 1.0) -> Any:
+    """What multiplies dB in the equation of u1: 2 sqrt(c k u2^(k-1)); u2 has no noise as n -> infinity. (3.2), any c."""
+    k = checks.whole("k", k, 2)
+    return 2 * np.sqrt(c * k * np.asarray(u2, dtype=np.float64) ** (k - 1))
+
+
+def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float:
+    """n Var(m) of matrix PCA (k = 2) in the stable Ornstein-Uhlenbeck process at the saddle; infinite for snr >= c.
+
+        du1 = - 4 (c - snr) u1 dt + 2 sqrt(2 c u2) dB,  u2 = c - ridge/4:      c (c - ridge/4)/(c - snr),  without ridge c^2/(c - snr)
+
+    From (3.2) at late times. A ridge of 4c or more leaves no saddle at r2 > 0.
+    """
+    snr = checks.number("snr", snr, above=0.0)
+    c = checks.number("c", c, above=0.0)
+    ridge = checks.number("ridge", ridge, 0.0)
+    if ridge >= 4 * c:
+        raise checks.reject("ridge", ridge, f"from 4c = {4 * c:g} on, r2 decays to 0 and no noise is left: give less")
+    return math.inf if snr >= c else c * (c - ridge / 4) / (c - snr)
+
+
+def saddle_variance(t: Any, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
+    """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = `start` and r2 = c; it grows where snr > c, until n m^2 is of order n.
+
+        V(t) = V* + (start - V*) e^(8 (snr - c) t),   V* = c^2/(c - snr);      snr = c: start + 8 c^2 t
+
+    (3.2) solved; a random start N(0, I/n) has start = 1 and r2 = 1, so this is exact for c = 1 as n -> infinity.
+    """
+    snr = checks.number("snr", snr, above=0.0)
+    c = checks.number("c", c, above=0.0)
+    start = checks.number("start", start, 0.0)
+    t = np.asarray(t, dtype=np.float64)
+    rate = 8 * (snr - c)
+    # start e^(rate t) + 8 c^2 (e^(rate t) - 1)/rate, without a division by zero
+    mean = t if rate == 0 else np.expm1(rate * t) / rate
+    value = start * np.exp(rate * t) + 8 * c**2 * mean
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def barrier(k: int, Lam: float, c: float = 1.0) -> tuple[float, float]:
+    """Where the rescaled u1 (k >= 3, snr = Lam n^((k-2)/2), u2 = c) has its barrier, and the height of it over the noise.
+
+        u = (c^(k-1)/Lam)^(1/(k-2)),      height (1/2 - 1/k) u^2/c
+
+    The drift is -U', U = k c^(k-1) u^2 - 2 Lam u^k, the noise 2 D = 4k c^k, and the height U(u)/D: escape takes a time of order
+    e^height. It falls smoothly in Lam; the printed transition at Lam = 1 comes from the misprint of the drift. Beyond the barrier a run at
+    step c/n comes to rest near m = snr^(1/k) only for k = 3: there delta R^(2k-2) is of order n^((k^2 - 4k + 2)/k), and for k >= 4 it
+    overflows.
+    """
+    k = checks.whole("k", k, 3)
+    Lam = checks.number("Lam", Lam, above=0.0)
+    c = checks.number("c", c, above=0.0)
+    u = (c ** (k - 1) / Lam) ** (1 / (k - 2))
+    return u, (0.5 - 1 / k) * u**2 / c
+
+
+def rescaled_paths(
+    k: int,
+    Lam: float,
+    *,
+    times: Any,
+    c: float = 1.0,
+    ridge: float = 0.0,
+    u1: Any = None,
+    u2: float = 1.0,
+    runs: int = 1000,
+    seed: int = 0,
+    step: float | None = None,
+) -> xr.Dataset:
+    """Paths of the rescaled SDE at the saddle: `rescaled_drift` and `rescaled_noise`, from u1 ~ N(0, 1) and u2 = 1 unless given.
+
+    u2 is deterministic and u1 has additive noise, for which Heun's method is of weak order 2. The step is .02 over the fastest rate of u2,
+    unless given; `error_integrator` is the largest root mean square difference of arctan(u1) to that with twice the step on the same
+    Brownian path (arctan: escaped paths count, and do not outweigh the others). For k >= 3 a path that crosses the barrier reaches
+    infinity in finite time (it leaves the scale m ~ 1/sqrt(n)): u1 is then +-inf, and `escaped_at` says when. Run i does not depend on how
+    many runs there are.
+    """
+    k = checks.whole("k", k, 2)
+    Lam, ridge = checks.number("Lam", Lam, 0.0), checks.number("ridge", ridge, 0.0)
+    c, u2 = checks.number("c", c, above=0.0), checks.number("u2", u2, 0.0)
+    runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
+    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    if t.ndim != 1 or t.size == 0 or not np.all(np.isfinite(t)) or t[0] < 0 or np.any(np.diff(t) <= 0):
+        raise checks.reject("times", times, "give increasing numbers, 0 or more")
+    fastest = 4 * k * max(u2, c) ** (k - 1) + 2 * ridge
+    longest = STEP_SHARE / fastest if step is None else checks.number("step", step, above=0.0)
+    generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,))) for run in range(runs)]
+    first = np.array([generator.standard_normal() for generator in generators])
+    if u1 is not None:
+        first = np.broadcast_to(checks.array("u1", u1, np.shape(u1), "one number, or one a run"), (runs,)).copy()
+
+    # pairs of steps between save points, so that two steps at a time are the coarser path
+    edges = np.concatenate([[0.0], t])
+    pairs = np.maximum(1, np.ceil(np.diff(edges) / (2 * longest) - 1e-9)).astype(int) * (np.diff(edges) > 0)
+    grid = np.concatenate([np.linspace(a, b, 2 * n, endpoint=False) for a, b, n in zip(edges, edges[1:], pairs, strict=False)] + [t[-1:]])
+    solution: Any = integrate.solve_ivp(
+        lambda _, y: rescaled_drift(k, 0.0, y, Lam, c, ridge)[1], (0.0, max(t[-1], 1e-300)), [u2], rtol=1e-11, atol=1e-12, dense_output=True
+    )
+    middle = np.maximum(solution.sol(grid)[0], 0.0)  # rounding of a u2 that a ridge has killed
+
+    def heun(u: np.ndarray, i: int, j: int, move: np.ndarray) -> np.ndarray:
+        length = grid[j] - grid[i]
+        here = rescaled_drift(k, u, middle[i], Lam, c, ridge)[0]
+        ahead = rescaled_drift(k, u + length * here + move, middle[j], Lam, c, ridge)[0]
+        moved = u + length / 2 * (here + ahead) + move
+        gone = ~(np.abs(moved) < FAR) | np.isinf(u)
+        return np.where(gone, np.copysign(np.inf, np.where(np.isinf(u), u, here)), moved)
+
+    fine, coarse = first.copy(), first.copy()
+    escaped = np.full(runs, np.nan)
+    saved = np.empty((runs, len(t)))
+    error, position = 0.0, 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for index, count in enumerate(pairs):
+            normals = np.stack([generator.standard_normal(2 * count) for generator in generators], axis=1)
+            for one, two in zip(normals[::2], normals[1::2], strict=True):
+                i, j, e = position, position + 1, position + 2
+                noise = rescaled_noise(k, (middle[i : e + 1][:-1] + middle[i : e + 1][1:]) / 2, c) * np.sqrt(np.diff(grid[i : e + 1]))
+                fine = heun(heun(fine, i, j, noise[0] * one), j, e, noise[1] * two)
+                coarse = heun(coarse, i, e, noise[0] * one + noise[1] * two)
+                escaped = np.where(np.isinf(fine) & np.isnan(escaped), grid[e], escaped)
+                position = e
+            saved[:, index] = fine
+            shown, doubled = np.arctan(fine), np.arctan(coarse)
+            error = max(error, float(np.sqrt(np.mean((shown - doubled) ** 2))))
+    return xr.Dataset(
+        {
+            "u1": (("run", "time"), saved, {"long_name": "sqrt(n) m"}),
+            "u2": ("time", np.maximum(solution.sol(t)[0], 0.0), {"long_name": "r2"}),
+        },
+        {"t": ("time", t), "escaped_at": ("run", escaped, {"long_name": "when u1 left for infinity"})},
+        {"k": k, "Lam": Lam, "c": c, "ridge": ridge, "seed": seed, "step": longest, "error_integrator": error},
+    )

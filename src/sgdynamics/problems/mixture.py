@@ -1,0 +1,71 @@
+"""Two-layer networks that classify a Gaussian mixture: binary, or the XOR of two directions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.problems.activations import student_activation
+from sgdynamics.problems.losses import ClusterLoss
+from sgdynamics.problems.problem import Problem
+
+# (weight, mean on the signals, label): mu alone, and mu, nu
+CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
+    "binary": ((0.5, (1.0,), 1.0), (0.5, (-1.0,), 0.0)),
+    "xor": ((0.25, (1.0, 0.0), 1.0), (0.25, (-1.0, 0.0), 1.0), (0.25, (0.0, 1.0), 0.0), (0.25, (0.0, -1.0), 0.0)),
+}
+LEAST_WIDTH = {"binary": 1, "xor": 2}
+
+
+class GaussianMixture(Problem):
+    """A network f = sum_i a_i s(w_i.x) (no 1/p, head trained) that tells the classes of a Gaussian mixture apart.
+
+    x ~ N(mean, I/snr) with the mean drawn from +mu (y = 1), -mu (y = 0) for "binary", and from +-mu (y = 1), +-nu (y = 0) for "xor",
+    mu and nu orthonormal; loss log(1 + e^f) - y f, and (weight_decay/2)(|W|^2 + |a|^2) in the dynamics. snr may be infinite: then the
+    inputs are the means themselves. `M` holds the overlaps with mu, or with mu and nu; the paper's R_perp = Q - M M^T, v = a.
+    ReLU unless `activation` says otherwise. Source: High-dimensional limit theorems for SGD, sections 4 and 5.
+    """
+
+    kind: ClassVar[str] = "GaussianMixture"
+
+    def __init__(
+        self,
+        kind: str = "binary",
+        width: int | None = None,
+        snr: float = 100.0,
+        weight_decay: float = 0.1,
+        *,
+        activation: Any = "relu",
+    ) -> None:
+        self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
+        self.snr = checks.number("snr", snr, above=0.0, infinite=True)
+        self.activation = student_activation(activation)
+        least = LEAST_WIDTH[kind]
+        width = 2 * len(CLUSTERS[kind][0][1]) if width is None else checks.whole("width", width, 1)
+        if width < least:
+            raise checks.reject("width", width, f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more")
+        clusters = CLUSTERS[kind]
+        self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, None, clusters)
+        self._parameters["eigenvalues"] = np.array([0.0 if math.isinf(self.snr) else 1.0 / self.snr])
+        self._sealed = True
+
+    @classmethod
+    def from_record(cls, mixture: str, snr: Any, **rest: Any) -> GaussianMixture:
+        """The problem that `describe` wrote down, also where JSON made its infinities strings."""
+        return cls(mixture, snr=float(snr), **rest)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "mixture": self.mixture,
+            "width": self.width,
+            "snr": self.snr,
+            "weight_decay": self.weight_decay,
+            "activation": self.activation.describe(),
+        }
+
+    def __repr__(self) -> str:
+        return f"GaussianMixture({self.mixture!r}, width={self.width}, snr={self.snr:g}, weight_decay={self.weight_decay:g})"

@@ -1,0 +1,143 @@
+"""Spiked matrices and tensors: a rank-one signal in Gaussian noise, seen afresh at every step, and where a run on it starts.
+
+The data are Gaussian tensors, not Gaussian inputs, so this is no `Problem` and has no fields. But the gradient at x is Gaussian with a
+mean and a covariance that only know m = <x, v> and r2 = |x|^2 - m^2, so these two numbers are a Markov chain at every dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sgdynamics import checks
+
+TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
+
+
+@dataclass(frozen=True)
+class SpikedTensor:
+    """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
+
+        loss(x, Y) = |Y - x^(order)|^2 + (ridge/2) |x|^2,      x in R^n
+
+    order = 2 is the spiked matrix (not symmetrised). The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional
+    limit theorems for SGD" (Ben Arous, Gheissari, Jagannath). The ridge enters the dynamics, not `risk`.
+    """
+
+    order: int = 2
+    snr: float = 1.2
+    ridge: float = 0.0
+    kind: ClassVar[str] = "SpikedTensor"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", checks.whole("order", self.order, 2))
+        object.__setattr__(self, "snr", checks.number("snr", self.snr, above=0.0))
+        object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The numbers of the problem, as a dictionary that JAX can trace."""
+        return {"snr": np.float64(self.snr), "ridge": np.float64(self.ridge)}
+
+    def risk(self, m: Any, r2: Any) -> Any:
+        """The population loss without the ridge and without the noise's constant E|W|^2 = n^k: |snr v^(k) - x^(k)|^2.
+
+        snr^2 - 2 snr m^k + R^(2k) = (snr - m^k)^2 + r2 sum_j R^(2j) m^(2(k-1-j)),   R^2 = m^2 + r2
+
+        written as a sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
+        """
+        m, r2 = np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)
+        along, total = m * m, m * m + r2
+        rest = sum(total**j * along ** (self.order - 1 - j) for j in range(self.order))
+        value = (self.snr - m**self.order) ** 2 + r2 * rest
+        return float(value) if np.ndim(value) == 0 else value
+
+    def describe(self) -> dict[str, Any]:
+        """The problem as plain values for the record of a result."""
+        return {"kind": self.kind, "order": self.order, "snr": self.snr, "ridge": self.ridge}
+
+
+def checked_spiked(value: Any) -> SpikedTensor:
+    """A spiked tensor as an argument: refuse what is none."""
+    if not isinstance(value, SpikedTensor):
+        raise checks.reject("problem", value, "give a SpikedTensor(order=..., snr=...)")
+    return value
+
+
+@dataclass(frozen=True)
+class SpikedStart:
+    """Where runs on a spiked tensor start: m = <x, v> (run,) and r2 = |x|^2 - m^2 (run,)."""
+
+    m: np.ndarray
+    r2: np.ndarray
+
+    @property
+    def runs(self) -> int:
+        return self.m.shape[0]
+
+    def repeated(self, runs: int | None) -> SpikedStart:
+        """For that many runs: a start of one run serves any number, one of n runs serves n."""
+        if runs is None:
+            return self
+        runs = checks.whole("runs", runs, 1)
+        if self.runs == runs:
+            return self
+        if self.runs != 1:
+            raise checks.reject("runs", runs, f"the start has {self.runs} runs: leave runs out, or give {self.runs} or a start of one")
+        return SpikedStart(np.repeat(self.m, runs), np.repeat(self.r2, runs))
+
+
+def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
+    """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""
+    checked_spiked(problem)
+    values = {}
+    for name, value in (("m", m), ("r2", r2)):
+        shape = np.shape(value)
+        if len(shape) > 1 or 0 in shape:
+            raise ValueError(f"{name} has shape {shape}: give a number, or one number a run")
+        values[name] = np.atleast_1d(checks.array(name, value, shape, "one number a run"))
+    lengths = {name: len(value) for name, value in values.items()}
+    runs = max(lengths.values())
+    if any(length not in (1, runs) for length in lengths.values()):
+        raise ValueError(f"m has {lengths['m']} runs and r2 has {lengths['r2']}: give the same number, or one")
+    if np.any(values["r2"] < 0):
+        raise checks.reject(
+            "r2", float(values["r2"].min()), "it is the squared length |x|^2 - m^2 orthogonal to the signal: give 0 or more"
+        )
+    return SpikedStart(np.broadcast_to(values["m"], runs).copy(), np.broadcast_to(values["r2"], runs).copy())
+
+
+def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
+    """A start as an argument: refuse what is none; an integrator's rounding below r2 = 0 is set to 0, more is refused."""
+    checked_spiked(problem)
+    if not isinstance(begin, SpikedStart):
+        raise checks.reject("start", begin, "give a start made for a SpikedTensor (m and r2)")
+    r2 = np.where((begin.r2 < 0) & (begin.r2 >= -TOLERANCE), 0.0, begin.r2)
+    return spiked_start(problem, m=begin.m, r2=r2)
+
+
+def check_spiked_dimension(dimension: Any) -> int:
+    """The dimension n: the signal and something orthogonal to it."""
+    return checks.whole("dimension", dimension, 2)
+
+
+def spiked_random_start(problem: SpikedTensor, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0) -> SpikedStart:
+    """m and r2 of x ~ N(0, scale^2 I/n), with their exact law and at a cost that does not depend on n.
+
+        m ~ N(0, scale^2/n),   r2 ~ scale^2 chi2_{n-1}/n,   independent
+
+    Run i does not depend on how many runs there are.
+    """
+    checked_spiked(problem)
+    n = check_spiked_dimension(dimension)
+    runs = checks.whole("runs", runs, 1)
+    seed = checks.whole("seed", seed, 0)
+    scale = checks.number("scale", scale, above=0.0)
+    m, r2 = np.empty(runs), np.empty(runs)
+    for run in range(runs):
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
+        m[run], r2[run] = generator.standard_normal(), generator.chisquare(n - 1)
+    return SpikedStart(m * scale / math.sqrt(n), r2 * scale**2 / n)

@@ -1,0 +1,350 @@
+"""One-pass SGD on spiked tensors at finite n: the exact chain in (m, r2), the vector x itself, and true tensors.
+
+The gradient of |Y - x^(k)|^2 + (al/2)|x|^2 at a fresh Y is Gaussian: mean 2k R^(2k-2) x - 2k snr m^(k-1) v + al x, covariance
+4 [k R^(2k-2) I + k(k-1) R^(2k-4) x x^T], R = |x|. With delta = lr/n, batch B (the mean of B such gradients has a B-th of the
+covariance) and xi, Z standard normal, one step is therefore, exactly,
+
+    x' = A x + 2k snr delta m^(k-1) v + b Z
+    A  = 1 - delta (2k R^(2k-2) + al) + 2 delta sqrt(k(k-1)/B) R^(k-2) xi,      b = 2 delta sqrt(k/B) R^(k-1)
+
+and, with z1, z2 the coordinates of Z along v and along x - m v, and n - 2 more outside,
+
+    m'  = A m + 2k snr delta m^(k-1) + b z1
+    r2' = (A r + b z2)^2 + b^2 chi2_{n-2},      r = sqrt(r2).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.clock import Clock, clock
+from sgdynamics.compressed import chi, normals_and_uniforms
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
+from sgdynamics.results import encode, largest_share
+from sgdynamics.simulation.running import See, Simulator, run
+from sgdynamics.version import __version__
+
+SPAN = 64  # steps whose random numbers are drawn together
+LARGEST_DIGITS = {"float64": 200, "float32": 60}  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
+MOST_ENTRIES = 10**7  # of the tensors of one step
+GROUP_BYTES = 1 << 28
+
+
+class SpikedState(NamedTuple):
+    """The state of the chain: m and r2, (run,) each."""
+
+    m: Any
+    r2: Any
+
+
+def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) -> dict[str, Any]:
+    """What a step depends on, traced: no number of these is compiled in, the order neither."""
+    return {
+        **problem.parameters,
+        "order": np.int64(problem.order),
+        "delta": np.float64(algorithm.lr / dimension),
+        "batch": np.float64(algorithm.batch),
+        "free": np.float64(dimension - 2),
+        "limit": largest(problem.order),
+    }
+
+
+def largest(order: int, dtype: str = "float64") -> np.float64:
+    """|x|^2 beyond this has diverged."""
+    return np.float64(10.0 ** (LARGEST_DIGITS[dtype] / order))
+
+
+def power_bits(order: int) -> int:
+    """Binary digits of the powers that a program can take: three, so that all orders up to 8 share one, or more."""
+    return max(3, (order - 1).bit_length())
+
+
+def power(bits: int, x: Any, n: Any) -> Any:
+    """x^n for a traced n below 2^bits, by squaring: exact signs, and ten times as fast as a call of pow."""
+    result = jnp.ones_like(x)
+    for bit in range(bits):
+        result = jnp.where((n >> bit) & 1 == 1, result * x, result)
+        x = x * x
+    return result
+
+
+def _coefficients(bits: int, numbers: dict[str, Any], m: Any, total: Any, xi: Any) -> tuple[Any, Any, Any]:
+    """A, the push along v and b of one step, at m and total = |x|^2."""
+    order, delta = numbers["order"], numbers["delta"]
+    k = order.astype(total.dtype)
+    root = jnp.sqrt(total)
+    along = power(bits, root, order - 2)
+    across = along * root
+    share = 1 / jnp.sqrt(numbers["batch"])
+    A = 1 - delta * (2 * k * across * across + numbers["ridge"]) + 2 * delta * jnp.sqrt(k * (k - 1)) * share * along * xi
+    push = 2 * k * delta * numbers["snr"] * power(bits, m, order - 1)
+    return A, push, 2 * delta * jnp.sqrt(k) * share * across
+
+
+def chain_step(bits: int, numbers: dict[str, Any], state: SpikedState, xi: Any, z1: Any, z2: Any, chi: Any) -> SpikedState:
+    """One step of the chain from three normals and a chi variable with n - 2 degrees of freedom; any shape."""
+    m, r2 = state
+    A, push, b = _coefficients(bits, numbers, m, m * m + r2, xi)
+    return SpikedState(A * m + push + b * z1, (A * jnp.sqrt(r2) + b * z2) ** 2 + (b * chi) ** 2)
+
+
+def _step_key(key: Any, number: Any) -> Any:
+    # two folds: a step counter has 64 bits, fold_in takes 32
+    return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
+
+
+class SpikedChain(Simulator):
+    """Runs of the chain in (m, r2), at any n."""
+
+    def __init__(self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int) -> None:
+        self.bits = power_bits(problem.order)
+        self.numbers = numbers_of(problem, algorithm, dimension)
+        self.begin = begin
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        return _advance_chain(self.bits, see, self.numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        return state._asdict()
+
+    @property
+    def grain(self) -> int:
+        return SPAN
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance_chain(
+    bits: int, see: See | None, numbers: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+) -> tuple[Any, Any, Any]:
+    def draw(key: Any, index: Any) -> tuple[Any, ...]:
+        key = _step_key(key, index)
+        normals, uniforms = normals_and_uniforms(key, 4 * SPAN, SPAN)
+        xi, z1, z2, proposal = normals.reshape(4, SPAN)
+        return xi, z1, z2, chi(key, numbers["free"], proposal, uniforms)
+
+    def span(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        draws = jax.vmap(draw, (0, None), 1)(keys, index)
+
+        def step(carry: tuple[Any, Any, Any], sample: tuple[Any, Any]) -> tuple[tuple[Any, Any, Any], None]:
+            state, good, seen = carry
+            number, random = sample
+            active = (number >= begin) & (number < end)
+            moved = chain_step(bits, numbers, state, *random)
+            state = SpikedState(*(jnp.where(active, new, old) for new, old in zip(moved, state, strict=True)))
+            # a comparison, not a maximum: NaN < x is false
+            fine = active & (state.m**2 + state.r2 < numbers["limit"])
+            if see is not None:
+                now = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, state._asdict())
+                seen = jax.tree.map(lambda new, old: jnp.where(active, new, old), now, seen)
+            return (state, jnp.where(fine, number + 1, good), seen), None
+
+        return jax.lax.scan(step, carry, (index * SPAN + jnp.arange(SPAN), draws))[0]
+
+    good = jnp.broadcast_to(begin, keys.shape)
+    return jax.lax.fori_loop(begin // SPAN, (end + SPAN - 1) // SPAN, span, (state, good, seen))
+
+
+class SpikedVectors(Simulator):
+    """Runs of x in n dimensions, v along the first axis: from the gradient's law ("direct"), or from true tensors by autodiff."""
+
+    def __init__(
+        self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int, dtype: str = "float64", tensor: bool = False
+    ) -> None:
+        self.dimension, self.dtype = dimension, np.dtype(dtype)
+        self.tensor = (problem.order, algorithm.batch) if tensor else None
+        self.bits = power_bits(problem.order)
+        numbers = {**numbers_of(problem, algorithm, dimension), "limit": largest(problem.order, dtype)}
+        self.numbers = {name: value if name == "order" else value.astype(self.dtype) for name, value in numbers.items()}
+        self.begin = begin
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        x = np.zeros((len(chosen), self.dimension), self.dtype)
+        x[:, 0] = self.begin.m[chosen]
+        x[:, 1] = np.sqrt(self.begin.r2[chosen])
+        return jnp.asarray(x)
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        return _advance_vectors(self.bits, self.tensor, see, self.numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        return _vector_overlaps(np.asarray(state, dtype=np.float64))
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+    def largest_group(self) -> int:
+        numbers = 4 * self.dimension
+        if self.tensor is not None:
+            order, batch = self.tensor
+            numbers = 4 * batch * self.dimension**order
+        return max(1, min(1 << 14, GROUP_BYTES // (numbers * self.dtype.itemsize)))
+
+
+def _vector_overlaps(x: Any) -> dict[str, Any]:
+    with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
+        return {"m": x[..., 0], "r2": (x[..., 1:] ** 2).sum(-1)}
+
+
+def tensor_loss(order: int, ridge: Any, x: Any, Y: Any) -> Any:
+    """The mean over the batch of |Y - x^(k)|^2, and (ridge/2)|x|^2; Y has axes (batch, n, ..., n)."""
+    power = x
+    for _ in range(order - 1):
+        power = power[..., None] * x
+    return jnp.sum((Y - power) ** 2) / Y.shape[0] + ridge / 2 * jnp.sum(x * x)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _advance_vectors(
+    bits: int,
+    tensor: tuple[int, int] | None,
+    see: See | None,
+    numbers: Any,
+    x: Any,
+    keys: Any,
+    begin: Any,
+    end: Any,
+    seen: Any,
+    given: Any,
+) -> tuple[Any, Any, Any]:
+    """All runs from step `begin` to `end`; `tensor` is (order, batch) where true tensors are drawn."""
+    n, dtype = x.shape[1], x.dtype
+
+    def move(x: Any, key: Any) -> Any:
+        if tensor is None:
+            normals = jax.random.normal(key, (n + 1,), dtype)
+            A, push, b = _coefficients(bits, numbers, x[0], jnp.sum(x * x), normals[n])
+            return (A * x + b * normals[:n]).at[0].add(push)
+        order, batch = tensor
+        Y = jax.random.normal(key, (batch, *[n] * order), dtype)
+        Y = Y.at[(slice(None), *[0] * order)].add(numbers["snr"])
+        return x - numbers["delta"] * jax.grad(partial(tensor_loss, order, numbers["ridge"]))(x, Y)
+
+    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        x, good, seen = carry
+        x = jax.vmap(lambda x, key: move(x, _step_key(key, number)))(x, keys)
+        fine = jnp.sum(x * x, axis=1) < numbers["limit"]
+        if see is not None:
+            seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, _vector_overlaps(x))
+        return x, jnp.where(fine, number + 1, good), seen
+
+    return jax.lax.fori_loop(begin, end, step, (x, jnp.broadcast_to(begin, keys.shape), seen))
+
+
+def simulate_spiked(
+    problem: SpikedTensor,
+    algorithm: OnePassSGD,
+    start: SpikedStart,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int,
+    runs: int | None = None,
+    seed: int = 0,
+    method: str = "exact",
+    dtype: str = "float64",
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """One-pass SGD on spiked tensors at dimension n, x <- x - (lr/n) dloss/dx, the gradient averaged over the batch.
+
+    method="exact": the chain in (m, r2), equal in law to SGD at any n >= 2, at a cost that does not depend on n.
+    method="direct": the vector x with the exact law of the gradient, O(n) a step. method="tensor": draws the order-k tensors Y and
+    differentiates the loss, O(n^k) a step and refused beyond 1e7 entries: what the other two are checked against.
+    Everything else as in `simulate`: exactly one of `times`, `alpha`, `steps`; the same seed gives the same numbers whatever the save
+    points and the number of runs; a run that overflows is NaN from then on, its last finite time in `diverged_at`.
+    """
+    checked_algorithm(algorithm)
+    begin = checked_spiked_start(problem, start).repeated(runs)
+    checks.choice("method", method, ("exact", "direct", "tensor"))
+    checks.choice("dtype", dtype, ("float64", "float32"))
+    if method == "exact" and dtype != "float64":
+        raise checks.reject("dtype", dtype, "the exact chain is biased at large n in float32: leave it at float64")
+    n = check_spiked_dimension(dimension)
+    seed = checks.whole("seed", seed, 0)
+    entries = algorithm.batch * n**problem.order
+    if method == "tensor" and entries > MOST_ENTRIES:
+        needs = f"n^order{' * batch' if algorithm.batch > 1 else ''} = {entries:.4g} numbers a step, more than {MOST_ENTRIES:.0e}"
+        raise checks.reject("dimension", n, f"method='tensor' would draw {needs}: use method='exact' or 'direct', or a smaller dimension")
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=n, whole_steps=True)
+    if method == "exact":
+        simulator: Simulator = SpikedChain(problem, algorithm, begin, n)
+    else:
+        simulator = SpikedVectors(problem, algorithm, begin, n, dtype, method == "tensor")
+    assert when.step is not None
+    found, last = run(simulator, begin.runs, when.step, seed, f"{method} simulation, n = {n}", progress)
+    diverged_at = np.where(last >= 0, last * (algorithm.lr / n), np.nan)
+    attributes = {"seed": seed, "dimension": n, "dtype": dtype, "assumptions": "fresh Gaussian tensors, exact in law"}
+    return spiked_trajectory(problem, algorithm, when, found, diverged_at=diverged_at, method=f"simulate-{method}", attributes=attributes)
+
+
+def spiked_trajectory(
+    problem: SpikedTensor,
+    algorithm: OnePassSGD,
+    when: Clock,
+    found: dict[str, np.ndarray],
+    *,
+    diverged_at: np.ndarray,
+    method: str,
+    attributes: dict[str, Any],
+) -> xr.Dataset:
+    """The Dataset of a solve or a simulation, from m and r2 with axes (run, time); warns where runs diverged."""
+    m, r2 = found["m"], found["r2"]
+    risk = problem.risk(m, r2)
+    lost = int(np.isfinite(diverged_at).sum())
+    runs = len(diverged_at)
+    if lost:
+        warn(
+            f"{lost} of {runs} runs diverged, the first after t = {np.nanmin(diverged_at):.4g} "
+            "(coordinate diverged_at); a smaller lr may help"
+        )
+    if runs > 1 and not lost and "seed" in attributes:
+        error = risk.std(axis=0, ddof=1) / np.sqrt(runs)
+        attributes = {**attributes, "error_sampling": largest_share(error, risk.mean(axis=0))}
+    variables = {
+        "m": (("run", "time"), m, {"long_name": "overlap with the signal, <x, v>"}),
+        "r2": (("run", "time"), r2, {"long_name": "squared length orthogonal to the signal, |x|^2 - m^2"}),
+        "risk": (("run", "time"), risk, {"long_name": "population loss without ridge and noise, |snr v^(k) - x^(k)|^2"}),
+    }
+    coordinates: dict[str, Any] = {
+        "t": ("time", when.t, {"long_name": "time t = lr steps/n"}),
+        "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
+    }
+    if when.alpha is not None:
+        coordinates["alpha"] = ("time", when.alpha, {"long_name": "samples/n"})
+    if when.step is not None:
+        coordinates["step"] = ("time", when.step, {"long_name": "steps"})
+    # netCDF knows no None and no bool: what is not defined is left out
+    attrs = {name: value for name, value in attributes.items() if value is not None}
+    attrs |= {
+        "problem": encode(problem.describe()),
+        "algorithm": encode(algorithm.describe()),
+        "method": method,
+        "version": __version__,
+    }
+    return xr.Dataset(variables, coordinates, attrs)
+
+
+def warn(message: str) -> None:
+    """A warning that names the line of the user's that led here, however many of the library's own functions lie between."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sgdynamics."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

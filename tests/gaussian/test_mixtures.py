@@ -1,0 +1,416 @@
+"""Moments of ReLU networks on Gaussian clusters: published values, brute force, singular covariances, derivatives, sampling."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, optimize, special, stats
+
+from sgdynamics.gaussian import half_lines, mixtures
+from tests.conftest import FALSE_ALARM, Z
+
+BINARY = [(0, 1, 1.0, 0.5), (0, -1, 0.0, 0.5)]  # direction, sign, label, weight of each cluster
+XOR = [(0, 1, 1.0, 0.25), (0, -1, 1.0, 0.25), (1, 1, 0.0, 0.25), (1, -1, 0.0, 0.25)]
+
+
+@lru_cache
+def program(function, rule, width):
+    """A compiled function of the library at one rule, and its nodes."""
+    nodes = mixtures.nodes_for(rule, width)
+    if function is not mixtures.error:
+        nodes = {name: value[0] for name, value in nodes.items()}
+    return jax.jit(lambda nodes, *state: function(rule, nodes, *state)), nodes
+
+
+def found(means, covariance, head, labels, function=mixtures.cluster_moments, rule=None):
+    width = len(head)
+    run, nodes = program(function, rule or mixtures.rule_for(width), width)
+    with jax.enable_x64(True):
+        return jax.tree.map(np.asarray, run(nodes, *(np.asarray(x, float) for x in (means, covariance, head, labels))))
+
+
+def clusters(kinds, M):
+    return np.array([sign * M[:, q] for q, sign, _, _ in kinds]), np.array([label for _, _, label, _ in kinds])
+
+
+def drift(kinds, v, M, R, snr, decay, lr, rule=None):
+    """The right-hand side at any snr, put together from the moments; also A, A_perp and B."""
+    means, labels = clusters(kinds, M)
+    moments = found(means, (M @ M.T + R) / snr, v, labels, rule=rule)
+    A, Aperp, B = np.zeros_like(M), np.zeros_like(R), np.zeros_like(R)
+    for k, (q, sign, _, weight) in enumerate(kinds):
+        A[:, q] += weight * sign * moments.P[k]
+        A += weight / snr * (M * moments.D[k][:, None] + (moments.S[k] * v) @ M)
+        Aperp += weight / snr * (R * moments.D[k][:, None] + (moments.S[k] * v) @ R)
+        B += weight * moments.B[k]
+    dR = -v[:, None] * Aperp - (v[:, None] * Aperp).T - 2 * decay * R + lr * np.outer(v, v) * B / snr
+    return -np.sum(M * A, axis=1) - np.diag(Aperp) - decay * v, -v[:, None] * A - decay * M, dR, (A, Aperp, B)
+
+
+STATE7 = (np.array([0.8, -0.5]), np.array([[0.3], [0.2]]), np.array([[0.5, 0.1], [0.1, 0.7]]))
+R10 = np.zeros((4, 4))
+R10[np.triu_indices(4)] = (0.63, 0.11, -0.14, 0.35, 0.45, 0.12, -0.11, 0.31, 0.09, 0.5)
+R10 += np.triu(R10, 1).T
+STATE10 = (np.array([0.9, 0.7, -0.8, -0.6]), np.array([[0.4, 0.1], [-0.3, 0.2], [0.1, -0.5], [-0.2, 0.3]]), R10)
+
+
+def test_binary_values_and_right_hand_side():
+    v, M, R = STATE7
+    dv, dM, dR, (A, Aperp, B) = drift(BINARY, v, M, R, 2.0, 0.1, 1.0)
+    np.testing.assert_allclose(A[:, 0], [-0.226358145197966, -0.233778449108416], atol=3e-15)
+    np.testing.assert_allclose(Aperp.ravel(), [0.017562025318612, -0.009202202762247, 0.013327359374818, -0.008425346984023], atol=3e-15)
+    np.testing.assert_allclose(B[np.triu_indices(2)], [0.113797688266163, 0.070443819122000, 0.117868368033395], atol=3e-15)
+    right = [
+        -0.02965458175922,
+        0.10518103680571,
+        0.15108651615837,
+        -0.13688922455421,
+        -0.09168398026461,
+        -0.02006332192719,
+        -0.13369180097985,
+    ]
+    np.testing.assert_allclose(np.r_[dv, dM[:, 0], dR[np.triu_indices(2)]], right, atol=1e-13)
+
+
+@pytest.mark.parametrize(("kinds", "state"), [(BINARY, STATE7), (XOR, STATE10)], ids=["binary", "xor"])
+def test_balance_of_head_and_rows(kinds, state):
+    """(v_i^2 - |W_i|^2)' = -2 al (v_i^2 - |W_i|^2) - lr v_i^2 B_ii/snr."""
+    v, M, R = state
+    snr, decay, lr = 2.0, 0.1, 0.7
+    dv, dM, dR, (_, _, B) = drift(kinds, v, M, R, snr, decay, lr)
+    gap = v**2 - np.sum(M**2, axis=1) - np.diag(R)
+    moved = 2 * v * dv - 2 * np.sum(M * dM, axis=1) - np.diag(dR)
+    np.testing.assert_allclose(moved, -2 * decay * gap - lr * v**2 * np.diag(B) / snr, atol=1e-14)
+
+
+def test_binary_optimum():
+    """Two units at +-mu: |v|, |m|, R11 at snr 100."""
+
+    def residual(u):
+        v, m, same, cross = u
+        R = np.array([[same, cross], [cross, same]])
+        dv, dM, dR, _ = drift(BINARY, np.array([v, -v]), np.array([[m], [-m]]), R, 100.0, 0.1, 1.0)
+        return np.array([dv[0], dM[0, 0], 100 * dR[0, 0], 100 * dR[0, 1]])
+
+    root = optimize.root(residual, [1.17, 1.17, 1.4e-3, 0.0], tol=1e-14)
+    np.testing.assert_allclose(root.x[:3], [1.173936869495, 1.173943526005, 1.410230123587e-3], rtol=2e-12)
+
+
+def optimum_state(u):
+    v, m, same, opposite, cross = u
+    R = np.full((4, 4), cross)
+    R[[0, 1, 2, 3], [1, 0, 3, 2]] = opposite
+    np.fill_diagonal(R, same)
+    return np.array([v, v, -v, -v]), np.array([[m, 0], [-m, 0], [0, m], [0, -m]]), R
+
+
+def test_xor_optimum():
+    """Units at +-mu and +-nu, antiparallel in pairs up to R/Q = 4e-4, and R itself nearly singular: |v|, |m|, R11, R13 at snr 1000."""
+
+    def residual(u):
+        dv, dM, dR, _ = drift(XOR, *optimum_state(u * scale), 1000.0, 0.1, 1.0)
+        return np.array([dv[0], dM[0, 0], 1e3 * dR[0, 0], 1e3 * dR[0, 1], 1e3 * dR[0, 2]])
+
+    scale = np.array([1.0, 1.0, 1e-4, 1e-6, 1e-4])
+    root = optimize.root(residual, [0.61, 0.61, 1.5, 1.0, -0.75], tol=1e-10)
+    v, m, same, _, cross = root.x * scale
+    np.testing.assert_allclose([v, m, same, cross], [0.609402, 0.609405, 1.52417e-4, -7.6192e-5], rtol=4e-6)
+
+
+XOR_A = [[-0.02814623828, 0.05265103168, -0.01344229844, 0.05099906036], [0.04041490456, 0.06522686779, -0.03419851094, 0.07084578565]]
+XOR_PERP = [0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488]
+XOR_B = [0.12809526688, 0.06546284797]
+
+
+@pytest.mark.parametrize(("fine", "tolerance"), [(False, 2e-6), pytest.param(True, 1e-7, marks=pytest.mark.slow)])
+def test_xor_values(fine, tolerance):
+    _, _, _, (A, Aperp, B) = drift(XOR, *STATE10, 2.0, 0.1, 1.0, rule=mixtures.rule_for(4, fine=fine))
+    np.testing.assert_allclose(A.T, XOR_A, atol=tolerance)
+    np.testing.assert_allclose(np.diag(Aperp), XOR_PERP, atol=tolerance)
+    np.testing.assert_allclose(B[0, :2], XOR_B, atol=tolerance)
+
+
+def nearly_parallel():
+    """All four units along +-mu, as on a fixed point that has learned one class only: on +-nu every sign is open at once."""
+    v, m, same, twin, cross = 0.344061815, 0.344151596, 6.03148059e-4, 6.02937392e-4, 7.69424e-6
+    R = np.full((4, 4), cross)
+    R[[0, 1, 2, 3], [1, 0, 3, 2]] = twin
+    np.fill_diagonal(R, same)
+    return np.full(4, v), np.array([[m, 0], [m, 0], [-m, 0], [-m, 0]]), R
+
+
+def test_nearly_parallel_units_against_their_angles():
+    """With a small head sigmoid is 1/2 and B_ij -> P(h_i > 0, h_j > 0)/4, known from the angle: at gaps of 1e-3 and less."""
+    _, M, R = nearly_parallel()
+    Q = M @ M.T + R
+    norm = np.sqrt(np.diag(Q))
+    angle = np.arccos(np.clip(Q / np.outer(norm, norm), -1, 1))
+    quadrant = (np.pi - angle) / (2 * np.pi)
+    moments = found(np.zeros((4, 4)), Q / 100, np.full(4, 1e-9), np.array([0.0, 1.0, 0.0, 1.0]))
+    np.testing.assert_allclose(moments.B, np.broadcast_to(quadrant / 4, (4, 4, 4)), atol=1e-5)
+    assert quadrant[0, 2] < 0.02  # a thin wedge between antiparallel units: all of it is layer
+
+
+@pytest.mark.slow
+def test_fine_rule():
+    v, M, R = nearly_parallel()
+    means, labels = clusters(XOR, M)
+    state = (means, (M @ M.T + R) / 100, v, labels)
+    finest = mixtures.Rule(line=12, inner=(8, 8, 18), outer=(12, 8), graded=18)
+    fast, fine, truth = (found(*state, rule=rule) for rule in (None, mixtures.rule_for(4, fine=True), finest))
+    for rule, values, tolerance in ((mixtures.rule_for(4), fast, 1e-5), (mixtures.rule_for(4, fine=True), fine, 1e-6)):
+        gap = max(np.abs(one - other).max() for one, other in zip(values, truth, strict=True))
+        assert gap < tolerance
+        assert gap < found(*state, function=mixtures.error, rule=rule) < 100 * tolerance
+
+
+# brute force
+
+
+def brute(mean, covariance, head, label, panels):
+    """P, S, B, risk on a tensor grid of Gauss-Legendre panels in whitened, then conditioned, coordinates cut at every kink."""
+    node, weight = np.polynomial.legendre.leggauss(16)
+    root = np.linalg.cholesky(covariance)
+    z, weights = np.zeros((1, 0)), np.ones(1)
+    for k in range(len(mean)):
+        kink = np.clip(-(mean[k] + z @ root[k, :k]) / root[k, k], -8, 8)
+        pieces = []
+        for low, high in ((-8 * np.ones_like(kink), kink), (kink, 8 * np.ones_like(kink))):
+            cuts = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, panels + 1)
+            length = np.diff(cuts, axis=1)[..., None]
+            x = (cuts[:, :-1, None] + length * (node + 1) / 2).reshape(len(z), -1)
+            pieces.append((x, (length * weight / 2).reshape(len(z), -1) * stats.norm.pdf(x)))
+        x, w = (np.concatenate(both, axis=1) for both in zip(*pieces, strict=True))
+        z = np.concatenate([np.repeat(z, x.shape[1], axis=0), x.reshape(-1, 1)], axis=1)
+        weights = np.repeat(weights, x.shape[1]) * w.reshape(-1)
+        keep = weights > 1e-20
+        z, weights = z[keep], weights[keep]
+    h = mean + z @ root.T
+    return averages(h, weights, head, label)
+
+
+def averages(h, weights, head, label):
+    active = (h >= 0).astype(float)
+    f = np.maximum(h, 0) @ head
+    q = special.expit(f)
+    e = q - label
+    outer = lambda x: active.T @ (active * (weights * x)[:, None])  # noqa: E731
+    return active.T @ (weights * e), outer(q * (1 - q)), outer(e**2), weights @ (np.logaddexp(0, f) - label * f)
+
+
+def conditioned(i, mean, covariance, head):
+    others = [j for j in range(len(mean)) if j != i]
+    slope = covariance[others, i] / covariance[i, i]
+    rest = covariance[np.ix_(others, others)] - np.outer(slope, slope) * covariance[i, i]
+    return (
+        stats.norm.pdf(mean[i] / np.sqrt(covariance[i, i])) / np.sqrt(covariance[i, i]),
+        mean[others] - slope * mean[i],
+        rest,
+        head[others],
+    )
+
+
+def one_e(mean, covariance, head, label, panels):
+    """E[e] from brute force: on the units' active set or none."""
+    if len(mean) == 0:
+        return 0.5 - label
+    plus_silent_unit = np.r_[mean, 1.0], np.pad(covariance, (0, 1)) + np.diag(np.r_[0 * mean, 1e-6]), np.r_[head, 0.0]
+    return brute(*plus_silent_unit, label, panels)[0][-1]  # a unit that is always active and adds nothing
+
+
+@pytest.mark.parametrize(("width", "panels", "tolerance"), [(1, 6, 1e-14), (2, 6, 1e-13), (3, 2, 1e-8)])
+def test_random_states_against_brute_force(width, panels, tolerance):
+    generator = np.random.default_rng(width)
+    W = generator.standard_normal((width, width + 1))
+    covariance, means, head = W @ W.T / 3, generator.standard_normal((2, width)), 1.5 * generator.standard_normal(width)
+    moments = found(means, covariance, head, [0.0, 1.0])
+    for k, label in enumerate((0.0, 1.0)):
+        for value, truth in zip(
+            (moments.P[k], moments.S[k], moments.B[k], moments.risk[k]), brute(means[k], covariance, head, label, panels), strict=True
+        ):
+            np.testing.assert_allclose(value, truth, atol=tolerance)
+        for i in range(width if width < 3 else 0):
+            density, *rest = conditioned(i, means[k], covariance, head)
+            np.testing.assert_allclose(moments.D[k, i], density * one_e(*rest, label, panels), atol=tolerance)
+
+
+@pytest.mark.parametrize(("width", "tolerance"), [(3, 1e-9), (4, 3e-6)])
+def test_edges_against_stein(width, tolerance):
+    """dP_i/dmean_j = delta_ij D_i + v_j S_ij: D from differences of P, which never uses it."""
+    generator = np.random.default_rng(width)
+    W = generator.standard_normal((width, width + 1))
+    covariance, means, head = W @ W.T / 8, generator.standard_normal((4, width)), generator.standard_normal(width)
+    labels = np.array([0.0, 1.0, 0.0, 1.0])
+    moments = found(means, covariance, head, labels)
+    step = 1e-3
+    for j in range(width):
+        shift = step * np.eye(width)[j]
+        at = {s: found(means + s * shift, covariance, head, labels).P for s in (-2, -1, 1, 2)}
+        slope = (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step)
+        np.testing.assert_allclose(slope, moments.D * np.eye(width)[j] + head[j] * moments.S[:, :, j], atol=tolerance)
+
+
+# singular covariances
+
+HEAD4 = np.array([0.9, -0.4, 0.6, 0.8])
+
+
+def test_equal_rows_are_one_unit():
+    """h_1 = h_2 and h_3 = h_4: the moments are those of two units with heads v_1 + v_2, v_3 + v_4."""
+    pair, mean = np.array([[0.3, 0.1], [0.1, 0.4]]), np.array([[0.3, -0.4], [-0.2, 0.1], [0.0, 0.0], [1.0, 2.0]])
+    labels = np.array([0.0, 1.0, 0.0, 1.0])
+    copy = np.repeat(np.eye(2), 2, axis=0)
+    four = found(mean @ copy.T, copy @ pair @ copy.T, HEAD4, labels)
+    two = [found(mean[k : k + 2], pair, HEAD4 @ copy, labels[k : k + 2]) for k in (0, 2)]
+    P, D, S, B, risk = (np.concatenate(both) for both in zip(*two, strict=True))
+    for value, expected in zip(four, (P @ copy.T, D @ copy.T, copy @ S @ copy.T, copy @ B @ copy.T, risk), strict=True):
+        np.testing.assert_allclose(value, expected, atol=3e-6)
+
+
+def test_opposite_rows_against_one_dimension():
+    """h_2 = -h_1: one integral, by scipy; and continuous as the correlation tends to -1."""
+    mean, deviation, head = 0.3, 0.8, np.array([1.2, -0.7])
+    means, labels = np.array([[mean, -mean], [mean, -mean]]), np.array([0.0, 1.0])
+    opposite = np.array([[1.0, -1.0], [-1.0, 1.0]]) * deviation**2
+    exact = found(means, opposite, head, labels)
+    for k, label in enumerate(labels):
+
+        def average(function, low, high, label=label):
+            density = lambda h: stats.norm.pdf(h, mean, deviation)  # noqa: E731
+            e = lambda h: special.expit(head[0] * max(h, 0) + head[1] * max(-h, 0)) - label  # noqa: E731
+            return integrate.quad(lambda h: density(h) * function(e(h)), low, high, epsabs=1e-13)[0]
+
+        np.testing.assert_allclose(exact.P[k], [average(lambda e: e, 0, 9), average(lambda e: e, -9, 0)], atol=1e-12)
+        diagonal = [average(lambda e: e**2, 0, 9), average(lambda e: e**2, -9, 0)]
+        np.testing.assert_allclose(exact.B[k], np.diag(diagonal), atol=1e-12)
+        np.testing.assert_allclose(exact.D[k], (0.5 - label) * stats.norm.pdf(0, mean, deviation), atol=1e-12)
+    gap = 1e-6
+    near = found(means, opposite + gap * np.diag([0.0, deviation**2]), head, labels)
+    assert max(np.abs(one - other).max() for one, other in zip(exact, near, strict=True)) < 10 * np.sqrt(gap)
+
+
+def test_no_variance_at_all_or_in_one_unit():
+    means = np.array([[0.3, -0.2, 0.5, 0.0], [-1.0, -0.3, -0.2, -0.1], [0.2, 0.4, 0.1, 0.6], [0.0, 0.0, 0.0, 0.0]])
+    labels = np.array([0.0, 1.0, 0.0, 1.0])
+    still = found(means, np.zeros((4, 4)), HEAD4, labels)
+    for k, label in enumerate(labels):
+        P, S, B, risk = averages(means[k : k + 1], np.ones(1), HEAD4, label)
+        for value, expected in zip((still.P[k], still.S[k], still.B[k], still.risk[k]), (P, S, B, risk), strict=True):
+            np.testing.assert_allclose(value, expected, atol=1e-13)
+    np.testing.assert_array_equal(still.D, 0.0)
+    # units 3 and 4 without variance shift f where their means are positive
+    pair = np.array([[0.5, 0.2], [0.2, 0.7]])
+    part = found(np.c_[means[:, :2], -np.ones((4, 2))], np.pad(pair, (0, 2)), HEAD4, labels)
+    two = [found(means[k : k + 2, :2], pair, HEAD4[:2], labels[k : k + 2]) for k in (0, 2)]
+    P, D, S, B, risk = (np.concatenate(both) for both in zip(*two, strict=True))
+    for value, expected in zip(
+        (part.P[:, :2], part.D[:, :2], part.S[:, :2, :2], part.B[:, :2, :2], part.risk), (P, D, S, B, risk), strict=True
+    ):
+        np.testing.assert_allclose(value, expected, atol=3e-6)
+    np.testing.assert_array_equal(part.B[:, 2:], 0.0)
+
+
+def test_derivatives():
+    """The jacobian is that of differences at a regular state, and finite at singular ones."""
+    labels = np.array([0.0, 1.0])
+    run, nodes = program(mixtures.cluster_moments, mixtures.rule_for(2), 2)
+
+    def flat(x):
+        covariance = jnp.array([[x[4], x[5]], [x[5], x[6]]])
+        moments = run(nodes, x[:4].reshape(2, 2), covariance, x[7:], labels)
+        return jnp.concatenate([value.reshape(-1) for value in moments])
+
+    x = np.array([0.3, -0.2, 0.1, 0.4, 0.5, 0.1, 0.7, 0.8, -0.5])
+    with jax.enable_x64(True):
+        slopes = jax.jit(jax.jacfwd(flat))
+        jacobian = np.asarray(slopes(x))
+        step = 1e-3
+        for k, unit in enumerate(np.eye(len(x))):
+            at = {s: np.asarray(flat(x + s * step * unit)) for s in (-2, -1, 1, 2)}
+            np.testing.assert_allclose(jacobian[:, k], (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step), atol=2e-9)
+        for singular in ((0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.5, 0.0, 0.0), (0.0, 0.0, 0.0)):
+            assert np.all(np.isfinite(slopes(np.r_[x[:4], singular, x[7:]])))
+
+
+# sampling
+
+
+@pytest.mark.parametrize("width", [5, pytest.param(6, marks=pytest.mark.slow)])
+def test_wide_networks_against_monte_carlo(width):
+    generator = np.random.default_rng(width)
+    W = generator.standard_normal((width, width)) / 2
+    covariance, means, head = W @ W.T, generator.standard_normal((2, width)) / 2, generator.standard_normal(width)
+    labels = np.array([0.0, 1.0])
+    rule = mixtures.Rule(replicates=8)
+    nodes = mixtures.nodes_for(rule, width)
+    with jax.enable_x64(True):
+        run = jax.jit(jax.vmap(lambda node: mixtures.cluster_moments(rule, node, means, covariance, head, labels)))
+        each = jax.tree.map(np.asarray, run(nodes))
+    few = stats.t.isf(FALSE_ALARM / 2, rule.replicates - 1)
+    count = 2**20
+    z = generator.standard_normal((count, width))
+    h = means[0] + z @ np.linalg.cholesky(covariance).T
+    e = special.expit(np.maximum(h, 0) @ head)
+    active = (h >= 0).astype(float)
+    loss = np.logaddexp(0, np.maximum(h, 0) @ head)
+    pairs = active[:, 0] * active[:, 1]
+    truth = {"P": active * e[:, None], "S": pairs * e * (1 - e), "B": pairs * e**2, "risk": loss}
+    density, mean, rest, others = conditioned(0, means[0], covariance, head)
+    at_edge = mean + z[:, 1:] @ np.linalg.cholesky(rest).T
+    truth["D"] = density * special.expit(np.maximum(at_edge, 0) @ others)
+    mine = {"P": each.P[:, 0], "S": each.S[:, 0, 0, 1], "B": each.B[:, 0, 0, 1], "risk": each.risk[:, 0], "D": each.D[:, 0, 0]}
+    for name, samples in truth.items():
+        spread = mine[name].std(axis=0, ddof=1) / np.sqrt(rule.replicates)
+        allowed = Z * samples.std(axis=0) / np.sqrt(count) + few * spread
+        assert np.all(np.abs(mine[name].mean(axis=0) - samples.mean(axis=0)) <= allowed), name
+        assert np.all(spread < 5e-3 * np.abs(samples.mean())), name
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_accuracy_against_monte_carlo(width):
+    generator = np.random.default_rng(10 + width)
+    W = generator.standard_normal((width, width + 1)) / 2
+    covariance, means = W @ W.T, generator.standard_normal((2, width)) / 2
+    head = np.array([0.7, -1.0, 0.8, -0.5])[:width]
+    labels = np.array([0.0, 1.0])
+    share = found(means, covariance, head, labels, function=mixtures.accuracy)
+    count = 2**18
+    z = generator.standard_normal((count, width))
+    for k, label in enumerate(labels):
+        f = np.maximum(means[k] + z @ np.linalg.cholesky(covariance).T, 0) @ head
+        right = np.where(f == 0, 0.5, (f > 0) == (label > 0.5))
+        assert abs(share[k] - right.mean()) <= Z * right.std() / np.sqrt(count) + (1e-3 if width > 2 else 0.0)
+    certain = found(
+        np.stack([0 * means[0], 9 * np.ones(width)]), 1e-6 * np.eye(width), np.abs(head), [1.0, 1.0], function=mixtures.accuracy
+    )
+    np.testing.assert_allclose(certain, [1 - 0.5 ** (width + 1), 1.0], atol=1e-3 if width > 2 else 1e-12)
+
+
+# the rules themselves
+
+
+def test_half_line_rules():
+    """Exact for polynomials up to degree 2n - 1: E[z^k 1{z > edge}] by recurrence; Gauss-Hermite when the edge is far below."""
+    count, edges = 6, np.linspace(-10, 8, 37)
+    with jax.enable_x64(True):
+        nodes, weights = (np.asarray(x) for x in half_lines.upper(jnp.asarray(half_lines.table(count)), jnp.asarray(edges)))
+    moments = [stats.norm.sf(edges), stats.norm.pdf(edges)]
+    for k in range(2, 2 * count):
+        moments.append(edges ** (k - 1) * stats.norm.pdf(edges) + (k - 1) * moments[k - 2])
+    for k, moment in enumerate(moments):
+        np.testing.assert_allclose(np.sum(weights * nodes**k, axis=1), moment, rtol=1e-11, atol=1e-13 * 3.0**k)
+    np.testing.assert_allclose(nodes[0], special.roots_hermitenorm(count)[0], atol=1e-11)
+
+
+def test_error_estimate_and_rule():
+    v, M, R = STATE7
+    means, labels = clusters(BINARY, M)
+    for scale, low, high in ((1.0, 0.0, 1e-9), (40.0, 1e-9, 1.0)):  # a steep head is harder, and the estimate says so
+        estimate = found(means, (M @ M.T + R) / 2, scale * v, labels, function=mixtures.error)
+        assert low <= estimate < high
+    with pytest.raises(ValueError, match=r"width = 0: give a whole number, 1 or more"):
+        mixtures.rule_for(0)
