@@ -32,14 +32,23 @@ PROBLEMS = {
     "own problem, blocks": lambda: sgd.Problem(
         lambda f, s, a, z: 0.5 * (jnp.mean(relu(f)) - s[0]) ** 2, width=2, signals=1, kinks=(0.0,), covariance=[(0.5, 0.5), (2.0, 0.5)]
     ),
+    "binary mixture": lambda: sgd.GaussianMixture("binary", snr=2.0, weight_decay=0.1),
+    "own clusters, blocks": lambda: sgd.Problem(
+        lambda f, s, a, y: jnp.mean(jax.nn.softplus((1 - 2 * y) * a * jnp.tanh(f))),
+        width=2,
+        signals=2,
+        head="trained",
+        covariance=[(0.5, 0.5), (2.0, 0.5)],
+        clusters=[(0.3, [1.0, 0.5], 1.0), (0.7, [-1.0, 0.2], 0.0)],
+    ),
 }
 
 
 # these between them have kinks, a trained head, weight decay, the sphere, a user's loss and blocks; each SDE is a program of its own
-WITH_PATHS = ("softplus, trained, decay", "he2 on the sphere", "own problem, blocks")
+WITH_PATHS = ("softplus, trained, decay", "he2 on the sphere", "own problem, blocks", "binary mixture", "own clusters, blocks")
 
 
-@pytest.mark.parametrize("name", slow(PROBLEMS, ("tanh and sign", "multi-index")))
+@pytest.mark.parametrize("name", slow(PROBLEMS, ("tanh and sign", "multi-index", "binary mixture", "own clusters, blocks")))
 def test_every_method_takes_every_problem(name):
     problem = PROBLEMS[name]()
     d, times = 400, [0.0, 0.15, 0.3]

@@ -111,6 +111,8 @@ def hessian_spectrum(
     A kinked activation has no second derivative at a row that lies on its kink (ReLU at w = 0): refused.
     """
     begin = checked_start(problem, start)
+    if problem.clusters:
+        raise checks.reject("problem", problem, "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability")
     run = checks.whole("run", run, 0)
     if run >= begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}")

@@ -27,7 +27,6 @@ EDGE = 9.0  # beyond it the mass (1e-19) or the difference from the whole line i
 STEP = 1 / 64  # polynomials of degree 4 on such intervals are good to 1e-14
 DEGREE = 4
 FAR = 40.0  # standard deviations at which a sign is as good as certain
-SPAN = 8.5  # standard deviations that hold all but 2e-17 of a normal
 
 
 def _golub_welsch(edges: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +114,7 @@ def density(z: Any) -> Any:
 
 
 class Grading(NamedTuple):
-    """`count` nodes crowd towards an edge over a stretch `near`, down to a `layer`."""
+    """`count` nodes crowd towards an edge over a stretch `near`, down to a `layer`; between two edges, as many as asked for from either."""
 
     count: int
     near: float
@@ -143,12 +142,12 @@ class Frame(NamedTuple):
 
 
 def frame(root: Any) -> Frame:
-    """The frame of a pair with covariance root root^T, root lower triangular; lines of a unit without variance count as orthogonal."""
+    """The frame of a pair with covariance root root^T, root lower triangular; without the variance of one, n is the other."""
     sa, sb = root[0, 0], safe_root(root[1, 0] ** 2 + root[1, 1] ** 2)
     two = (sa > 0) & (sb > 0)
-    correlation = jnp.where(two, safe_ratio(root[1, 0], sb), 0.0)
+    correlation = jnp.where(two, safe_ratio(root[1, 0], sb), 1.0)
     size = jnp.abs(correlation)
-    gap = jnp.where(two, safe_ratio(root[1, 1], sb) ** 2 / (1 + size), 1.0)  # 1 - |correlation| without cancellation
+    gap = jnp.where(two, safe_ratio(root[1, 1], sb) ** 2 / (1 + size), 0.0)  # 1 - |correlation| without cancellation
     return Frame(sa, sb, jnp.where(correlation >= 0, 1.0, -1.0), jnp.sqrt((1 + size) / 2), safe_root(gap / 2))
 
 
@@ -175,30 +174,36 @@ class Plane(NamedTuple):
     between_weight: Any
 
 
-def plane(along: Any, across: Any, middle: int, pair: Frame, mean_a: Any, mean_b: Any, grading: Grading | None = None) -> Plane:
-    """Points for units with means (N,); the frame holds scalars or (N,); `along` and `across` are tables, `middle` a count of nodes.
+def plane(
+    tables: tuple[Any, Any], middle: int, span: float, pair: Frame, mean_a: Any, mean_b: Any, grading: Grading | None = None
+) -> Plane:
+    """Points for units with means (N,); the frame holds scalars or (N,).
 
-    A grading, for what has layers at the lines, replaces the `middle` nodes by its own from either side.
+    Half-line tables along and across the bisector; `middle` nodes between the lines (from either line, with a grading for what has
+    layers there), as far as `span` standard deviations.
     """
     ra, rb = standardised(mean_a, pair.sa), pair.sign * standardised(mean_b, pair.sb)
     ra, rb, sin, cos = jnp.broadcast_arrays(ra, rb, pair.sin, pair.cos)
     meet = sin > 1e-9  # else they meet out of reach, or nowhere
     crossing = jnp.where(meet, (rb - ra) / jnp.where(meet, 2 * sin, 1.0), FAR * jnp.sign(rb - ra))
-    t, weight = both(along, jnp.clip(crossing, -FAR, FAR))
+    t, weight = both(tables[0], jnp.clip(crossing, -FAR, FAR))
     ra, rb, sin, cos = (x[:, None, None] for x in (ra, rb, sin, cos))
     first, second = (-ra - sin * t) / cos, (-rb + sin * t) / cos
-    # fused into what follows, these few numbers would be computed again at every node
-    t, weight, high, low = jax.lax.optimization_barrier((t, weight, jnp.maximum(first, second), jnp.minimum(first, second)))
-    outside, outside_weight = graded(across, jnp.stack([high, -low], axis=-1), grading)
-    start, stop = jnp.clip(low, -SPAN, SPAN), jnp.clip(high, -SPAN, SPAN)
+    high, low = jnp.maximum(first, second), jnp.minimum(first, second)
+    outside, outside_weight = graded(tables[1], jnp.stack([high, -low], axis=-1), grading)
+    start, stop = jnp.clip(low, -span, span), jnp.clip(high, -span, span)
     if grading is None:
         node, share = gauss_legendre(middle)
         between = start[..., None] + (stop - start)[..., None] * node
         between_weight = (stop - start)[..., None] * share * density(between)
     else:
         half = (stop - start) / 2
-        ends = [crowded(start, half, grading.layer, grading.count, 1.0), crowded(stop, half, grading.layer, grading.count, -1.0)]
+        ends = [crowded(start, half, grading.layer, middle, 1.0), crowded(stop, half, grading.layer, middle, -1.0)]
         between, between_weight = (jnp.concatenate(pieces, axis=-1) for pieces in zip(*ends, strict=True))
+    # what lies between has a known mass; to meet it makes constants exact where a few nodes must do for a wide stretch
+    mass, found = 1 - jnp.sum(outside_weight, axis=(-2, -1)), jnp.sum(between_weight, axis=-1)
+    wide = mass > 0.01
+    between_weight = between_weight * jnp.where(wide, mass / jnp.where(wide, found, 1.0), 1.0)[..., None]
     return Plane(t, weight, low, high, outside * np.array([[1.0], [-1.0]]), outside_weight, between, between_weight)
 
 

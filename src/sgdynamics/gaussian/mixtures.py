@@ -42,35 +42,37 @@ class ClusterMoments(NamedTuple):
 class Rule:
     """How finely to integrate.
 
-    `inner`: nodes along (a half-line), across (a half-line) and between the lines of the pair that is integrated last. `outer`: nodes
-    along and across a pair that is integrated first; `line`: nodes a half-line of a single unit. What comes first has `graded` nodes
-    more at each kink, crowded over a stretch `near`, which resolve the layers of units that are nearly parallel. Past four units:
+    `inner`: nodes along (a half-line), across (a half-line) and between the lines of the pair that is integrated last. `outer`: the
+    same of a pair that is integrated first, with so many nodes between its lines from either of them; `line`: nodes a half-line of a
+    single unit. What comes first has `graded` nodes more on either side of each kink, crowded over a stretch `near`, which resolve the
+    layers of units that are nearly parallel. `span`: standard deviations up to which nodes between lines reach. Past four units:
     2^log2_circles circles for P, S, B and the risk, 2^log2_points points for D, in independent replicates.
     """
 
     line: int = 6
-    inner: tuple[int, int, int] = (5, 4, 9)
-    outer: tuple[int, int] = (6, 4)
+    inner: tuple[int, int, int] = (5, 5, 14)
+    outer: tuple[int, int, int] = (5, 4, 8)
     graded: int = 6
     near: float = 1.0
+    span: float = 5.5
     log2_circles: int = 9
     log2_points: int = 11
     replicates: int = 4
 
 
 def rule_for(width: int, *, fine: bool = False) -> Rule:
-    """The rule for so many units: one and two to rounding, three to about 1e-9, four to 1e-6 (fine: 1e-7), more by sampling.
+    """The rule for so many units: one and two to rounding, three to about 1e-8, four to 1e-5 (fine: 1e-6), more by sampling.
 
     That is where v_i times the standard deviation of h_i is about 1 or less; a steeper f needs more nodes, and `error` says so.
     """
     width = whole("width", width, 1)
     if width <= 2:
-        return Rule(line=20, inner=(16, 16, 40))
+        return Rule(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
-        return Rule(line=10, inner=(10, 12, 20), graded=12)
+        return Rule(line=10, inner=(10, 12, 28), graded=12, span=7.5)
     if not fine:
         return Rule()
-    return Rule(line=8, inner=(6, 5, 12), outer=(8, 4), graded=9, log2_circles=12, log2_points=14)
+    return Rule(line=8, inner=(6, 7, 16), outer=(7, 6, 9), graded=8, span=6.3, log2_circles=12, log2_points=14)
 
 
 def sampled(width: int) -> bool:
@@ -85,7 +87,7 @@ def nodes_for(rule: Rule, width: int) -> dict[str, np.ndarray]:
             "circles": sobol_normals(2 * width, rule.log2_circles, rule.replicates, whiten=False),
             "points": sobol_normals(width, rule.log2_points, rule.replicates, whiten=False, seed=20261),
         }
-    counts = {rule.line, *rule.inner[:2]} | (set(rule.outer) if width == WIDTHS else set())
+    counts = {rule.line, *rule.inner[:2]} | (set(rule.outer[:2]) if width == WIDTHS else set())
     nodes = {f"half_line_{count}": half_lines.table(count)[None] for count in counts}
     # of three or four units only `accuracy` is sampled
     return nodes if width <= 2 else {**nodes, "circles": sobol_normals(2 * width, 12, 1, whiten=False)}
@@ -136,9 +138,8 @@ def _other(rule: Rule, width: int) -> Rule:
     along, across, middle = rule.inner
     if width <= 2:
         return replace(rule, line=rule.line - 4, inner=(along - 4, across - 4, middle - 10))
-    finer = (along + 1, across + 1, middle + 3)
-    outer = (rule.outer[0] + 2, rule.outer[1] + 1)
-    return replace(rule, line=rule.line + 2, inner=finer, outer=outer, graded=rule.graded + 4, near=0.7 * rule.near)
+    inner, outer = (along + 1, across + 1, middle + 4), tuple(count + 2 for count in rule.outer)
+    return replace(rule, line=rule.line + 2, inner=inner, outer=outer, graded=rule.graded + 4, near=0.7 * rule.near, span=rule.span + 0.7)
 
 
 def accuracy(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
@@ -184,9 +185,10 @@ def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, l
         fields = mean[:, None] + root[:, :1] * z
         return _Given(weights.reshape(-1), jnp.asarray(active)[:, None], head[0] * active * fields[0], fields[1], fields[2], **last)
     pair = half_lines.frame(root[:2, :2])
-    grading = _grading(rule, rest, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin)
-    along, across = (nodes[f"half_line_{count}"] for count in rule.outer)
-    plane = half_lines.plane(along, across, 0, pair, mean[:1], mean[1:2], grading)
+    # without variance of the first, n is the second's own coordinate
+    by_n = jnp.where(pair.sa > 0, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin, root[2:, 1])
+    grading = _grading(rule, rest, by_n)
+    plane = half_lines.plane(_tables(nodes, rule.outer), rule.outer[2], rule.span, pair, mean[:1], mean[1:2], grading)
     count = rule.outer[0]
     n = jnp.concatenate([plane.outside.reshape(2, count, -1), plane.between[0]], axis=-1)
     weights = jnp.concatenate([plane.outside_weight.reshape(2, count, -1), plane.between_weight[0]], axis=-1) * plane.weight[0][..., None]
@@ -196,9 +198,14 @@ def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, l
     above_below = jnp.broadcast_to(jnp.repeat(outside, each, axis=1)[:, None, None], (2, 2, count, 2 * each))
     right_left = jnp.broadcast_to(between[:, :, None, None], (2, 2, count, plane.between.shape[-1]))
     active = jnp.concatenate([above_below, right_left], axis=-1).reshape(2, -1)
-    z = jnp.stack([pair.cos * n + pair.sin * t, pair.sign * (pair.sin * n - pair.cos * t)]).reshape(2, -1)
+    second = jnp.where(pair.sa > 0, pair.sign * (pair.sin * n - pair.cos * t), n)
+    z = jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1)
     fields = mean[:, None] + root[:, :2] @ z
     return _Given(weights.reshape(-1), active.T, jnp.sum(head[:2, None] * active * fields[:2], axis=0), fields[2], fields[3], **last)
+
+
+def _tables(nodes: dict[str, Any], counts: tuple[int, int, int]) -> tuple[Any, Any]:
+    return nodes[f"half_line_{counts[0]}"], nodes[f"half_line_{counts[1]}"]
 
 
 def _grading(rule: Rule, rest: Any, slope: Any) -> half_lines.Grading:
@@ -211,8 +218,7 @@ def _grading(rule: Rule, rest: Any, slope: Any) -> half_lines.Grading:
 def _over_pair(rule: Rule, nodes: dict[str, Any], given: _Given, flip: Any) -> tuple[Any, Any, Any]:
     """Of q = sigmoid(flip f) given each point: the parts (N, 4) of E[q] and E[q^2] above, below, right, left; E[softplus(flip f)]."""
     frame = given.frame
-    along, across = (nodes[f"half_line_{count}"] for count in rule.inner[:2])
-    plane = half_lines.plane(along, across, rule.inner[2], frame, given.ma, given.mb)
+    plane = half_lines.plane(_tables(nodes, rule.inner), rule.inner[2], rule.span, frame, given.ma, given.mb)
     # f is linear in n on every piece, with a slope that depends on the piece alone
     active = half_lines.active(frame.sign)
     va, vb = flip * given.va[:, None] * active[:, 0], flip * given.vb[:, None] * active[:, 1]
@@ -221,7 +227,6 @@ def _over_pair(rule: Rule, nodes: dict[str, Any], given: _Given, flip: Any) -> t
     by_n = (va * frame.sa[:, None] + vb * (frame.sign * frame.sb)[:, None]) * frame.cos[:, None]
     at_out = level[:, None, None, :2] + by_t[:, None, None, :2] * plane.t[..., None]
     at_mid = level[:, 2:, None] + by_t[:, 2:, None] * plane.t
-    at_out, at_mid, by_n = jax.lax.optimization_barrier((at_out, at_mid, by_n))  # small: not to be computed again at every n
     f_out = at_out[..., None] + by_n[:, None, None, :2, None] * plane.outside
     f_mid = at_mid[..., None] + by_n[:, 2:, None, None] * plane.between
     q_out, q_mid = jax.nn.sigmoid(f_out), jax.nn.sigmoid(f_mid)
@@ -242,21 +247,29 @@ def _softplus(f: Any, q: Any) -> Any:
 
 
 def _order(mean: Any, covariance: Any) -> tuple[Any, Any]:
-    """An order, and its inverse, that puts last the pair most likely to make a thin wedge: signs undecided, lines nearly parallel.
+    """An order of the units, and its inverse: last the pair whose signs the units before it leave most open.
 
-    Any order is right up to quadrature; this one keeps that error small.
+    Given those, unit j is a layer of width (1 - R_j^2)/R_j^2 in variances, R_j^2 its share explained by them, and matters as
+    exp(-mean_j^2/(2 variance_j)). Any order is right up to quadrature; this one keeps that error small.
     """
     width = mean.shape[0]
     if width <= 2:
         return np.arange(width), np.arange(width)
     pairs = [(i, j) for i in range(width) for j in range(i)]
     orders = np.array([[k for k in range(width) if k not in pair] + list(pair) for pair in pairs])
-    i, j = orders[:, -2], orders[:, -1]
-    variance = jnp.diagonal(covariance)
-    ratio = standardised(mean, safe_root(variance))
-    gap = 1 - jnp.minimum(safe_ratio(covariance[i, j] ** 2, variance[i] * variance[j]), 1.0)
-    score = -(ratio[i] ** 2 + ratio[j] ** 2 + jnp.log(gap + 1e-12)) / 2
-    best = jnp.argmax(jax.lax.stop_gradient(score))
+    spread = safe_root(jnp.diagonal(covariance))
+    open_sign = jnp.exp(-(standardised(mean, spread) ** 2) / 2)
+    correlation = safe_ratio(covariance, spread[:, None] * spread)
+    last, a, b = orders[:, -2:], orders[:, :1], orders[:, width - 3 : width - 2]
+    one, other = correlation[a, last], correlation[b, last]
+    if width == 3:
+        share = one**2
+    else:
+        both = correlation[a, b]
+        share = safe_ratio(one**2 + other**2 - 2 * one * other * both, jnp.maximum(1 - both**2, 1e-12))
+    share = jnp.clip(share, 0.0, 1.0)
+    layers = jnp.max(open_sign[last] * share / (1 - share + 1e-12), axis=1)
+    best = jnp.argmin(jax.lax.stop_gradient(layers))
     return jnp.asarray(orders)[best], jnp.asarray(np.argsort(orders, axis=1))[best]
 
 
@@ -400,8 +413,7 @@ def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any
         share = jax.scipy.special.ndtr(standardised(mean[0], safe_root(covariance[0, 0])))
         return 0.5 - share * jnp.sign(flip * head[0]) / 2
     frame = half_lines.frame(lower_root(covariance))
-    along, across = (nodes[f"half_line_{count}"] for count in rule.inner[:2])
-    plane = half_lines.plane(along, across, rule.inner[2], frame, mean[:1], mean[1:])
+    plane = half_lines.plane(_tables(nodes, rule.inner), rule.inner[2], rule.span, frame, mean[:1], mean[1:])
     active = half_lines.active(frame.sign)
     t, low, high = plane.t[0], plane.low[0], plane.high[0]
     bounds = [(high, FAR), (-FAR, low), (low[0], high[0]), (low[1], high[1])]

@@ -126,7 +126,7 @@ def risk_nodes(structure: Structure, rule: Rule, *, quick: bool = True) -> dict[
     if exact_pairs(structure):
         return nodes_for(structure, rule, flow=True) or {"none": np.zeros((1, 1))}
     return {
-        "plain": sobol_normals(structure.fields + 1, rule.log2_points + (-1 if structure.clusters else 2), rule.replicates, whiten=True)
+        "plain": sobol_normals(structure.fields + 1, rule.log2_points + (-2 if structure.clusters else 2), rule.replicates, whiten=True)
     }
 
 

@@ -42,8 +42,10 @@ import optimistix
 
 from sgdynamics import checks
 from sgdynamics.precision import float64
+from sgdynamics.problems.mixture import CLUSTERS
 
-LABELS = {"binary": ((1.0, 0.0),), "xor": ((1.0, 1.0), (0.0, 0.0))}  # of the clusters (+q, -q), for each direction q
+# of the clusters (+q, -q), for each direction q
+LABELS = {kind: tuple(zip(*[iter(label for _, _, label in clusters)] * 2, strict=True)) for kind, clusters in CLUSTERS.items()}
 RTOL = 1e-11  # of one step; the dense output in between is less accurate than the steps
 ATOL = 1e-13
 EVENT_TOLERANCE = 1e-13  # on the time a surface is met

@@ -12,7 +12,7 @@ from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Problem
 
-# (weight, mean on the signals, label): mu alone, and mu, nu
+# (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
 CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
     "binary": ((0.5, (1.0,), 1.0), (0.5, (-1.0,), 0.0)),
     "xor": ((0.25, (1.0, 0.0), 1.0), (0.25, (-1.0, 0.0), 1.0), (0.25, (0.0, 1.0), 0.0), (0.25, (0.0, -1.0), 0.0)),

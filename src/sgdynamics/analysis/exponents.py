@@ -1,0 +1,438 @@
+"""How hard a target is for SGD before anything is learned: Hermite coefficients, information and generative exponents, leap, samples.
+
+With x standard normal and h_k = He_k/sqrt(k!) the orthonormal Hermite polynomials, a link f has the coefficients c_k = E[f(x) h_k(x)].
+One unit on the sphere with the link as its activation and squared loss follows, in m = w.w* and the library's t,
+
+    dm/dt = (1 - m^2) sum_n n c_n^2 m^(n-1) - (lr/2) m E[s'(u)^2 ((s(v) - s(u))^2 + noise)],     E[u v] = m,
+
+so near m = 0 it is signal m^(kappa - 1) - lr friction m, kappa the first k >= 1 with c_k != 0, signal = kappa c_kappa^2.
+Everything here is one-dimensional quadrature in float64: Gauss-Legendre on panels that break at the kinks, at two resolutions whose
+difference is the error estimate, out to 38 standard deviations (where the normal density is the smallest double).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import linalg, optimize
+
+from sgdynamics import checks
+from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
+from sgdynamics.limits.ode import WARN_ABOVE
+from sgdynamics.precision import float64
+from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.activations import activation as find_activation
+
+RADII = np.concatenate([np.arange(0, 8, 0.5), np.arange(8, 14, 1.0), np.arange(14, 39, 4.0)])
+SURE = 8.0  # a link must be finite up to here; an overflow further out cuts the range
+COUNTS = (16, 24)  # nodes a panel, coarse and fine
+HALVINGS = 4  # of the panels, at most, until the two agree to
+AGREE = 1e-12
+SLOW_TAIL = 1e-8  # a larger share of E[f^2] beyond the range counts as not square-integrable
+TOLERANCE = 1e-7  # of |f - E f|: a coefficient below counts as zero
+MARGIN = 20.0  # and so does one below this many times its error
+VAGUE = 1e-6  # a zero that is only known to be below this is not known
+MOST_ORDER = 300  # Hermite functions of higher order reach beyond the range
+SEARCH = 40  # orders searched for a first non-zero coefficient
+HARMONICS = 12
+MOST_POINTS = 2**21  # of a tensor grid
+MOST_NODES = 64  # an axis
+MOST_DEGREE = 16
+TERMS = 100  # of the drift's power series in m
+MOST_OVERLAP = 0.75  # where that many terms leave 3e-13
+
+
+class _Link(NamedTuple):
+    function: Callable[[Any], Any]
+    kinks: tuple[float, ...]
+    label: str
+
+
+class _Sample(NamedTuple):
+    """A link on the nodes of one resolution, (panels, nodes): x, the lengths dx, the root of the density and the values."""
+
+    x: np.ndarray
+    dx: np.ndarray
+    root: np.ndarray
+    values: np.ndarray
+    widths: np.ndarray
+    beyond: float  # estimated share of E[f^2] outside of the range
+    rounding: float  # relative, of the values
+
+
+@dataclass(frozen=True)
+class HermiteSeries:
+    """Coefficients c_0..c_n in the orthonormal Hermite basis, their estimated errors, and |f| = sqrt(E[f^2]), |f - E f|."""
+
+    coefficients: np.ndarray
+    errors: np.ndarray
+    norm: float
+    deviation: float
+
+
+def _kinks(kinks: Any) -> tuple[float, ...]:
+    listed = np.atleast_1d(np.asarray(kinks, dtype=object)).ravel().tolist()
+    return tuple(sorted({checks.number("kinks", kink) for kink in listed}))
+
+
+def _link(f: Any, kinks: Any) -> _Link:
+    extra = _kinks(kinks)
+    if isinstance(f, (str, Activation)) or not callable(f):
+        known = find_activation(f, "f")
+        return _Link(known.derivative(0), tuple(sorted({*known.kinks, *extra})), known.label)
+    return _Link(f, extra, getattr(f, "__name__", "f"))
+
+
+def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray) -> tuple[np.ndarray, float]:
+    """function on the points along the last axis, and the relative rounding of its numbers.
+
+    A function that takes arrays is called once, a JAX function of one point is mapped, any other is called point by point; which of
+    them it is, is found on nine generic points.
+    """
+    probe = np.random.default_rng(0).standard_normal((*points.shape[:-1], 9))
+    try:
+        single = [np.asarray(function(probe[..., i])) for i in range(9)]
+    except Exception as error:
+        raise checks.reject(argument, function, f"calling it on one point failed with: {error}") from error
+    if any(value.shape != () or np.iscomplexobj(value) for value in single):
+        raise checks.reject(argument, function, f"a point must go to one real number, but it gave {single[0]!r}")
+    kind = single[0].dtype
+    rounding = float(np.finfo(kind).eps) if np.issubdtype(kind, np.floating) else float(np.finfo(float).eps)
+    expected = np.array(single, dtype=np.float64)
+    for whole in (function, jax.vmap(function, in_axes=-1)):
+        try:
+            with np.errstate(all="ignore"):
+                trial = np.asarray(whole(probe), dtype=np.float64)
+                if trial.shape == (9,) and np.allclose(trial, expected, rtol=1e-6, atol=1e-12, equal_nan=True):
+                    return np.array(whole(points), dtype=np.float64).reshape(points.shape[-1]), rounding
+        except Exception:  # not a function of arrays: the next way
+            continue
+    with np.errstate(all="ignore"):
+        return np.array([_one(function, points[..., i]) for i in range(points.shape[-1])]), rounding
+
+
+def _one(function: Callable[[Any], Any], point: Any) -> float:
+    try:
+        return float(function(point))
+    except OverflowError:  # math.exp and its like, far out
+        return math.inf
+
+
+@lru_cache(maxsize=32)
+def _panels(kinks: tuple[float, ...], count: int, halvings: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes (panels, count), lengths, and the panels' widths."""
+    edges = np.union1d(np.concatenate([-RADII, RADII]), [kink for kink in kinks if abs(kink) < RADII[-1]])
+    for _ in range(halvings):
+        edges = np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2]))
+    node, weight = gauss_legendre(count)
+    widths = np.diff(edges)
+    return edges[:-1, None] + widths[:, None] * node, widths[:, None] * weight, widths
+
+
+def _beyond(x: np.ndarray, mass: np.ndarray) -> float:
+    """Share of a mass that lies beyond the nodes: the last shells, continued as a geometric series (infinite if they grow)."""
+    radii = RADII[: np.searchsorted(RADII, np.abs(x).max()) + 1]
+    shells = np.histogram(np.abs(x), radii, weights=mass)[0]
+    if not shells[-1] > 1e-30 * shells.sum():
+        return 0.0
+    ratio = shells[-1] / np.diff(radii)[-1] / (shells[-2] / np.diff(radii)[-2])
+    return float(shells[-1] * ratio / (1 - ratio) / shells.sum()) if ratio < 1 else math.inf
+
+
+def _sample(link: _Link, count: int, halvings: int) -> _Sample:
+    x, dx, widths = _panels(link.kinks, count, halvings)
+    values, rounding = _evaluate("f", link.function, x.ravel())
+    values = values.reshape(x.shape)
+    bad = np.abs(x[~np.isfinite(values)])
+    if bad.size:
+        if bad.min() < SURE:
+            at = x[~np.isfinite(values)][np.argmin(bad)]
+            raise checks.reject("f", link.label, f"it is not finite at x = {at:.6g}: give a link that is finite (declare a pole in kinks)")
+        keep = np.abs(x).max(axis=1) < RADII[np.searchsorted(RADII, bad.min()) - 1]
+        x, dx, widths, values = x[keep], dx[keep], widths[keep], values[keep]
+    root = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
+    amplitude = values * root
+    beyond = _beyond(x, (amplitude / (np.abs(amplitude).max() or 1.0)) ** 2 * dx)
+    if beyond > SLOW_TAIL:
+        raise checks.reject(
+            "f",
+            link.label,
+            f"it is not square-integrable under the standard normal, or too nearly so: E[f^2] still grows at |x| = {np.abs(x).max():.3g} "
+            f"(estimated share beyond {beyond:.2g}); transform or truncate it",
+        )
+    return _Sample(x, dx, root, values, widths, beyond, rounding)
+
+
+def _hermite(x: np.ndarray, first: Any, order: int) -> np.ndarray:
+    """h_0..h_order times `first`, (order + 1, points); with the root of the density as `first` nothing overflows."""
+    found = np.empty((order + 1, len(x)))
+    found[0] = first
+    if order:
+        found[1] = x * first
+    for k in range(2, order + 1):
+        found[k] = (x * found[k - 1] - math.sqrt(k - 1) * found[k - 2]) / math.sqrt(k)
+    return found
+
+
+def _project(sample: _Sample, rows: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Coefficients (rows, order + 1) of functions given on the nodes, |f|, and |f - E f|; the mean is taken off first (rounding)."""
+    x, dx, root = sample.x.ravel(), sample.dx.ravel(), sample.root.ravel()
+    amplitude = rows.reshape(len(rows), -1) * root
+    mean = amplitude @ (root * dx)
+    centred = amplitude - mean[:, None] * root
+    found = (centred * dx) @ _hermite(x, root, order).T
+    found[:, 0] = mean
+    deviation = np.sqrt(centred**2 @ dx)
+    return found, np.hypot(mean, deviation), deviation
+
+
+def _resolve(link: _Link, order: int, transform: Callable[[np.ndarray], np.ndarray] | None = None) -> tuple[list[HermiteSeries], int]:
+    """The series of each row of transform(values), the panels halved until two resolutions agree, and how often that was."""
+    for halvings in range(HALVINGS + 1):
+        found = []
+        for count in COUNTS:
+            sample = _sample(link, count, halvings)
+            rows = sample.values[None] if transform is None else transform(sample.values)
+            found.append((sample, _project(sample, rows, order)))
+        (_, (coarse, *_)), (sample, (fine, norms, deviations)) = found
+        gap = np.abs(fine - coarse)
+        if np.all(gap[:, 1:] <= AGREE * deviations[:, None]) and np.all(gap[:, 0] <= AGREE * norms):
+            break
+    errors = gap + (math.sqrt(sample.beyond) + 4 * sample.rounding) * norms[:, None]
+    return [HermiteSeries(*row) for row in zip(fine, errors, norms.tolist(), deviations.tolist(), strict=True)], halvings
+
+
+@float64
+def hermite_series(f: Any, n: int, *, kinks: Sequence[float] = ()) -> HermiteSeries:
+    """The coefficients c_0..c_n of `hermite_coefficients` with their estimated errors, |f| and |f - E f|."""
+    order = checks.whole("n", n, 0)
+    if order > MOST_ORDER:
+        raise checks.reject("n", n, f"Hermite functions beyond order {MOST_ORDER} leave the range of the quadrature: give at most that")
+    return _resolve(_link(f, kinks), order)[0][0]
+
+
+def hermite_coefficients(f: Any, n: int, *, kinks: Sequence[float] = ()) -> np.ndarray:
+    """Coefficients of a function in the orthonormal (probabilists') Hermite basis.
+
+        c_k = E[f(x) He_k(x)] / sqrt(k!),   x ~ N(0, 1),   k = 0..n;     f = sum_k c_k h_k,   E[f^2] = sum_k c_k^2
+
+    f: an activation's name, an `Activation`, or a function of a number or an array (Python, NumPy or JAX), square-integrable under the
+    normal; `kinks`: where f or a derivative of it jumps, besides those that an `Activation` declares. Errors: `hermite_series`.
+    """
+    series = hermite_series(f, n, kinks=kinks)
+    worst = float(series.errors.max())
+    if worst > WARN_ABOVE * series.norm:
+        message = f"hermite_coefficients: c_k is off by up to about {worst:.2g} (|f| = {series.norm:.4g}): declare where f or f' jumps in kinks="
+        warnings.warn(message, UserWarning, stacklevel=2)
+    return series.coefficients
+
+
+def _first(link: _Link, rows: list[HermiteSeries], name: str, tolerance: float) -> int:
+    """The smallest k >= 1 at which some row has a non-zero coefficient; a ValueError where that cannot be told."""
+    sizes = np.array([np.abs(row.coefficients) / row.deviation for row in rows])
+    limits = np.array([MARGIN * row.errors / row.deviation for row in rows])
+    for k in range(1, sizes.shape[1]):
+        if np.any(sizes[:, k] > np.maximum(tolerance, limits[:, k])):
+            return k
+        if np.any(limits[:, k] > VAGUE):
+            worst = int(np.argmax(limits[:, k]))
+            raise checks.reject(
+                "f",
+                link.label,
+                f"its {name} cannot be told: |c_{k}| = {sizes[worst, k]:.2g} with an error of {limits[worst, k] / MARGIN:.2g} (in units of "
+                "the deviation), neither zero nor not; declare in kinks= where f or f' jumps",
+            )
+    largest = sizes[:, 1:].max()
+    raise checks.reject(
+        "f",
+        link.label,
+        f"its {name} cannot be told: |c_1|, ..., |c_{sizes.shape[1] - 1}| are all below {tolerance:g} of the deviation (the largest is "
+        f"{largest:.2g}), zero at the precision reached; it is larger than {sizes.shape[1] - 1}, or f varies too fast",
+    )
+
+
+def _not_constant(link: _Link, series: HermiteSeries) -> None:
+    if not series.deviation > MARGIN * float(series.errors[0]):
+        raise checks.reject(
+            "f", link.label, f"it is constant (E f = {series.coefficients[0]:.6g}, deviation {series.deviation:.2g}): there is nothing to learn"
+        )
+
+
+@float64
+def information_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+    """The information exponent of a link, the order of its first non-zero Hermite coefficient after the constant.
+
+        kappa = min {k >= 1 : c_k != 0},     c_k = E[f(x) h_k(x)]
+
+    A coefficient counts as zero below `tolerance` |f - E f| or 20 times its error; where the error is too large to tell, and where f is
+    constant or not square-integrable, a ValueError says so. Orders up to 40 are searched. f and `kinks` as in `hermite_coefficients`.
+    Ben Arous, Gheissari and Jagannath, JMLR 22 (2021), Definition 1.2 (for Gaussian inputs and squared or correlation loss).
+    """
+    tolerance = checks.number("tolerance", tolerance, above=0.0)
+    link = _link(f, kinks)
+    rows, _ = _resolve(link, SEARCH)
+    _not_constant(link, rows[0])
+    return _first(link, rows, "information exponent", tolerance)
+
+
+@float64
+def generative_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+    """The generative exponent of a link: the smallest information exponent of T(f) over all transformations T of the label.
+
+        k* = min {k >= 1 : E[h_k(x) | f(x)] != 0} = min over T of kappa(T o f)
+
+    T runs over f itself and cos(j theta), sin(j theta), theta = 2 atan((f - E f)/|f - E f|), j = 1..12. The circle is covered once, so that
+    these are dense in all T as j grows, and complete for f of up to 25 values; the answer is an upper bound, too large only if
+    E[h_k | f] is invisible (below `tolerance`) to every one of them. Labels without noise.
+    Damian, Pillaud-Vivien, Lee and Bruna, "Computational-statistical gaps in Gaussian single-index models" (2024), section 2.
+    """
+    tolerance = checks.number("tolerance", tolerance, above=0.0)
+    link = _link(f, kinks)
+    (own,), _ = _resolve(link, 1)
+    _not_constant(link, own)
+
+    def transformed(values: np.ndarray) -> np.ndarray:
+        y = (values - own.coefficients[0]) / own.deviation
+        theta = 2 * np.arctan(y) * np.arange(1, HARMONICS + 1)[:, None, None]
+        return np.concatenate([y[None], np.cos(theta), np.sin(theta)])
+
+    rows, _ = _resolve(link, SEARCH, transformed)
+    # |T| <= 1: a T that happens to be constant on the values of f says nothing, however its rounding looks relative to its own deviation
+    unit = [HermiteSeries(row.coefficients, row.errors, row.norm, 1.0) for row in rows]
+    return _first(link, unit, "generative exponent", tolerance)
+
+
+# ---- several variables
+
+
+def _piecewise_gauss(kinks: tuple[float, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights for a standard normal, exact for polynomials of degree 2 count - 1 between any two kinks."""
+    if not kinks:
+        return gauss_hermite(count)
+    x, dx, _ = (part.ravel() for part in _panels(kinks, 24, 0))
+    mass = dx * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    nodes, weights = [], []
+    for low, high in itertools.pairwise((-math.inf, *kinks, math.inf)):
+        inside = (x > low) & (x < high) & (mass > 0)
+        basis = np.zeros((count, int(inside.sum())))
+        basis[0] = np.sqrt(mass[inside] / mass[inside].sum())
+        for k in range(1, count):
+            image = x[inside] * basis[k - 1]
+            for _ in range(2):  # twice is enough against rounding
+                image = image - (basis[:k] @ image) @ basis[:k]
+            basis[k] = image / np.linalg.norm(image)
+        value, vector = linalg.eigh((basis * x[inside]) @ basis.T)
+        nodes.append(value)
+        weights.append(vector[0] ** 2 * mass[inside].sum())
+    return np.concatenate(nodes), np.concatenate(weights)
+
+
+class _Tensor:
+    """A function on a tensor grid, centred and scaled to unit deviation."""
+
+    def __init__(self, g: Callable[[Any], Any], variables: int, kinks: tuple[float, ...], count: int) -> None:
+        self.x, self.weights = _piecewise_gauss(kinks, count)
+        grid = np.stack(np.meshgrid(*[self.x] * variables, indexing="ij")).reshape(variables, -1)
+        values, self.rounding = _evaluate("g", g, grid)
+        if not np.all(np.isfinite(values)):
+            at = grid[:, int(np.argmin(np.isfinite(values)))]
+            raise checks.reject("g", g, f"it is not finite at z = {np.round(at, 4).tolist()}: give a function that is finite everywhere")
+        values = values.reshape((len(self.x),) * variables)
+        mean = self._contract(values, [self.weights[None]] * variables).item()
+        roots = [np.sqrt(self.weights)] * variables
+        self.values = values - mean
+        self.deviation = float(np.linalg.norm(self._scaled(self.values, roots)))
+        self.norm = math.hypot(mean, self.deviation)
+
+    @staticmethod
+    def _contract(values: np.ndarray, matrices: Sequence[np.ndarray]) -> np.ndarray:
+        for matrix in matrices:  # each takes the first axis and puts its result last, so that the order comes round
+            values = np.tensordot(values, matrix, axes=(0, 1))
+        return values
+
+    @staticmethod
+    def _scaled(values: np.ndarray, factors: Sequence[np.ndarray]) -> np.ndarray:
+        for axis, factor in enumerate(factors):
+            values = values * factor.reshape([-1 if other == axis else 1 for other in range(values.ndim)])
+        return values
+
+    def stage(self, seen: set[int], degree: int) -> tuple[np.ndarray, float]:
+        """|E[g h_beta(z_unseen) | z_seen]| for the degrees beta of the unseen variables (0 along seen ones), and |g - E[g | z_seen]|."""
+        basis = _hermite(self.x, 1.0, degree) * self.weights
+        root = np.sqrt(self.weights)
+        axes = range(self.values.ndim)
+        found = self._contract(self.values, [np.diag(root) if axis in seen else basis for axis in axes])
+        norms = np.sqrt(np.sum(found**2, axis=tuple(seen), keepdims=True))
+        known = self._contract(self.values, [np.eye(len(root)) if axis in seen else self.weights[None] for axis in axes])
+        rest = np.linalg.norm(self._scaled(self.values - known, [root for _ in axes]))
+        return norms / self.deviation, float(rest) / self.deviation
+
+
+@float64
+def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+    """The leap of a target of several directions: the largest number of new degrees that it has to be learned by at once.
+
+        g(z) = sum_alpha c_alpha prod_i h_{alpha_i}(z_i);   leap = min over orders of the alpha with c_alpha != 0 of
+        the largest sum of alpha_i over those i that no alpha before has
+
+    g takes the vector of `variables` coordinates, z ~ N(0, I), square-integrable; `kinks` are where it breaks along any axis.
+    The greedy order is optimal. With the variables V known, a step of new degrees beta exists iff E[g h_beta | z_V] != 0, which is what is
+    computed: no degree in known variables is cut off. One variable: the information exponent.
+    The leap belongs to the basis: z1 + z2 + z1 z2 has leap 1, and 2 in the basis (z1 +- z2)/sqrt(2). SGD with isotropic inputs does not
+    know the basis, and the largest leap over all rotations is what bounds it.
+    Abbe, Boix-Adsera and Misiakiewicz, "SGD learning on neural networks: leap complexity and saddle-to-saddle dynamics" (2023),
+    Definition 1.
+    """
+    count = checks.whole("variables", variables, 1)
+    tolerance = checks.number("tolerance", tolerance, above=0.0)
+    breaks = _kinks(kinks)
+    if not callable(g):
+        raise checks.reject("g", g, "give a function from a vector of coordinates to a number")
+    nodes = min(MOST_NODES, int(MOST_POINTS ** (1 / count) + 1e-9)) // (len(breaks) + 1)
+    if nodes * (len(breaks) + 1) < 8 or nodes < 4:
+        raise checks.reject(
+            "variables",
+            variables,
+            f"k = {count} is beyond the quadrature's reach: {MOST_POINTS} points leave {nodes} nodes an axis"
+            f"{' and piece' if breaks else ''}; give at most {5 if len(breaks) > 1 else 7} variables{' or fewer kinks' if breaks else ''}",
+        )
+    coarse, fine = (_Tensor(g, count, breaks, size) for size in (nodes - 1, nodes))
+    if not fine.deviation > 1e-13 * fine.norm + 4 * fine.rounding * fine.norm:
+        raise checks.reject("g", g, f"it is constant (deviation {fine.deviation:.2g}): there is nothing to learn")
+    degree = min(len(coarse.x) - 1, MOST_DEGREE)
+    seen: set[int] = set()
+    leap = 0
+    while len(seen) < count:
+        (rough, _), (norms, rest) = coarse.stage(seen, degree), fine.stage(seen, degree)
+        if rest <= tolerance:
+            break
+        limits = MARGIN * (np.abs(norms - rough) + 4 * fine.rounding * fine.norm / fine.deviation)
+        new = np.sum(np.indices(norms.shape), axis=0)
+        found = (norms > np.maximum(tolerance, limits)) & (new > 0)
+        # of the degrees above `degree` + 1 not all were looked at
+        least = int(new[found].min(initial=degree + 2))
+        vague = ~found & (limits > VAGUE) & (new > 0) & (new < least)
+        unseen = [f"z{axis + 1}" for axis in range(count) if axis not in seen]
+        if least > leap and vague.any():
+            at = np.unravel_index(int(np.argmax(np.where(vague, limits, 0.0))), norms.shape)
+            raise checks.reject(
+                "g",
+                g,
+                f"its leap cannot be told: the part of degrees {tuple(int(k) for k in at)} is {norms[at]:.2g} with an error of "
+                f"{limits[at] / MARGIN:.2g} (of the deviation), neither zero nor not; declare in kinks= where g breaks along an axis",
+            )
+        if least > degree + 1:
+            raise checks.reject(
+                "g", g, f"its leap cannot be told: it depends on {', '.join(unseen)} (by {rest:.2g}), in new degrees above {degree + 1} only"
+            )
+        leap = max(leap, least)
+        seen |= {axis for beta in np.argwhere(found & (new == least)) for axis in range(count) if beta[axis]}
+    return leap

@@ -1,0 +1,208 @@
+"""Gaussian mixtures through the engine: drift, chain, direct simulation, infinite snr, own clusters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import functional
+from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.risk import effective_overlaps
+from tests.conftest import Z, same_law
+
+V, MEAN, R = np.array([0.8, -0.5]), np.array([[0.3], [0.2]]), np.array([[0.5, 0.1], [0.1, 0.7]])
+ALGORITHM = sgd.OnePassSGD(lr=1.0)
+
+
+def binary(snr=2.0, **rest):
+    return sgd.GaussianMixture("binary", snr=snr, weight_decay=0.1, **rest)
+
+
+def given(problem):
+    return sgd.start(problem, M=MEAN, Q=R + MEAN @ MEAN.T, a=V)
+
+
+def test_the_drift_of_the_binary_mixture_to_rounding():
+    """The right-hand side (v, m, R) at snr 2, decay .1, c = 1, by independent quadrature."""
+    problem = binary()
+    with jax.enable_x64(True):
+        rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0))(
+            functional.state(given(problem))
+        )
+    dm = np.asarray(rate["M"])[0]
+    dR = np.asarray(rate["Q"])[0] - dm @ MEAN.T - MEAN @ dm.T
+    found = np.concatenate([rate["a"], dm[:, 0], dR[0], dR[1, 1:]])
+    expected = [
+        -0.02965458175922,
+        0.10518103680571,
+        0.15108651615837,
+        -0.13688922455421,
+        -0.09168398026461,
+        -0.02006332192719,
+        -0.13369180097985,
+    ]
+    assert np.allclose(found, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_the_optimum_of_the_binary_mixture_is_a_stable_fixed_point():
+    problem = binary(100.0)
+    r = np.sqrt(sgd.papers.effective_dynamics.ring_radius("binary", 0.1))
+    begin = sgd.start(problem, M=[[r], [-r]], Q=r**2 * np.array([[1, -1], [-1, 1]]) + 1e-3 * np.eye(2), a=[r, -r])
+    (point,) = sgd.fixed_points(problem, ALGORITHM, starts=begin, tries=0)
+    assert np.allclose(np.abs(point.a), 1.173936869495, atol=1e-11)
+    assert np.allclose(np.abs(point.M), 1.173943526005, atol=1e-11)
+    assert np.allclose((point.Q - point.M @ point.M.T)[0, 0], 1.410230123587e-3, rtol=1e-9)
+    assert point.stable
+    assert point.manifold_dimension == 0
+
+
+def cross_entropy(fields, signals, head, label):
+    output = jnp.sum(head * jnp.where(fields > 0, fields, 0.0))
+    return jax.nn.softplus(output) - label * output
+
+
+def test_own_clusters_agree_with_the_built_in_mixture():
+    """The generic, sampled expectations of a user's loss against the quadrature, at finite d too."""
+    problem = binary()
+    clusters = [(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)]
+    own = sgd.Problem(cross_entropy, 2, 1, head="trained", weight_decay=0.1, covariance=[(0.5, 1.0)], clusters=clusters, kinks=[0.0])
+    begin = given(problem)
+    results = []
+    for each in (problem, own):
+        rule = Rule(log2_circles=12)
+        nodes = nodes_for(each.structure, rule, False)
+        with jax.enable_x64(True):
+
+            @jax.jit
+            def every(nodes, each=each, rule=rule):
+                state = functional.state(begin)
+                blocks, omega, means = effective_overlaps(each.structure, each.parameters, state["M"], state["Q"])
+                directions = each.parameters["eigenvalues"][:, None, None] * blocks
+
+                def one(node):
+                    return moments(each.structure, rule, node, each.parameters, omega, state["a"], directions, means=means)
+
+                return jax.vmap(one)(nodes)
+
+            results.append(jax.tree.map(np.asarray, every(nodes)))
+    exact, sampled = results
+    for name in ("stein", "noise", "norms", "head_gradient", "risk", "shift"):
+        values = getattr(sampled, name)
+        error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+        gap = np.abs(values.mean(axis=0) - getattr(exact, name)[0])
+        # four replicates tell their spread to a factor; 5% of the value is what must not be missed
+        assert np.all(gap <= 12 * error + 1e-7), name
+        assert np.all(error <= 0.01 * np.abs(getattr(exact, name)).max() + 1e-9), name
+
+
+def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
+    problem, d = binary(), 4
+    begin = given(problem)
+    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=10_000, seed=1)
+    with jax.enable_x64(True):
+        finite = functional.finite(problem, d)
+        rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0, finite=finite))(
+            functional.state(begin)
+        )
+    for name in ("M", "Q", "a"):
+        values = (chain[name].values[:, 0] - getattr(begin, name)[0]) * d
+        error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+        assert np.all(np.abs(values.mean(axis=0) - np.asarray(rate[name]).reshape(values.shape[1:])) <= Z * error), name
+
+
+def test_covariance_of_the_increments():
+    """One step's covariance at large d is lr/d squared times that of `increment_covariance`."""
+    problem, d = binary(), 100_000
+    begin = given(problem)
+    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=10_000, seed=4)
+    found = sgd.increment_covariance(problem, ALGORITHM, begin)
+    parts = {"M": chain.M.values[:, 0], "Q": chain.Q.values[:, 0], "a": chain.a.values[:, 0]}
+    start = {"M": begin.M[0], "Q": begin.Q[0], "a": begin.a[0]}
+    upper = np.triu_indices(2)
+    steps = [d * (parts[name] - start[name]) for name in ("M", "Q", "a")]
+    u = np.concatenate([steps[0][..., 0], steps[1][:, *upper], steps[2]], axis=1)
+    error = u.std(axis=0, ddof=1) / np.sqrt(len(u))
+    assert np.all(np.abs(u.mean(axis=0) - found.mean) <= Z * error + 1e-3)
+    products = np.einsum("ni,nj->nij", u - u.mean(axis=0), u - u.mean(axis=0))
+    spread = products.std(axis=0, ddof=1) / np.sqrt(len(u))
+    assert np.all(
+        np.abs(products.mean(axis=0) - found.covariance) <= Z * (spread + found.standard_error) + 1e-3 * np.abs(found.covariance).max()
+    )
+
+
+@pytest.mark.parametrize(("kind", "d", "width"), [("binary", 4, 2), ("xor", 8, 4)])
+def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
+    problem = sgd.GaussianMixture(kind, width=width, snr=3.0, weight_decay=0.1)
+    begin = sgd.random_start(problem, dimension=d, seed=3)
+    exact, direct = (
+        sgd.simulate(problem, ALGORITHM, begin, steps=[5 * d], dimension=d, runs=2000, seed=seed, method=method)
+        for seed, method in ((1, "exact"), (2, "direct"))
+    )
+    for name, entry in (
+        ("a", (0,)),
+        ("a", (1,)),
+        ("M", (0, 0)),
+        ("M", (1, problem.signals - 1)),
+        ("Q", (0, 0)),
+        ("Q", (0, 1)),
+        ("risk", ()),
+    ):
+        same_law(*(result[name].values[(slice(None), 0, *entry)] for result in (exact, direct)), f"{kind} {name}{entry}")
+    assert np.all((exact.accuracy >= 0) & (exact.accuracy <= 1))
+
+
+def test_infinite_snr_chain_follows_the_sliding_flow():
+    problem = sgd.GaussianMixture("xor", snr=np.inf, weight_decay=0.1)
+    begin = sgd.random_start(problem, dimension=50, seed=5)
+    times = [0.0, 2.0, 10.0]
+    flow = sgd.solve_ode(problem, ALGORITHM, begin, times=times)
+    assert flow.attrs["error_integrator"] < 1e-8
+    gaps = []
+    for d in (200, 3200):
+        chain = sgd.simulate(problem, ALGORITHM, begin, times=times, dimension=d, runs=50, seed=1)
+        gaps.append(np.sqrt(np.mean((chain.M.values - flow.M.values) ** 2)))
+        assert np.allclose(chain.risk.values.mean(axis=0), flow.risk.values[0], atol=10 / np.sqrt(d))
+    # sixteen times the dimension: a quarter of the fluctuations
+    assert 3.0 < gaps[0] / gaps[1] < 5.0
+    with pytest.raises(ValueError, match="snr = inf"):
+        sgd.solve_ode(problem, ALGORITHM, begin, times=times, dimension=100)
+
+
+def test_random_starts_and_records():
+    problem = sgd.GaussianMixture("xor", snr=np.inf)
+    begin = sgd.random_start(problem, dimension=200, seed=1, runs=400)
+    assert np.allclose(sgd.random_start(problem, dimension=200, seed=1, runs=3).a, begin.a[:3])
+    assert abs(begin.a.mean()) < Z / np.sqrt(begin.a.size)
+    assert abs(begin.a.var() - 1) < Z * np.sqrt(2 / begin.a.size)
+    result = sgd.simulate(problem, ALGORITHM, sgd.random_start(problem, dimension=50, seed=1), steps=[0, 3], dimension=50, runs=2)
+    again = sgd.problem_of(result)
+    assert again.describe() == problem.describe()
+    assert np.isinf(again.snr)
+    assert result.accuracy.dims == ("run", "time")
+    assert sgd.start_from(result).a.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sgd.GaussianMixture("xorr"), "did you mean 'xor'"),
+        (lambda: sgd.GaussianMixture("binary", snr=0.0), "snr"),
+        (lambda: sgd.GaussianMixture("binary", snr=-1.0), "snr"),
+        (lambda: sgd.GaussianMixture("xor", width=1), "width"),
+        (lambda: sgd.GaussianMixture("xor", weight_decay=-0.1), "weight_decay"),
+        (lambda: sgd.Problem(cross_entropy, 2, 1, clusters=[(0.5, [1.0], 1.0)]), "add up to 1"),
+        (lambda: sgd.Problem(cross_entropy, 2, 1, clusters=[(1.0, [1.0, 2.0], 1.0)]), "clusters"),
+        (lambda: sgd.start(binary(), M=MEAN, Q=R + MEAN @ MEAN.T, m=0.1), "received m"),
+        (lambda: sgd.start(sgd.SpikedTensor(), M=MEAN, Q=R), "missing m, r2"),
+        (lambda: sgd.hessian_spectrum(sgd.SpikedTensor(), sgd.start(sgd.SpikedTensor(), m=0.1, r2=1.0), dimension=10), "spiked tensors"),
+        (lambda: sgd.hessian_spectrum(binary(), given(binary()), dimension=10), "mixture"),
+        (lambda: sgd.solve_ode("binary", ALGORITHM, None, times=[1.0]), "problem"),
+    ],
+)
+def test_bad_input_names_the_argument(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
