@@ -4,7 +4,7 @@ State a problem and an algorithm; get the theory, the finite-dimension simulatio
 """
 
 from sgdynamics import functional, papers, plot
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, piecewise_rate
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
 from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
 from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
@@ -57,6 +57,7 @@ __all__ = [
     "increment_covariance",
     "load",
     "papers",
+    "piecewise_rate",
     "plot",
     "polynomial",
     "problem_of",

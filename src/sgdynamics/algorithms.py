@@ -6,41 +6,153 @@ Any update that commutes with rotations of the input space closes in the compres
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.precision import float64
+from sgdynamics.problems.activations import function_identity, traced_shape
+
+
+@jax.tree_util.register_pytree_node_class
+class Schedule:
+    """A learning rate that depends on alpha = samples/d: a function (static) of its numbers (traced) and alpha."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], numbers: Any, name: Any = None) -> None:
+        self.function, self.numbers, self.name = function, numbers, name
+
+    def __call__(self, alpha: Any) -> Any:
+        return self.function(self.numbers, alpha)
+
+    def __repr__(self) -> str:
+        return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self.numbers,), self.function
+
+    @classmethod
+    def tree_unflatten(cls, function: Any, numbers: tuple[Any]) -> Schedule:
+        return cls(function, numbers[0])
+
+
+class _Own:
+    """A user's function of alpha; two wrappers of one function are equal, so that it compiles once."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.own = function
+
+    def __call__(self, numbers: Any, alpha: Any) -> Any:
+        return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Own) and self.own is other.own
+
+    def __hash__(self) -> int:
+        return hash((_Own, id(self.own)))
+
+
+def _piecewise(numbers: Any, alpha: Any) -> Any:
+    return jnp.asarray(numbers["rates"])[jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")]
+
+
+def piecewise_rate(edges: Any, rates: Any) -> Schedule:
+    """A learning rate that is constant between the `edges` (increasing values of alpha): one more rate than edges.
+
+    Its numbers are traced: another schedule with as many pieces does not compile again.
+    """
+    edges = np.atleast_1d(np.asarray(edges, dtype=np.float64))
+    rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")
+    if edges.ndim != 1 or not np.all(np.isfinite(edges)) or np.any(np.diff(edges) <= 0) or np.any(edges <= 0):
+        raise checks.reject("edges", edges, "give increasing values of alpha above 0")
+    if np.any(rates < 0):
+        raise checks.reject("rates", rates, "give learning rates of 0 or more")
+    return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
+
+
+def rate_at(lr: Any, alpha: Any) -> Any:
+    """The learning rate at alpha, constant or scheduled."""
+    return lr(alpha) if isinstance(lr, Schedule) else lr
+
+
+@float64
+def _rates(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.vmap(schedule)(jnp.asarray(alpha, dtype=jnp.float64)))
 
 
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch each step, W <- W - (lr/d) dloss/dW, a <- a - (head_rate lr/d) dloss/da, mean gradient.
 
-    lr = 0 stands for gradient flow, in theory only (time t = lr steps/d survives the limit; steps do not).
+    lr = 0 stands for gradient flow, in theory only (time t = lr steps/d survives the limit; steps do not). lr may be a function of
+    alpha = samples/d (any JAX function, or `piecewise_rate`): then t is the integral of lr/batch over alpha.
     """
 
-    lr: float = 0.1
+    lr: Any = 0.1
     batch: int = 1
     head_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if callable(self.lr):
-            raise checks.reject("lr", self.lr, "schedules are not built yet: give a number")
-        object.__setattr__(self, "lr", checks.number("lr", self.lr, 0.0))
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+        if not callable(self.lr):
+            object.__setattr__(self, "lr", checks.number("lr", self.lr, 0.0))
+            return
+        schedule = self.lr if isinstance(self.lr, Schedule) else Schedule(_Own(self.lr), ())
+        try:
+            shape = traced_shape(schedule, np.zeros(()))
+        except Exception as error:
+            raise checks.reject("lr", self.lr, f"calling it on alpha failed with: {error}; give a JAX function of one number") from error
+        if shape != ():
+            raise checks.reject("lr", self.lr, f"one alpha must give one learning rate, but it gave shape {shape}")
+        object.__setattr__(self, "lr", schedule)
+        self.rates(np.zeros(1))
+
+    @property
+    def scheduled(self) -> bool:
+        return isinstance(self.lr, Schedule)
+
+    @property
+    def flow(self) -> bool:
+        """Whether this is gradient flow."""
+        return not self.scheduled and self.lr == 0.0
+
+    def rates(self, alpha: np.ndarray) -> np.ndarray:
+        """The learning rate at each alpha; refuse a schedule that is negative or not finite there."""
+        if not isinstance(self.lr, Schedule):
+            return np.full(np.shape(alpha), self.lr)
+        values = _rates(self.lr, np.asarray(alpha, dtype=np.float64))
+        bad = ~(np.isfinite(values) & (values >= 0))
+        if bad.any():
+            where = float(np.asarray(alpha)[bad][0])
+            raise checks.reject("lr", self.lr, f"at alpha = {where:g} the schedule gives {values[bad][0]:g}: it must be 0 or more")
+        return values
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        return {"lr": np.float64(self.lr), "head_rate": np.float64(self.head_rate)}
+        return {"lr": self.lr if isinstance(self.lr, Schedule) else np.float64(self.lr), "head_rate": np.float64(self.head_rate)}
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
-        return {"kind": type(self).__name__, **asdict(self)}
+        record = {"kind": type(self).__name__, "lr": self.lr, "batch": self.batch, "head_rate": self.head_rate}
+        if isinstance(self.lr, Schedule):
+            if self.lr.name == "piecewise":
+                record["lr"] = {name: np.asarray(value).tolist() for name, value in self.lr.numbers.items()}
+            else:
+                record |= {"lr": function_identity(self.lr.function.own), "rerunnable": False}
+        return record
+
+
+def constant_rate(algorithm: OnePassSGD, what: str) -> float:
+    """The learning rate where a question needs a constant one."""
+    if algorithm.scheduled:
+        raise checks.reject("lr", algorithm.lr, f"{what} need a constant learning rate: give a number")
+    return float(algorithm.lr)
 
 
 def checked_algorithm(value: Any) -> OnePassSGD:

@@ -6,12 +6,20 @@ t = lr steps/d is gradient-flow time, alpha = samples used/d = steps batch/d.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, Schedule
+from sgdynamics.gaussian.nodes import gauss_legendre
+
+PANELS, NODES = 32, 8  # of the integral of a schedule between two save points
+MOST_SUMMED = 4_000_000  # steps whose learning rates are added up one by one
+FARTHEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -33,22 +41,25 @@ def clock(
         raise ValueError(f"give exactly one of times=, alpha=, steps= (received {shown})")
     name, value = next(iter(given.items()))
     points = _increasing(name, value)
-    lr, batch = algorithm.lr, algorithm.batch
-    if lr == 0.0 and (name != "times" or whole_steps):
-        raise checks.reject("lr", lr, "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0")
+    batch = algorithm.batch
+    if algorithm.flow and (name != "times" or whole_steps):
+        raise checks.reject("lr", algorithm.lr, "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0")
     if name == "steps" and dimension is None:
         raise ValueError("steps= needs a dimension: give dimension=d, or use times= or alpha=")
+    if name == "steps" and np.any(points != np.round(points)):
+        raise checks.reject("steps", value, "give whole numbers")
+    if algorithm.flow:
+        return Clock(points, None, None)
+    if algorithm.scheduled:
+        return _scheduled(algorithm, name, points, dimension, whole_steps)
+    lr = float(algorithm.lr)
     if name == "times":
         t = points
     elif name == "alpha":
         t = points * lr / batch
     else:
         assert dimension is not None
-        if np.any(points != np.round(points)):
-            raise checks.reject("steps", value, "give whole numbers")
         t = points * lr / dimension
-    if lr == 0.0:
-        return Clock(t, None, None)
     step = None
     if dimension is not None:
         step = points if name == "steps" else t * dimension / lr
@@ -56,6 +67,77 @@ def clock(
             step = np.round(step).astype(np.int64)
             t = step * (lr / dimension)
     return Clock(t, t * batch / lr, step)
+
+
+def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
+    """The same where lr depends on alpha: t is the integral of lr/batch, or with whole steps the sum of lr/d."""
+    if name == "times":
+        alpha = _alpha_at(algorithm, points)
+    elif name == "alpha":
+        alpha = points
+    else:
+        assert dimension is not None
+        alpha = points * (algorithm.batch / dimension)
+    step = None if dimension is None else alpha * (dimension / algorithm.batch)
+    if whole_steps:
+        assert step is not None
+        assert dimension is not None
+        step = np.round(step).astype(np.int64)
+        return Clock(time_of_steps(algorithm, step, dimension), step * (algorithm.batch / dimension), step)
+    return Clock(elapsed(algorithm, alpha), alpha, step)
+
+
+def elapsed(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
+    """t at increasing alpha: the integral of lr/batch from 0."""
+    if not isinstance(algorithm.lr, Schedule):
+        return alpha * float(algorithm.lr) / algorithm.batch
+    edges = np.concatenate([[0.0], alpha])
+    breaks = algorithm.lr.numbers["edges"] if algorithm.lr.name == "piecewise" else np.zeros(0)
+    node, weight = gauss_legendre(NODES)
+    total, result = 0.0, []
+    for low, high in pairwise(edges):
+        inner = np.unique(np.concatenate([np.linspace(low, high, PANELS + 1), breaks[(breaks > low) & (breaks < high)]]))
+        lengths = np.diff(inner)[:, None]
+        if high > low:
+            total += float(np.sum(algorithm.rates((inner[:-1, None] + lengths * node).reshape(-1)).reshape(-1, NODES) * weight * lengths))
+        result.append(total / algorithm.batch)
+    return np.array(result)
+
+
+def time_of_steps(algorithm: OnePassSGD, step: np.ndarray, dimension: int) -> np.ndarray:
+    """t after so many whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
+    if not isinstance(algorithm.lr, Schedule):
+        return step * (float(algorithm.lr) / dimension)
+    share = algorithm.batch / dimension
+    if np.max(step, initial=0) > MOST_SUMMED:
+        order = np.argsort(step)
+        found = np.empty(len(step))
+        found[order] = elapsed(algorithm, step[order] * share)
+        return found
+    sums = np.concatenate([[0.0], np.cumsum(algorithm.rates(np.arange(int(np.max(step, initial=0))) * share))])
+    return sums[np.maximum(step, 0)] / dimension
+
+
+def _alpha_at(algorithm: OnePassSGD, times: np.ndarray) -> np.ndarray:
+    """alpha at which t has these values, by bisection on the integral."""
+    far = 1.0
+    while elapsed(algorithm, np.array([far]))[0] < times[-1]:
+        far *= 2
+        if far > FARTHEST:
+            raise checks.reject(
+                "times", times.tolist(), "the schedule's t never gets there (its integral stays below): give alpha= instead"
+            )
+    found = []
+    low = 0.0
+    for t in times:
+        inside = partial(_gap, algorithm, float(t))
+        low = low if inside(low) >= 0 else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13, rtol=1e-14)))
+        found.append(low)
+    return np.array(found)
+
+
+def _gap(algorithm: OnePassSGD, t: float, alpha: float) -> float:
+    return float(elapsed(algorithm, np.array([alpha]))[0]) - t
 
 
 def _increasing(name: str, value: Any) -> np.ndarray:

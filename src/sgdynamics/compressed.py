@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms import descend
+from sgdynamics.algorithms import descend, rate_at
 from sgdynamics.problems.problem import Structure
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
@@ -230,7 +230,8 @@ def run_span(
         def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, flag, index = sample
-            rate = jnp.where(flag, algorithm["lr"] / dimension, 0.0)
+            now = rate_at(algorithm["lr"], index * (layout.batch / dimension))
+            rate = jnp.where(flag, now / dimension, 0.0)
             state = one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside)
             if see is not None:
                 now = see(seen, index + 1, overlaps(layout.structure, parameters, state))

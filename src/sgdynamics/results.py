@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms import OnePassSGD, piecewise_rate
 from sgdynamics.clock import Clock
 from sgdynamics.gaussian.risk import population_accuracy
 from sgdynamics.problems.mixture import GaussianMixture
@@ -110,6 +110,10 @@ def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
 def algorithm_of(result: xr.Dataset) -> OnePassSGD:
     """The algorithm that a result records, made again."""
     record = json.loads(_attribute(result, "algorithm"))
+    if not record.pop("rerunnable", True):
+        raise ValueError("the result's learning rate is a user's function, which its record names but cannot make again")
+    if isinstance(record.get("lr"), dict):
+        record["lr"] = piecewise_rate(**record["lr"])
     kinds = {"OnePassSGD": OnePassSGD}
     return kinds[record.pop("kind")](**record)
 

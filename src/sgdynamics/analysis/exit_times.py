@@ -16,7 +16,7 @@ import xarray as xr
 from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
@@ -171,6 +171,7 @@ def exit_time(
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "exit times")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
     seed = checks.whole("seed", seed, 0)

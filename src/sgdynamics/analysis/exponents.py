@@ -7,7 +7,7 @@ One unit on the sphere with the link as its activation and squared loss follows,
 
 so near m = 0 it is signal m^(kappa - 1) - lr friction m, kappa the first k >= 1 with c_k != 0, signal = kappa c_kappa^2.
 Everything here is one-dimensional quadrature in float64: Gauss-Legendre on panels that break at the kinks, at two resolutions whose
-difference is the error estimate, out to 38 standard deviations (where the normal density is the smallest double).
+difference is the error estimate, out to 36 standard deviations (a link may grow nearly like exp(x^2/4)).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.activations import activation as find_activation
 
-RADII = np.concatenate([np.arange(0, 8, 0.5), np.arange(8, 14, 1.0), np.arange(14, 39, 4.0)])
+RADII = np.concatenate([np.arange(0, 8, 0.5), np.arange(8, 14, 1.0), np.linspace(14, 36, 7)])  # phi(36) = 1e-282: no denormal numbers
 SURE = 8.0  # a link must be finite up to here; an overflow further out cuts the range
 COUNTS = (16, 24)  # nodes a panel, coarse and fine
 HALVINGS = 4  # of the panels, at most, until the two agree to
@@ -39,13 +39,14 @@ AGREE = 1e-12
 SLOW_TAIL = 1e-8  # a larger share of E[f^2] beyond the range counts as not square-integrable
 TOLERANCE = 1e-7  # of |f - E f|: a coefficient below counts as zero
 MARGIN = 20.0  # and so does one below this many times its error
-VAGUE = 1e-6  # a zero that is only known to be below this is not known
+VAGUE = 1e-5  # a zero that is only known to be below this is not known
 MOST_ORDER = 300  # Hermite functions of higher order reach beyond the range
 SEARCH = 40  # orders searched for a first non-zero coefficient
 HARMONICS = 12
 MOST_POINTS = 2**21  # of a tensor grid
 MOST_NODES = 64  # an axis
-MOST_DEGREE = 16
+MOST_DEGREE = 12  # of new variables
+BLOCK = 4096  # points a call, so that a JAX function sees one shape
 TERMS = 100  # of the drift's power series in m
 MOST_OVERLAP = 0.75  # where that many terms leave 3e-13
 
@@ -54,6 +55,7 @@ class _Link(NamedTuple):
     function: Callable[[Any], Any]
     kinks: tuple[float, ...]
     label: str
+    elementwise: bool  # known to take arrays
 
 
 class _Sample(NamedTuple):
@@ -83,19 +85,32 @@ def _kinks(kinks: Any) -> tuple[float, ...]:
     return tuple(sorted({checks.number("kinks", kink) for kink in listed}))
 
 
+@lru_cache(maxsize=64)
+def _compiled(activation: Activation) -> Callable[[Any], Any]:
+    return jax.jit(activation.derivative(0))
+
+
 def _link(f: Any, kinks: Any) -> _Link:
     extra = _kinks(kinks)
     if isinstance(f, (str, Activation)) or not callable(f):
         known = find_activation(f, "f")
-        return _Link(known.derivative(0), tuple(sorted({*known.kinks, *extra})), known.label)
-    return _Link(f, extra, getattr(f, "__name__", "f"))
+        return _Link(_compiled(known), tuple(sorted({*known.kinks, *extra})), known.label, True)
+    return _Link(f, extra, getattr(f, "__name__", "f"), False)
+
+
+def _in_blocks(function: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
+    count = points.shape[-1]
+    block = BLOCK if count <= 16 * BLOCK else count
+    padded = np.concatenate([points, np.zeros((*points.shape[:-1], -count % block))], axis=-1)
+    parts = [np.asarray(function(padded[..., i : i + block]), dtype=np.float64).reshape(block) for i in range(0, count, block)]
+    return np.concatenate(parts)[:count]
 
 
 def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray) -> tuple[np.ndarray, float]:
     """function on the points along the last axis, and the relative rounding of its numbers.
 
-    A function that takes arrays is called once, a JAX function of one point is mapped, any other is called point by point; which of
-    them it is, is found on nine generic points.
+    A function that takes arrays is called on blocks, a JAX function of one point is mapped, any other is called point by point; which
+    of them it is, is found on nine generic points.
     """
     probe = np.random.default_rng(0).standard_normal((*points.shape[:-1], 9))
     try:
@@ -104,26 +119,22 @@ def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray)
         raise checks.reject(argument, function, f"calling it on one point failed with: {error}") from error
     if any(value.shape != () or np.iscomplexobj(value) for value in single):
         raise checks.reject(argument, function, f"a point must go to one real number, but it gave {single[0]!r}")
-    kind = single[0].dtype
-    rounding = float(np.finfo(kind).eps) if np.issubdtype(kind, np.floating) else float(np.finfo(float).eps)
-    expected = np.array(single, dtype=np.float64)
+    rounding = float(np.finfo(single[0].dtype if np.issubdtype(single[0].dtype, np.floating) else float).eps)
     for whole in (function, jax.vmap(function, in_axes=-1)):
         try:
-            with np.errstate(all="ignore"):
-                trial = np.asarray(whole(probe), dtype=np.float64)
-                if trial.shape == (9,) and np.allclose(trial, expected, rtol=1e-6, atol=1e-12, equal_nan=True):
-                    return np.array(whole(points), dtype=np.float64).reshape(points.shape[-1]), rounding
+            trial = np.asarray(whole(probe), dtype=np.float64)
+            if trial.shape == (9,) and np.allclose(trial, np.array(single, dtype=np.float64), rtol=1e-6, atol=1e-12, equal_nan=True):
+                return _in_blocks(whole, points), rounding
         except Exception:  # not a function of arrays: the next way
             continue
-    with np.errstate(all="ignore"):
-        return np.array([_one(function, points[..., i]) for i in range(points.shape[-1])]), rounding
 
+    def one(point: Any) -> float:
+        try:
+            return float(function(point))
+        except OverflowError:  # math.exp and its like, far out
+            return math.inf
 
-def _one(function: Callable[[Any], Any], point: Any) -> float:
-    try:
-        return float(function(point))
-    except OverflowError:  # math.exp and its like, far out
-        return math.inf
+    return np.array([one(points[..., i]) for i in range(points.shape[-1])]), rounding
 
 
 @lru_cache(maxsize=32)
@@ -149,7 +160,11 @@ def _beyond(x: np.ndarray, mass: np.ndarray) -> float:
 
 def _sample(link: _Link, count: int, halvings: int) -> _Sample:
     x, dx, widths = _panels(link.kinks, count, halvings)
-    values, rounding = _evaluate("f", link.function, x.ravel())
+    with np.errstate(all="ignore"):
+        if link.elementwise:
+            values, rounding = _in_blocks(link.function, x.ravel()), float(np.finfo(float).eps)
+        else:
+            values, rounding = _evaluate("f", link.function, x.ravel())
     values = values.reshape(x.shape)
     bad = np.abs(x[~np.isfinite(values)])
     if bad.size:
@@ -194,20 +209,25 @@ def _project(sample: _Sample, rows: np.ndarray, order: int) -> tuple[np.ndarray,
     return found, np.hypot(mean, deviation), deviation
 
 
-def _resolve(link: _Link, order: int, transform: Callable[[np.ndarray], np.ndarray] | None = None) -> tuple[list[HermiteSeries], int]:
-    """The series of each row of transform(values), the panels halved until two resolutions agree, and how often that was."""
+def _resolve(
+    link: _Link, order: int, tolerance: float | None = None, transform: Callable[[np.ndarray], np.ndarray] = lambda values: values[None]
+) -> tuple[list[HermiteSeries], int]:
+    """The series of each row of transform(values), and how often the panels were halved for it.
+
+    Until two resolutions agree; with a tolerance, until the first non-zero coefficient is clear.
+    """
     for halvings in range(HALVINGS + 1):
-        found = []
-        for count in COUNTS:
-            sample = _sample(link, count, halvings)
-            rows = sample.values[None] if transform is None else transform(sample.values)
-            found.append((sample, _project(sample, rows, order)))
-        (_, (coarse, *_)), (sample, (fine, norms, deviations)) = found
-        gap = np.abs(fine - coarse)
-        if np.all(gap[:, 1:] <= AGREE * deviations[:, None]) and np.all(gap[:, 0] <= AGREE * norms):
+        samples = [_sample(link, count, halvings) for count in COUNTS]
+        (coarse, _, rough), (fine, norms, deviations) = (_project(sample, transform(sample.values), order) for sample in samples)
+        gap, rounding = np.abs(fine - coarse), samples[1].rounding
+        errors = gap + (math.sqrt(samples[1].beyond) + rounding) * norms[:, None]
+        rows = [HermiteSeries(*row) for row in zip(fine, errors, norms.tolist(), deviations.tolist(), strict=True)]
+        if np.all(gap <= np.maximum(AGREE * deviations, 8 * rounding * norms)[:, None]) or (tolerance and _clear(rows, tolerance)):
             break
-    errors = gap + (math.sqrt(sample.beyond) + 4 * sample.rounding) * norms[:, None]
-    return [HermiteSeries(*row) for row in zip(fine, errors, norms.tolist(), deviations.tolist(), strict=True)], halvings
+    if abs(rough[0] - deviations[0]) > 0.02 * deviations[0] + 8 * rounding * norms[0]:
+        shown = f"deviation {rough[0]:.4g}, then {deviations[0]:.4g} on a finer grid"
+        raise checks.reject("f", link.label, f"E[f^2] does not converge ({shown}): give a square-integrable link")
+    return rows, halvings
 
 
 @float64
@@ -230,40 +250,54 @@ def hermite_coefficients(f: Any, n: int, *, kinks: Sequence[float] = ()) -> np.n
     series = hermite_series(f, n, kinks=kinks)
     worst = float(series.errors.max())
     if worst > WARN_ABOVE * series.norm:
-        message = f"hermite_coefficients: c_k is off by up to about {worst:.2g} (|f| = {series.norm:.4g}): declare where f or f' jumps in kinks="
+        message = (
+            f"hermite_coefficients: c_k is off by up to about {worst:.2g} (|f| = {series.norm:.4g}): declare where f or f' jumps in kinks="
+        )
         warnings.warn(message, UserWarning, stacklevel=2)
     return series.coefficients
 
 
-def _first(link: _Link, rows: list[HermiteSeries], name: str, tolerance: float) -> int:
-    """The smallest k >= 1 at which some row has a non-zero coefficient; a ValueError where that cannot be told."""
-    sizes = np.array([np.abs(row.coefficients) / row.deviation for row in rows])
-    limits = np.array([MARGIN * row.errors / row.deviation for row in rows])
-    for k in range(1, sizes.shape[1]):
-        if np.any(sizes[:, k] > np.maximum(tolerance, limits[:, k])):
-            return k
-        if np.any(limits[:, k] > VAGUE):
-            worst = int(np.argmax(limits[:, k]))
-            raise checks.reject(
-                "f",
-                link.label,
-                f"its {name} cannot be told: |c_{k}| = {sizes[worst, k]:.2g} with an error of {limits[worst, k] / MARGIN:.2g} (in units of "
-                "the deviation), neither zero nor not; declare in kinks= where f or f' jumps",
-            )
-    largest = sizes[:, 1:].max()
-    raise checks.reject(
-        "f",
-        link.label,
-        f"its {name} cannot be told: |c_1|, ..., |c_{sizes.shape[1] - 1}| are all below {tolerance:g} of the deviation (the largest is "
-        f"{largest:.2g}), zero at the precision reached; it is larger than {sizes.shape[1] - 1}, or f varies too fast",
+def _sizes(rows: list[HermiteSeries]) -> tuple[np.ndarray, np.ndarray]:
+    """|c_k| and 20 times its error, in deviations, (rows, orders)."""
+    # a transformed label is bounded by 1: relative to itself a T that is constant on the values of f would be nothing but rounding
+    scales = np.array([[row.deviation if row is rows[0] else 1.0] for row in rows])
+    return (
+        np.array([np.abs(row.coefficients) for row in rows]) / scales,
+        MARGIN * np.array([row.errors for row in rows]) / scales,
     )
 
 
-def _not_constant(link: _Link, series: HermiteSeries) -> None:
+def _clear(rows: list[HermiteSeries], tolerance: float) -> bool:
+    """Whether every order before the first non-zero one is zero to the tolerance."""
+    sizes, limits = _sizes(rows)
+    found = np.any(sizes > np.maximum(tolerance, limits), axis=0)[1:]
+    first = int(np.argmax(found)) if found.any() else len(found)
+    return bool(np.all(limits[:, 1 : 1 + first] <= tolerance))
+
+
+def _first(link: _Link, rows: list[HermiteSeries], name: str, tolerance: float) -> int:
+    """The smallest k >= 1 at which some row has a non-zero coefficient; a ValueError where that cannot be told."""
+    sizes, limits = _sizes(rows)
+    for k in range(1, sizes.shape[1]):
+        if np.any(sizes[:, k] > np.maximum(tolerance, limits[:, k])):
+            return k
+        worst = int(np.argmax(limits[:, k]))
+        if limits[worst, k] > VAGUE:
+            why = f"|c_{k}| = {sizes[worst, k]:.2g} with an error of {limits[worst, k] / MARGIN:.2g} (in deviations)"
+            raise checks.reject("f", link.label, f"its {name} cannot be told: {why}; declare in kinks= where f or f' jumps")
+    why = f"|c_1|, ..., |c_{SEARCH}| are all below {tolerance:g} of the deviation (the largest is {sizes[:, 1:].max():.2g})"
+    raise checks.reject(
+        "f", link.label, f"its {name} cannot be told: {why}, zero at the precision reached: it is above {SEARCH}, or f too fast"
+    )
+
+
+def _series(link: _Link, order: int, tolerance: float | None = None) -> tuple[HermiteSeries, int]:
+    """The series of a link that is not constant."""
+    (series,), halvings = _resolve(link, order, tolerance)
     if not series.deviation > MARGIN * float(series.errors[0]):
-        raise checks.reject(
-            "f", link.label, f"it is constant (E f = {series.coefficients[0]:.6g}, deviation {series.deviation:.2g}): there is nothing to learn"
-        )
+        shown = f"E f = {series.coefficients[0]:.6g}, deviation {series.deviation:.2g}"
+        raise checks.reject("f", link.label, f"it is constant ({shown}): there is nothing to learn")
+    return series, halvings
 
 
 @float64
@@ -278,9 +312,7 @@ def information_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: floa
     """
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     link = _link(f, kinks)
-    rows, _ = _resolve(link, SEARCH)
-    _not_constant(link, rows[0])
-    return _first(link, rows, "information exponent", tolerance)
+    return _first(link, [_series(link, SEARCH, tolerance)[0]], "information exponent", tolerance)
 
 
 @float64
@@ -296,18 +328,14 @@ def generative_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float
     """
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     link = _link(f, kinks)
-    (own,), _ = _resolve(link, 1)
-    _not_constant(link, own)
+    own, _ = _series(link, 1, tolerance)
 
     def transformed(values: np.ndarray) -> np.ndarray:
         y = (values - own.coefficients[0]) / own.deviation
         theta = 2 * np.arctan(y) * np.arange(1, HARMONICS + 1)[:, None, None]
         return np.concatenate([y[None], np.cos(theta), np.sin(theta)])
 
-    rows, _ = _resolve(link, SEARCH, transformed)
-    # |T| <= 1: a T that happens to be constant on the values of f says nothing, however its rounding looks relative to its own deviation
-    unit = [HermiteSeries(row.coefficients, row.errors, row.norm, 1.0) for row in rows]
-    return _first(link, unit, "generative exponent", tolerance)
+    return _first(link, _resolve(link, SEARCH, tolerance, transformed)[0], "generative exponent", tolerance)
 
 
 # ---- several variables
@@ -347,9 +375,9 @@ class _Tensor:
             raise checks.reject("g", g, f"it is not finite at z = {np.round(at, 4).tolist()}: give a function that is finite everywhere")
         values = values.reshape((len(self.x),) * variables)
         mean = self._contract(values, [self.weights[None]] * variables).item()
-        roots = [np.sqrt(self.weights)] * variables
         self.values = values - mean
-        self.deviation = float(np.linalg.norm(self._scaled(self.values, roots)))
+        self.roots = np.diag(np.sqrt(self.weights))
+        self.deviation = float(np.linalg.norm(self._contract(self.values, [self.roots] * variables)))
         self.norm = math.hypot(mean, self.deviation)
 
     @staticmethod
@@ -358,21 +386,14 @@ class _Tensor:
             values = np.tensordot(values, matrix, axes=(0, 1))
         return values
 
-    @staticmethod
-    def _scaled(values: np.ndarray, factors: Sequence[np.ndarray]) -> np.ndarray:
-        for axis, factor in enumerate(factors):
-            values = values * factor.reshape([-1 if other == axis else 1 for other in range(values.ndim)])
-        return values
-
     def stage(self, seen: set[int], degree: int) -> tuple[np.ndarray, float]:
         """|E[g h_beta(z_unseen) | z_seen]| for the degrees beta of the unseen variables (0 along seen ones), and |g - E[g | z_seen]|."""
         basis = _hermite(self.x, 1.0, degree) * self.weights
-        root = np.sqrt(self.weights)
         axes = range(self.values.ndim)
-        found = self._contract(self.values, [np.diag(root) if axis in seen else basis for axis in axes])
+        found = self._contract(self.values, [self.roots if axis in seen else basis for axis in axes])
         norms = np.sqrt(np.sum(found**2, axis=tuple(seen), keepdims=True))
-        known = self._contract(self.values, [np.eye(len(root)) if axis in seen else self.weights[None] for axis in axes])
-        rest = np.linalg.norm(self._scaled(self.values - known, [root for _ in axes]))
+        known = self._contract(self.values, [np.eye(len(self.x)) if axis in seen else self.weights[None] for axis in axes])
+        rest = np.linalg.norm(self._contract(self.values - known, [self.roots for _ in axes]))
         return norms / self.deviation, float(rest) / self.deviation
 
 
@@ -396,16 +417,16 @@ def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[
     breaks = _kinks(kinks)
     if not callable(g):
         raise checks.reject("g", g, "give a function from a vector of coordinates to a number")
-    nodes = min(MOST_NODES, int(MOST_POINTS ** (1 / count) + 1e-9)) // (len(breaks) + 1)
-    if nodes * (len(breaks) + 1) < 8 or nodes < 4:
-        raise checks.reject(
-            "variables",
-            variables,
-            f"k = {count} is beyond the quadrature's reach: {MOST_POINTS} points leave {nodes} nodes an axis"
-            f"{' and piece' if breaks else ''}; give at most {5 if len(breaks) > 1 else 7} variables{' or fewer kinks' if breaks else ''}",
-        )
-    coarse, fine = (_Tensor(g, count, breaks, size) for size in (nodes - 1, nodes))
-    if not fine.deviation > 1e-13 * fine.norm + 4 * fine.rounding * fine.norm:
+    pieces = len(breaks) + 1
+    nodes = min(MOST_NODES, int(MOST_POINTS ** (1 / count) + 1e-9)) // pieces
+    if nodes * pieces < 8 or nodes < 4:
+        why = f"k = {count} is beyond the quadrature's reach, {MOST_POINTS} points leave {nodes} nodes an axis{' and piece' * (pieces > 1)}"
+        most = int(math.log(MOST_POINTS) / math.log(max(8, 4 * pieces)) + 1e-9)
+        raise checks.reject("variables", variables, f"{why}: give at most {most}{' or fewer kinks' * (pieces > 1)}")
+    with np.errstate(all="ignore"):
+        coarse, fine = (_Tensor(g, count, breaks, size) for size in (nodes - 1, nodes))
+    rounding = 4 * fine.rounding * fine.norm
+    if not fine.deviation > MARGIN * rounding:
         raise checks.reject("g", g, f"it is constant (deviation {fine.deviation:.2g}): there is nothing to learn")
     degree = min(len(coarse.x) - 1, MOST_DEGREE)
     seen: set[int] = set()
@@ -414,25 +435,161 @@ def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[
         (rough, _), (norms, rest) = coarse.stage(seen, degree), fine.stage(seen, degree)
         if rest <= tolerance:
             break
-        limits = MARGIN * (np.abs(norms - rough) + 4 * fine.rounding * fine.norm / fine.deviation)
+        limits = MARGIN * (np.abs(norms - rough) + rounding / fine.deviation)
         new = np.sum(np.indices(norms.shape), axis=0)
         found = (norms > np.maximum(tolerance, limits)) & (new > 0)
-        # of the degrees above `degree` + 1 not all were looked at
-        least = int(new[found].min(initial=degree + 2))
+        least = int(new[found].min(initial=degree + 2))  # of the degrees above `degree` + 1 not all were looked at
         vague = ~found & (limits > VAGUE) & (new > 0) & (new < least)
-        unseen = [f"z{axis + 1}" for axis in range(count) if axis not in seen]
         if least > leap and vague.any():
             at = np.unravel_index(int(np.argmax(np.where(vague, limits, 0.0))), norms.shape)
-            raise checks.reject(
-                "g",
-                g,
-                f"its leap cannot be told: the part of degrees {tuple(int(k) for k in at)} is {norms[at]:.2g} with an error of "
-                f"{limits[at] / MARGIN:.2g} (of the deviation), neither zero nor not; declare in kinks= where g breaks along an axis",
-            )
+            why = f"the part of degrees {tuple(map(int, at))} is {norms[at]:.2g} with an error of {limits[at] / MARGIN:.2g} (in deviations)"
+            raise checks.reject("g", g, f"its leap cannot be told: {why}; declare in kinks= where g breaks along an axis")
         if least > degree + 1:
+            unseen = ", ".join(f"z{axis + 1}" for axis in range(count) if axis not in seen)
             raise checks.reject(
-                "g", g, f"its leap cannot be told: it depends on {', '.join(unseen)} (by {rest:.2g}), in new degrees above {degree + 1} only"
+                "g", g, f"its leap cannot be told: it depends on {unseen} (by {rest:.2g}) in new degrees above {degree + 1} only"
             )
         leap = max(leap, least)
         seen |= {axis for beta in np.argwhere(found & (new == least)) for axis in range(count) if beta[axis]}
     return leap
+
+
+# ---- samples
+
+
+@dataclass(frozen=True)
+class SampleComplexity:
+    """How many samples n one-pass SGD from a random start on the sphere needs for a link, and at which learning rate.
+
+    n ~ d, d log d, d^(kappa - 1) for kappa = 1, 2, >= 3, with learning rates lr d^-lr_power. Near m = 0, dm/dt = signal m^(kappa - 1) -
+    lr friction m. `prefactor`: n / d (kappa = 1: to the given overlap) or n / (d log d) (kappa = 2) as d -> infinity; infinite if that
+    lr does not get there, None where there is none (see `remark`). lr >= `largest_lr` does not leave the start.
+    """
+
+    link: str
+    information_exponent: int
+    generative_exponent: int
+    coefficient: float  # c_kappa
+    signal: float
+    friction: float
+    lr: float
+    lr_power: float
+    largest_lr: float
+    prefactor: float | None
+    overlap: float
+    noise: float
+    remark: str
+
+    @property
+    def samples(self) -> str:
+        """How n grows with d."""
+        return _growth(self.information_exponent)
+
+    def __str__(self) -> str:
+        kappa, best = self.information_exponent, self.generative_exponent
+        rate = "a constant learning rate" if kappa <= 2 else f"a learning rate ~ d^-{self.lr_power:g} (at a fixed one m = 0 is stable)"
+        lines = [
+            f"{self.link}: information exponent {kappa} (c_{kappa} = {self.coefficient:.6g}), generative exponent {best}.",
+            f"One-pass SGD from a random start on the sphere needs n ~ {self.samples} samples, with {rate}.",
+        ]
+        if self.prefactor is not None:
+            goal = f"reach overlap {self.overlap:g}" if kappa == 1 else "leave the start"
+            says = f"n = {self.prefactor:.4g} {self.samples} to {goal}" if self.prefactor < math.inf else f"it does not {goal}"
+            given = f"student activation = link, squared loss, noise = {self.noise:g}; lr must stay below {self.largest_lr:.4g}"
+            lines.append(f"At lr = {self.lr:.4g} {says} ({given}).")
+        lines += [self.remark] if self.remark else []
+        gain = f"n ~ {_growth(best)}" + (f", and no efficient method below d^{best / 2:g}" if best > 2 else "")
+        lines.append(f"With samples used again, or a loss that transforms the labels, the generative exponent decides: {gain}.")
+        return "\n".join(lines)
+
+
+def _growth(exponent: int) -> str:
+    return {1: "d", 2: "d log d"}.get(exponent, f"d^{exponent - 1}")
+
+
+@lru_cache(maxsize=4)
+def _interpolation(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """On the Gauss-Legendre nodes of [0, 1]: the matrix of the derivative, and the values at both ends, (count, 2)."""
+    node, _ = gauss_legendre(count)
+    gaps = node[:, None] - node + np.eye(count)
+    weight = 1 / np.prod(4 * gaps, axis=1)  # 4: near 1 in size
+    matrix = weight / weight[:, None] / gaps
+    matrix -= np.diag(matrix.sum(axis=1))
+    ends = weight[:, None] / (np.array([0.0, 1.0]) - node[:, None])
+    return matrix, ends / ends.sum(axis=0)
+
+
+def _friction(sample: _Sample, noise: float) -> tuple[np.ndarray, float, float]:
+    """E[s'(u)^2 ((s(v) - s(u))^2 + noise)]/2 as a power series in m, the largest jump of s, and the share of it beyond the range.
+
+    By Mehler, sum_n (a_n b_n - 2 d_n c_n) m^n + E[s'^2 (s^2 + noise)], with a, b, d, c the coefficients of s'^2, s^2, s'^2 s, s.
+    """
+    matrix, ends = _interpolation(sample.x.shape[1])
+    value, slope = sample.values, sample.values @ matrix.T / sample.widths[:, None]
+    sides = value @ ends
+    jump = np.abs(sides[1:, 0] - sides[:-1, 1])[np.abs(sample.x[1:, 0]) < SURE].max()
+    top = (slope * value * sample.root) ** 2 * sample.dx
+    (c, b, a, d), *_ = _project(sample, np.stack([value, value**2, slope**2, slope**2 * value]), TERMS)
+    series = a * b - 2 * d * c
+    series[0] += top.sum() + noise * a[0]
+    return series / 2, float(jump), _beyond(sample.x, top)
+
+
+@float64
+def sample_complexity(
+    f: Any, *, lr: float | None = None, noise: float = 0.0, overlap: float = 0.5, kinks: Sequence[float] = ()
+) -> SampleComplexity:
+    """How many samples one-pass SGD needs to find the direction of a single-index target, from a random start on the sphere.
+
+        kappa = 1: n = (d/lr) int_0^overlap dm / (dm/dt);   kappa = 2: n = d log d / (2 lr (signal - lr friction));   else n ~ d^(kappa-1)
+        signal = kappa c_kappa^2,   friction = E[s'(u)^2 ((s(v) - s(u))^2 + noise)]/2 with u, v independent
+
+    The student has the link as its activation, the loss is squared, d -> infinity, the overlap starts at +1/sqrt(d). lr None: the one that
+    needs the fewest samples (kappa = 2: signal/(2 friction)). For kappa >= 3 the rate must fall like d^-(kappa/2 - 1), and `lr` and
+    `largest_lr` = signal/friction are what multiplies that (the latter for a start at 1/sqrt(d)). f, `kinks`: see `hermite_coefficients`.
+    From dm/dt (top of this module); the scalings are Theorem 1.3 of Ben Arous, Gheissari and Jagannath, JMLR 22 (2021), and the floor
+    d^(k*/2) of the generative exponent k* that of Damian, Pillaud-Vivien, Lee and Bruna (2024).
+    """
+    given = None if lr is None else checks.number("lr", lr, above=0.0)
+    noise = checks.number("noise", noise, 0.0)
+    goal = checks.number("overlap", overlap, above=0.0)
+    if goal > MOST_OVERLAP:
+        raise checks.reject("overlap", overlap, f"give a number above 0, at most {MOST_OVERLAP}")
+    link = _link(f, kinks)
+    series, halvings = _series(link, TERMS)
+    kappa = _first(link, [series], "information exponent", TOLERANCE)
+    best = generative_exponent(f, kinks=kinks)
+    c = series.coefficients
+    signal = kappa * float(c[kappa]) ** 2
+    with np.errstate(all="ignore"):
+        (rough, *_), (cost, jump, beyond) = (_friction(_sample(link, count, halvings), noise) for count in COUNTS)
+    remark, friction, largest, rate, prefactor = "", float(cost[0]), math.nan, math.nan, None
+    if jump > 1e-6 * series.deviation:
+        remark = "The link jumps (or is as steep), so that as a student's activation it has no gradient: no prefactor, only the scaling."
+    elif not (beyond < SLOW_TAIL and np.all(np.abs(cost - rough) <= 1e-3 * cost[0])):
+        remark = "E[s'^2 ((s - s*)^2 + noise)] does not converge: no prefactor."
+    elif kappa > 1:
+        largest = signal / friction
+        rate = largest / 2 if given is None else given
+        prefactor = 1 / (2 * rate * (signal - rate * friction)) if rate < largest else math.inf
+    else:
+        node, weight = gauss_legendre(400)
+        m = goal * np.append(node, 1.0)  # the end has no weight, but may be where the drift is least
+        pull = (1 - m**2) * np.polynomial.polynomial.polyval(m, np.arange(1, TERMS + 1) * c[1:] ** 2)
+        drag = m * np.polynomial.polynomial.polyval(m, cost)
+        largest = float((pull / drag).min())
+
+        def used(rate: float) -> float:
+            return float(goal * np.sum(weight / (pull - rate * drag)[:-1])) / rate if rate < largest else math.inf
+
+        # 1/(rate drift) is convex in the rate: one minimum
+        fewest: Any = optimize.minimize_scalar(used, bounds=(0.0, largest), method="bounded", options={"xatol": 1e-9 * largest})
+        rate = float(fewest.x) if given is None else given
+        prefactor = used(rate)
+    if remark:
+        friction, rate = math.nan, math.nan if given is None else given
+    elif kappa > 2:
+        remark, prefactor = "No prefactor for exponents above 2: the noise of the steps moves m as much as the drift does.", None
+    return SampleComplexity(
+        link.label, kappa, best, float(c[kappa]), signal, friction, rate, max(0.0, kappa / 2 - 1), largest, prefactor, goal, noise, remark
+    )

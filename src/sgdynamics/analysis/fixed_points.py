@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.gaussian.mehler import MOST_TERMS
 from sgdynamics.gaussian.moments import GRID, Rule, by_clusters, drift_sampled, nodes_for, sampled
@@ -111,6 +111,7 @@ def fixed_points(
     if isinstance(problem, SpikedTensor):
         return spiked_fixed_points(problem, algorithm)
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "fixed points")
     tries = checks.whole("tries", tries, 0)
     seed = checks.whole("seed", seed, 0)
     if tolerance is not None:

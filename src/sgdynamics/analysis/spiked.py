@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.limits.spiked import drift, jacobian, numbers_of
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, checked_spiked
 
@@ -71,6 +71,7 @@ def spiked_fixed_points(problem: SpikedTensor, algorithm: OnePassSGD) -> list[Sp
     """
     checked_spiked(problem)
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "spiked tensors")
     k, c, ridge = problem.order, algorithm.lr / algorithm.batch, problem.ridge
     points = [(0.0, r2) for r2 in _without_signal(k, c, ridge)]
     for m, r2 in correlated(k, problem.snr, c, ridge):

@@ -87,7 +87,7 @@ def upper(coefficients: Any, edge: Any) -> tuple[Any, Any]:
     place = (jnp.clip(edge, -EDGE, EDGE) + EDGE) / STEP
     interval = jax.lax.stop_gradient(jnp.clip(jnp.floor(place), 0, coefficients.shape[0] - 1))
     t = (2 * (place - interval) - 1)[..., None]
-    rows = coefficients[interval.astype(int)]
+    rows = jnp.asarray(coefficients)[interval.astype(int)]
     value = rows[..., 0, :]
     for power in range(1, rows.shape[-2]):
         value = value * t + rows[..., power, :]

@@ -69,7 +69,7 @@ def rule_for(width: int, *, fine: bool = False) -> Rule:
     if width <= 2:
         return Rule(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
-        return Rule(line=10, inner=(10, 12, 28), graded=12, span=7.5)
+        return Rule(line=12, inner=(12, 12, 28), graded=12, span=7.5)
     if not fine:
         return Rule()
     return Rule(line=8, inner=(6, 7, 16), outer=(7, 6, 9), graded=8, span=6.3, log2_circles=12, log2_points=14)
@@ -414,26 +414,20 @@ def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any
         return 0.5 - share * jnp.sign(flip * head[0]) / 2
     frame = half_lines.frame(lower_root(covariance))
     plane = half_lines.plane(_tables(nodes, rule.inner), rule.inner[2], rule.span, frame, mean[:1], mean[1:])
-    active = half_lines.active(frame.sign)
+    above, below, right, left = half_lines.active(frame.sign).T
     t, low, high = plane.t[0], plane.low[0], plane.high[0]
-    bounds = [(high, FAR), (-FAR, low), (low[0], high[0]), (low[1], high[1])]
-    total = jnp.zeros(())
-    for piece, (lowest, highest) in enumerate(bounds):
-        half = slice(None) if piece < 2 else piece - 2
-        weight = plane.weight[0][half]
-        a, b = active[0, piece] * head[0], active[1, piece] * head[1]
-        level = a * (mean[0] + frame.sa * frame.sin * t[half]) + b * (mean[1] - frame.sign * frame.sb * frame.sin * t[half])
-        slope = (a * frame.sa + b * frame.sign * frame.sb) * frame.cos
-        # P(f > 0) - P(f < 0) on the piece
-        zero = jnp.clip(jnp.where(slope != 0, -level / jnp.where(slope != 0, slope, 1.0), FAR * jnp.ones_like(level)), lowest, highest)
-        below, above = _mass(lowest, zero), _mass(zero, highest)
-        signed = jnp.where(slope != 0, jnp.sign(slope) * (above - below), jnp.sign(level) * below)
-        total = total + jnp.sum(weight * signed)
-    return 0.5 - flip * total / 2
-
-
-def _mass(low: Any, high: Any) -> Any:
-    return jax.scipy.special.ndtr(high) - jax.scipy.special.ndtr(low)
+    far = jnp.full_like(t, FAR)
+    lowest, highest = jnp.stack([high, -far, low]), jnp.stack([far, low, high])  # (piece, right or left, t)
+    pieces = jnp.stack([jnp.stack([above, above]), jnp.stack([below, below]), jnp.stack([right, left])])
+    a, b = head[0] * pieces[..., :1], head[1] * pieces[..., 1:]
+    level = a * (mean[0] + frame.sa * frame.sin * t) + b * (mean[1] - frame.sign * frame.sb * frame.sin * t)
+    slope = (a * frame.sa + b * frame.sign * frame.sb) * frame.cos
+    sloping = slope != 0
+    zero = jnp.clip(jnp.where(sloping, -level / jnp.where(sloping, slope, 1.0), FAR), lowest, highest)
+    start, middle, end = jax.scipy.special.ndtr(jnp.stack([lowest, zero, highest]))
+    # P(f > 0) - P(f < 0)
+    signed = jnp.where(sloping, jnp.sign(slope) * (end - 2 * middle + start), jnp.sign(level) * (end - start))
+    return 0.5 - flip * jnp.sum(plane.weight[0] * signed) / 2
 
 
 def _circle_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.gaussian.risk import effective_overlaps
@@ -73,7 +73,7 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
     blocks = overlap_matrix(begin.M_blocks[run], begin.Q_blocks[run], problem.gram)
     omega = np.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
     # lr/B times |x|^2/d
-    push = algorithm.lr / algorithm.batch * float(parameters["eigenvalues"] @ parameters["fractions"])
+    push = constant_rate(algorithm, "increments") / algorithm.batch * float(parameters["eigenvalues"] @ parameters["fractions"])
     names, kinds = _coordinates(structure)
     project = _projection(structure, names, begin.M[run], begin.Q[run]) if structure.sphere else np.eye(len(names))
     shift = _decay(structure, names, parameters, algorithm, begin, run)

@@ -36,7 +36,7 @@ from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 
-CHUNK = 512  # particles at a time: their share of the series then stays in the processor's cache
+CHUNK = 2**18  # terms times particles at a time: they then stay in the processor's cache
 NEGLIGIBLE = 1e-14  # kappa_j^2 below which radial terms are left out
 TARGET_NODES = {1: 600, 2: 160, 3: 64, 4: 32}  # an axis, for the coefficients of a target, once per solve
 
@@ -192,7 +192,7 @@ def _target(loss: Any, problem: Problem, frame: np.ndarray, basis: Basis, count:
 
 def output(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> Any:
     """F's coefficients, sum_i weight_i a_i u_i (A,)."""
-    return _output(basis, numbers, _chunks(numbers, state))
+    return _output(basis, numbers, _chunks(basis, numbers, state))
 
 
 def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Any:
@@ -207,7 +207,7 @@ def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Any
 def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trained: bool) -> tuple[Any, Any, Any]:
     """grad_t U (p x k), 4 q dU/dq (p,) and, where the head is trained, U (p,): the velocities per unit of a, and that of the head."""
     shape = layout(basis)
-    parts = _chunks(numbers, state)
+    parts = _chunks(basis, numbers, state)
     residual = numbers["labels"] - _output(basis, numbers, parts)
     padded = jnp.append(residual, 0.0)
     lowered = padded[shape.up] * np.sqrt(shape.powers.T + 1.0)
@@ -234,10 +234,10 @@ def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trai
     return dT, dq, value
 
 
-def _chunks(numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _chunks(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """The particles with their v and c_n(v), in groups of equal size; what fills up the last one has weight 0."""
     p = state["q"].shape[0]
-    groups = -(-p // CHUNK)
+    groups = -(-p * len(layout(basis).degree) // CHUNK)
     each = -(-p // groups)
     fill = groups * each - p
     full = {
@@ -247,11 +247,11 @@ def _chunks(numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "weights": jnp.pad(numbers["weights"], (0, fill)),
     }
     full["v"] = variance(numbers, full)
-    parts = {name: value.reshape(groups, each, *value.shape[1:]) for name, value in full.items()}
     # beyond the table's ends the series is frozen, not extrapolated: the solve stops there and begins again with a longer one
-    where = jnp.clip((jnp.log(parts["v"]) - numbers["middle"]) / numbers["half"], -1.0, 1.0)
-    parts["c"] = numbers["table"] @ jnp.moveaxis(_chebyshev(where, numbers["table"].shape[1]), 0, 1)
-    return parts
+    where = jnp.clip((jnp.log(full["v"]) - numbers["middle"]) / numbers["half"], -1.0, 1.0)
+    c = numbers["table"] @ _chebyshev(where, numbers["table"].shape[1])
+    parts = {name: value.reshape(groups, each, *value.shape[1:]) for name, value in full.items()}
+    return {**parts, "c": jnp.moveaxis(c.reshape(-1, groups, each), 1, 0)}
 
 
 def variance(numbers: dict[str, Any], state: dict[str, Any]) -> Any:

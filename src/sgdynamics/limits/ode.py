@@ -31,7 +31,7 @@ import xarray as xr
 from scipy import special, stats
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, Schedule, checked_algorithm, rate_at
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.moments import Rule, by_clusters, finer, moments, nodes_for, sampled
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
@@ -190,6 +190,8 @@ def integrate(
 ) -> diffrax.Solution:
     """One trajectory from t = 0, saved at `times` by dense output: Dormand-Prince 8(7), or Kvaerno 5(4) where `stiff`.
 
+    Where lr is a schedule, `times` are values of alpha.
+
     With `guard` it stops where the overlaps leave every bound (an event, which reverse mode need not carry). With `watch`, a
     function of the state, it stops where that falls below zero, the time found by bisection, and only the end is saved.
     """
@@ -197,8 +199,15 @@ def integrate(
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
     rate = jax.jit(partial(drift, structure, rule, batch=batch, flow=flow))
 
+    scheduled = isinstance(algorithm["lr"], Schedule)
+
     def field(t: Any, y: Any, args: Any) -> Any:
-        return rate(nodes, parameters, algorithm, y, finite=finite)
+        if not scheduled:
+            return rate(nodes, parameters, algorithm, y, finite=finite)
+        # with a schedule the variable is alpha: t = integral of lr/batch
+        lr = rate_at(algorithm["lr"], t)
+        moved = rate(nodes, parameters, {**algorithm, "lr": lr}, y, finite=finite)
+        return jax.tree.map(lambda value: value * (lr / batch), moved)
 
     def blown_up(t: Any, y: Any, args: Any, **_: Any) -> Any:
         size = sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(y))
@@ -287,13 +296,14 @@ def solve_ode(
     begin = checked_start(problem, start)
     if by_clusters(problem.structure) and not np.any(problem.parameters["eigenvalues"]):
         return _infinite_snr(problem, algorithm, begin, when, dimension, MARGIN * rtol, MARGIN * atol)
-    flow = algorithm.lr == 0.0
+    flow = algorithm.flow
     finite = None if dimension is None or flow else finite_numbers(problem, dimension, algorithm.batch)
     floor = KINKED_TOLERANCE if problem.structure.kinks and sampled(problem.structure, flow) else 0.0
     tolerance = {"rtol": np.float64(max(MARGIN * rtol, floor)), "atol": np.float64(max(MARGIN * atol, floor))}
     rule = rule_for(problem, begin.Q_blocks, RULE_MARGIN)
+    variable = when.alpha if algorithm.scheduled and when.alpha is not None else when.t
     while True:
-        overlaps, stiff = _solve(problem, algorithm, begin, when.t, rule, flow, finite, tolerance)
+        overlaps, stiff = _solve(problem, algorithm, begin, variable, rule, flow, finite, tolerance)
         mean = {name: value.mean(axis=0) for name, value in overlaps.items()}
         risk, _, worst = risk_by(problem, rule, mean["M"], mean["Q"], mean["a"])
         if worst <= TOLERANCE:
@@ -313,7 +323,7 @@ def solve_ode(
             stacklevel=3,
         )
     looser = {name: 10 * value for name, value in tolerance.items()}
-    loose = _solve(problem, algorithm, begin, when.t, rule, flow, finite, looser, stiff)[0]
+    loose = _solve(problem, algorithm, begin, variable, rule, flow, finite, looser, stiff)[0]
     loose_risk = risk_by(problem, rule, *(loose[name].mean(axis=0) for name in ("M", "Q", "a")))[0]
     attributes = {
         "dimension": dimension,

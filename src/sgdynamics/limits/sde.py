@@ -27,8 +27,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
-from sgdynamics.clock import clock
+from sgdynamics.algorithms import OnePassSGD, Schedule, checked_algorithm, rate_at
+from sgdynamics.clock import clock, elapsed
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
@@ -239,7 +239,8 @@ class SdePaths(Simulator):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
-            "noise_rate": np.float64(algorithm.lr / algorithm.batch),
+            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
+            "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,
             "shares": sizes / dimension,
@@ -250,13 +251,15 @@ class SdePaths(Simulator):
         self.head = begin.a
         self.edges = np.array([0, np.iinfo(np.int64).max])
         self.lengths = np.array([np.nan])
+        self.begins = np.zeros(1)
 
     def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
-        """Steps edges[i]..edges[i+1] have length lengths[i]."""
+        """Steps edges[i]..edges[i+1] have length lengths[i], in t; in alpha where lr is a schedule."""
         # filled up to a power of two, so that nearby numbers of save points share one compilation
         room = 2 ** int(np.ceil(np.log2(len(lengths)))) - len(lengths)
         self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
         self.lengths = np.concatenate([lengths, np.full(room, lengths[-1])])
+        self.begins = np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)])
 
     def initial(self, chosen: np.ndarray) -> Any:
         return Path(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
@@ -264,7 +267,7 @@ class SdePaths(Simulator):
     def advance(
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
-        numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths)
+        numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
         return _advance(
             self.structure, self.rule, self.higher_order, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given
         )
@@ -295,6 +298,7 @@ def _advance(
     numbers: Any,
     edges: Any,
     lengths: Any,
+    begins: Any,
     state: Path,
     keys: Any,
     begin: Any,
@@ -304,11 +308,16 @@ def _advance(
 ) -> tuple[Path, Any, Any]:
     def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
         state, last_good, seen = carry
-        length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
+        place = jnp.searchsorted(edges, number, side="right") - 1
+        length, rates, scales = lengths[place], algorithm, numbers
+        if isinstance(algorithm["lr"], Schedule):
+            lr = rate_at(algorithm["lr"], begins[place] + (number - edges[place] + 0.5) * length)
+            rates, scales = {**algorithm, "lr": lr}, {**numbers, "noise_rate": lr / numbers["batch"]}
+            length = length * scales["noise_rate"]
 
         def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
             key = jax.random.fold_in(key, number)
-            path = sde_step(structure, rule, higher_order, nodes, parameters, algorithm, numbers, path, length, key)
+            path = sde_step(structure, rule, higher_order, nodes, parameters, rates, scales, path, length, key)
             if see is not None:
                 M, Q = _overlaps(structure, parameters, path.rows)
                 seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
@@ -371,7 +380,8 @@ def solve_sde(
 
     higher_order=True keeps the drift of relative order 1/d that the noise makes (the mean increment of a real step; on the sphere the
     Ito terms of normalising); False leaves the drift of the d -> infinity ODE. `step`: the longest step of the scheme in t; unless given,
-    one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`). A start of one run serves any number of runs.
+    one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`); with a schedule it counts alpha.
+    A start of one run serves any number of runs.
     Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
     """
     if isinstance(problem, SpikedTensor):
@@ -382,24 +392,27 @@ def solve_sde(
     d, sizes = check_dimension(problem, dimension)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)
-    if algorithm.lr == 0.0:
+    if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
     begin = broadcast_runs(checked_start(problem, start), runs)
     simulator = SdePaths(problem, algorithm, begin, d, sizes, bool(higher_order))
     error = None
-    if when.t[-1] == 0.0:
+    variable = when.alpha if algorithm.scheduled and when.alpha is not None else when.t
+    if variable[-1] == 0.0:
         edges = np.array([0])
     else:
         if step is None:
-            longest, error = step_length(problem, algorithm, begin, d, sizes, float(when.t[-1]))
+            longest, error = step_length(problem, algorithm, begin, d, sizes, float(variable[-1]))
         else:
             longest = checks.number("step", step, above=0.0)
-        edges, lengths = plan_steps(when.t, longest)
+        edges, lengths = plan_steps(variable, longest)
         simulator.set_steps(edges, lengths)
     saves = edges[-len(when.t) :]
     overlaps, last = run(simulator, begin.runs, saves, seed, f"SDE, d = {d}", progress)
     risk, quadrature = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
     reached = np.concatenate([[0.0], np.cumsum(np.repeat(lengths, np.diff(edges)))]) if len(edges) > 1 else np.zeros(1)
+    if algorithm.scheduled:
+        reached = elapsed(algorithm, reached)
     diverged_at = np.where(last >= 0, reached[np.maximum(last, 0)], np.nan)
     if np.any(last >= 0):
         warnings.warn(

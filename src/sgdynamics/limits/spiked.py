@@ -31,7 +31,7 @@ import xarray as xr
 from scipy import integrate
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import clock
 from sgdynamics.compressed import normals_and_uniforms
 from sgdynamics.precision import float64
@@ -110,6 +110,7 @@ def spiked_increment(problem: SpikedTensor, algorithm: OnePassSGD, start: Spiked
     The equations at the head of this module; over delta = lr/n and delta^2 they are the drift and the squared noise of the SDE.
     """
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start)
     n = check_spiked_dimension(dimension)
     numbers = numbers_of(problem, algorithm, n)
@@ -198,6 +199,7 @@ def solve_spiked_ode(
     tolerance. A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
     """
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
@@ -382,6 +384,7 @@ def solve_spiked_sde(
     on stationary variances is below 2e-3 (`error_integrator`). Section 3; the covariance is not written there.
     """
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start).repeated(runs)
     n = check_spiked_dimension(dimension)
     seed = checks.whole("seed", seed, 0)

@@ -10,7 +10,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
-from sgdynamics.clock import clock
+from sgdynamics.clock import clock, time_of_steps
 from sgdynamics.gaussian.risk import population_risk
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -68,7 +68,7 @@ def simulate(
     assert when.step is not None
     overlaps, last = run(simulator, begin.runs, when.step, seed, f"{method} simulation, d = {d}", progress)
     risk, error = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
-    diverged_at = np.where(last >= 0, last * (algorithm.lr / d), np.nan)
+    diverged_at = np.where(last >= 0, time_of_steps(algorithm, last, d), np.nan)
     if np.any(last >= 0):
         warnings.warn(
             f"{int((last >= 0).sum())} of {begin.runs} runs diverged, the first after t = {np.nanmin(diverged_at):.4g} "

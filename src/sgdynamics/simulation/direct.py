@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms import descend
+from sgdynamics.algorithms import descend, rate_at
 from sgdynamics.compressed import drawn_clusters, sample_gradients
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
@@ -96,7 +96,6 @@ def _advance(
     given: Any,
 ) -> tuple[Any, Any, Any]:
     dimension = spread.shape[0]
-    rate = (algorithm["lr"] / dimension).astype(spread.dtype)
 
     def one(number: Any, weights: Any, head: Any, key: Any, seen: Any) -> tuple[Any, Any, Any]:
         key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
@@ -106,6 +105,7 @@ def _advance(
         if structure.clusters:
             means, noise = drawn_clusters(parameters, noise)
             x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(batch, -1))
+        rate = (rate_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(spread.dtype)
         weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights)

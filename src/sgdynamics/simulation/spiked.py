@@ -26,7 +26,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import Clock, clock
 from sgdynamics.compressed import chi, normals_and_uniforms
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
@@ -272,6 +272,7 @@ def simulate_spiked(
     points and the number of runs; a run that overflows is NaN from then on, its last finite time in `diverged_at`.
     """
     checked_algorithm(algorithm)
+    constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start).repeated(runs)
     checks.choice("method", method, ("exact", "direct", "tensor"))
     checks.choice("dtype", dtype, ("float64", "float32"))

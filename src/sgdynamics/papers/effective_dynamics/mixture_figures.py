@@ -196,7 +196,7 @@ def _draw_fraction(ax: Any, data: xr.Dataset, both: bool) -> None:
             value, low, high, flow, p = 1 - value, 1 - high, 1 - low, 1 - flow, 1 - p
         shown = f"{name}: chain, {data.attrs['runs']} runs" if both else f"chain, {data.attrs['runs']} runs"
         ax.errorbar(t, value, [value - low, high - value], fmt="o", ms=3.5, lw=1, color=color, label=shown)
-        ax.plot(t, flow, "-", lw=1.2, color=color, label=r"flow at $\lambda = \infty$, same starts")
+        ax.plot(t, flow, "-", lw=1.2, color=color, label=None if flip else r"flow at $\lambda = \infty$, same starts")
         share = f"{p:g}" if not both else f"{round(32 * p)}/32"
         ax.axhline(p, color=color, ls="--", lw=1, label=f"predicted {share}")
     ax.set(xlabel="$t$ = steps/$N$", ylabel="fraction of runs", ylim=(-0.03, 1.03))
@@ -205,33 +205,34 @@ def _draw_fraction(ax: Any, data: xr.Dataset, both: bool) -> None:
 
 def _draw_ends(ax: Any, data: xr.Dataset) -> None:
     C, m = data.attrs["ring_radius_squared"], np.asarray(data.m_end)[:200, :2, 0]
-    good = np.asarray(data.optimal)[:200, -1]
+    good, kind = np.asarray(data.optimal)[:200, -1], "xor" if data.sizes["signal"] > 1 else "binary"
     angle = np.linspace(0, np.pi / 2, 60)
     for side in (1, -1):
         ring = side * math.sqrt(C) * np.array([np.cos(angle), np.sin(angle)])
         ax.plot(*ring, "k-", lw=1, alpha=0.7, label="arcs: attracting inside" if side == 1 else None)
-        ax.plot(*ring[:, [0, -1]], "o", mfc="w", mec="k", ms=7, label="their ends: unstable" if side == 1 else None)
+        if kind == "binary":  # in XOR the ends are unstable only where a type is missing, and optima otherwise
+            ax.plot(*ring[:, [0, -1]], "o", mfc="w", mec="k", ms=7, label="their ends: unstable" if side == 1 else None)
     ax.plot(*m[~good].T, ".", color="C3", ms=5, alpha=0.6, label="runs, sub-optimal")
     ax.plot(*m[good].T, ".", color="C0", ms=5, alpha=0.8, label="runs, optimal")
     points = np.unique(np.asarray(data.stable_points)[:, :2, 0].round(12), axis=0)
     ax.plot(*points.T, "kx", ms=9, mew=1.8, label=r"optima, $\lambda = \infty$")
     ax.plot(*(points * data.attrs["optimum"] / math.sqrt(C)).T, "k+", ms=9, label=f"optima, {_label(data.attrs['snr'])}")
-    upper = "^\\mu" if data.sizes["signal"] > 1 else ""
+    upper = "^\\mu" if kind == "xor" else ""
     ax.set(xlabel=f"$m_1{upper}$", ylabel=f"$m_2{upper}$", aspect="equal")
-    reach = 2.05 * math.sqrt(C)
-    ax.set(xlim=(-1.3 * math.sqrt(C), reach), ylim=(-1.3 * math.sqrt(C), 1.3 * math.sqrt(C)))
-    ax.legend(frameon=False, fontsize="x-small", loc="center right", handlelength=1.2)
+    reach = 1.3 * math.sqrt(C)
+    ax.set(xlim=(-reach, reach), ylim=(-reach, reach))
+    ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.2)
 
 
 def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[str, str]) -> None:
     """sqrt(N) (m - m*) of two units at the last time, and the SDE's ellipse of two standard deviations (a line where it is of rank 1)."""
-    for name, snr, color in (("chain", data.attrs["snr"], "C1"), ("chain_noiseless", math.inf, "C0")):
-        m = np.asarray(data[f"m_{name}"])[:, list(units)]
-        ax.plot(*m.T, ".", ms=3, alpha=0.5, color=color, label=f"chain, {_label(snr)}")
     values, axes = np.linalg.eigh(np.asarray(data.covariance_sde)[np.ix_(units, units)])
     angle = np.linspace(0, 2 * np.pi, 100)
-    circle = np.array([np.cos(angle), np.sin(angle)])
-    ax.plot(*(axes @ (2 * np.sqrt(np.maximum(values, 0.0))[:, None] * circle)), "k-", lw=1.4, label="SDE, 2 standard deviations")
+    ellipse = axes @ (2 * np.sqrt(np.maximum(values, 0.0))[:, None] * np.array([np.cos(angle), np.sin(angle)]))
+    ax.plot(*ellipse, color="0.7", lw=5 if values[0] < 1e-9 else 2, solid_capstyle="butt", label="SDE, 2 standard deviations")
+    for name, snr, color in (("chain", data.attrs["snr"], "C1"), ("chain_noiseless", math.inf, "C0")):
+        m = np.asarray(data[f"m_{name}"])[:, list(units)]
+        ax.plot(*m.T, ".", ms=3, alpha=0.6, color=color, label=f"chain, {_label(snr)}")
     ax.plot(0, 0, "kx", ms=7)
     ax.set(xlabel=names[0], ylabel=names[1], aspect="equal")
     ax.set_adjustable("datalim")
@@ -254,7 +255,7 @@ def _draw_radial(ax: Any, data: xr.Dataset) -> None:
 def _four_panels(data: xr.Dataset, name: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    fig = Figure(figsize=(10, 8), layout="constrained")
+    fig = Figure(figsize=(11, 8), layout="constrained")
     axes = fig.subplots(2, 2)
     fig.suptitle(f"{name} mixture, $N$ = {data.attrs['N']}, {_label(data.attrs['snr'])}, $\\alpha$ = {ALPHA}, $c_\\delta$ = 1")
     return fig, axes
@@ -266,8 +267,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     (a) The fraction of runs with an optimal classifier (`served`), against 1/2 and the flow at snr = infinity from the same starts
     (v ~ N(0, 1), W ~ N(0, I/(snr N)), Prop. 4.2). (b) End points (m_1, m_2) of 200 runs. (c) sqrt(N) times the radial coordinate
     rho = sum a_k (v_k + m_k) from a start on an arc, chain at snr = 100 and infinity, against the SDE of Prop. 4.3. (d) The same in
-    (m_1, m_2): rank 1. Corrected: the arcs attract (only their ends are unstable); the sign of the sum in Prop. 4.3. Quick: N = 100,
-    fewer runs.
+    (m_1, m_2): rank 1, at every snr, since rows W_i = v_i w with one w remain so (a step multiplies all v_i by one number). Corrected: the
+    arcs attract (only their ends are unstable); the sign of the sum in Prop. 4.3. Quick: N = 100, fewer runs.
     """
     seed = checks.whole("seed", seed, 0)
     N, snr, runs, end = (100, 100.0, 128, 60.0) if quick else (250, 100.0, 1000, 120.0)
@@ -279,7 +280,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "(a) fraction of runs with both types active; (b) end points of 200 runs over the predicted optima and arcs; (c) radial "
         "fluctuations from a point of the arc and (d) in (m_1, m_2), with the line of rank 1. Corrected: the open arcs attract (printed: "
         "unstable), only their ends are unstable; the sum in Prop. 4.3 enters with a minus sign (as printed rho would grow at the rate "
-        f"{2 * C * (ALPHA - 2 * ALPHA**2):.3f}). At finite snr the arc lies O(1/snr) aside and noise along it is no longer 0."
+        f"{2 * C * (ALPHA - 2 * ALPHA**2):.3f}). At finite snr the arc lies O(1/snr) aside. The fluctuations stay of rank 1 there: rows "
+        "W_i = v_i w with one w remain so under SGD, v_1/v_2 does not move."
     )
     fig, axes = _four_panels(data, "binary")
     _draw_fraction(axes[0, 0], data, both=False)
@@ -339,13 +341,13 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
     until an overlap has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go
     elsewhere, and v may change its sign (`sign_changes`, per unit) because R_perp is no longer decoupled. Left against N, right against
     snr/N.
-    At alpha = .1, figure 3's, little would settle at snr = 20: see `escape_rate`. Full size: about ten minutes on one core.
+    At alpha = .1, figure 3's, little would settle at snr = 20: see `escape_rate`. Full size: six minutes on one core.
     """
     from matplotlib.figure import Figure
 
     seed = checks.whole("seed", seed, 0)
-    data = _order_data((20.0, 1000.0), (20, 60, 200), 128, 160.0, seed) if quick else _order_data(
-        (20.0, 100.0, 1000.0), (20, 60, 200, 600, 2000), 400, 200.0, seed
+    data = _order_data((20.0, 1000.0), (20, 50, 120), 128, 160.0, seed) if quick else _order_data(
+        (20.0, 100.0, 1000.0), (20, 60, 200, 600, 1500), 256, 200.0, seed
     )  # fmt: skip
     fig = Figure(figsize=(10, 4.2), layout="constrained")
     axes = fig.subplots(1, 2, sharey=True)
@@ -357,6 +359,8 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
         ax.axhline(data.attrs["predicted"], color="k", ls="--", lw=1, label=r"3/32, $\lambda \to \infty$ first")
         ax.set(xscale="log", ylim=(0, None))
     axes[0].set(xlabel="$N$", ylabel="fraction of runs with an optimal classifier")
+    axes[0].set_xticks(data.N.values, data.N.values.astype(str))
+    axes[0].set_xticks([], minor=True)
     axes[1].set(xlabel=r"$\lambda/N$")
     axes[0].legend(frameon=False, loc="upper left")
     fig.suptitle(f"XOR mixture, $\\alpha$ = {ORDER_ALPHA}, {data.attrs['runs']} runs of the exact chain to $t$ = {data.attrs['t']:g}")

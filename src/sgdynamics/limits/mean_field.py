@@ -1,0 +1,454 @@
+"""Wide networks, p -> infinity with lr/p -> 0: units are particles (m, q, a) that move in the field of their own density.
+
+    lambda = m P^-1 lambda* + sqrt(q) xi,   F = int mu a E_xi[s(lambda)],   E = y - F
+    dm = a E[s'(lambda) lambda* E] - wd m,   dq = 2 a q E[s''(lambda) E] - 2 wd q,   da = head_rate (E[s(lambda) E] - wd a)
+    sphere: dm -= m g, dq -= 2 q g with g = (m P^-1 dm + dq/2)
+
+in the clock t/p = lr steps/(p d) that survives p -> infinity (Arnaboldi, Stephan, Krzakala, Loureiro 2023; slides "Dimension-free limits of
+SGD", mean-field + high-d, whose PDE is d_t mu = - div(mu velocity)). There wd = width * weight_decay, the decay of one unit of this clock.
+At a finite dimension d (still p = infinity) the perpendicular parts have uniform directions and F depends on |x_perp| too.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy import special, stats
+from scipy.stats import qmc
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.clock import clock
+from sgdynamics.gaussian import pairs
+from sgdynamics.limits import mean_field_series as series
+from sgdynamics.limits.mean_field_series import Basis
+from sgdynamics.precision import float64
+from sgdynamics.problems.losses import CommitteeLoss, TargetLoss, squared
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
+from sgdynamics.results import encode, largest_share
+from sgdynamics.version import __version__
+
+RTOL = 1e-6
+ATOL = 1e-8
+MARGIN = 1e-2  # local tolerance over the one asked for: errors add up, and the risk is a small difference
+MOST_STEPS = 20000
+FIRST_TERMS = {1: 32, 2: 24, 3: 16}  # of the series; doubled while the error asks for it and the basis allows
+LARGEST_BASIS = 12000
+SPAN = 8.0  # the table of coefficients begins with row lengths up to this factor beyond those of the start (squared), either way
+TABLE_NODES = 40
+WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
+PAIR_COST = 8.0  # a closed pair over a term of the series
+WARN_ABOVE = 1e-4
+
+
+@dataclass(frozen=True)
+class MeanFieldStart:
+    """Particles of one or more runs: M (run, unit, signal), q = |w_perp|^2 (run, unit), head a (run, unit)."""
+
+    M: np.ndarray
+    q: np.ndarray
+    a: np.ndarray
+
+    @property
+    def runs(self) -> int:
+        return self.a.shape[0]
+
+
+def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> MeanFieldStart:
+    """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
+
+    The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
+    """
+    _checked_problem(problem)
+    p, k = problem.width, problem.signals
+    parts = {"M": (M, (p, k), "units x signals"), "q": (q, (p,), "units"), "a": (np.ones(p) if a is None else a, (p,), "units")}
+    found = {}
+    for name, (value, shape, meaning) in parts.items():
+        full = np.asarray(value, dtype=np.float64) if np.ndim(value) > len(shape) else np.asarray(value)[None]
+        found[name] = checks.array(name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}")
+    runs = max(value.shape[0] for value in found.values())
+    if any(value.shape[0] not in (1, runs) for value in found.values()):
+        counts = ", ".join(f"{name} has {value.shape[0]}" for name, value in found.items())
+        raise ValueError(f"{counts} runs: give the same number, or one")
+    result = MeanFieldStart(*(np.broadcast_to(found[name], (runs, *found[name].shape[1:])).copy() for name in ("M", "q", "a")))
+    _frame_rows(problem, result, TOLERANCE)
+    return result
+
+
+def mean_field_random_start(
+    problem: Problem, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0, sampling: str = "independent"
+) -> MeanFieldStart:
+    """Particles with the law of random rows N(0, scale^2 I/d), on the sphere uniform; heads are ones.
+
+        t ~ N(0, scale^2 I_k/d),   q ~ scale^2 chi2_{d-k}/d
+
+    sampling="independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points),
+    to about 1/p. Run i does not depend on how many runs there are. There is no condition on d and p: d > k is enough.
+    """
+    _checked_problem(problem)
+    p, k = problem.width, problem.signals
+    d = checks.whole("dimension", dimension, k + 1)
+    runs = checks.whole("runs", runs, 1)
+    seed = checks.whole("seed", seed, 0)
+    scale = checks.number("scale", scale, above=0.0)
+    checks.choice("sampling", sampling, ("independent", "sobol"))
+    if problem.constraint == "sphere" and scale != 1.0:
+        raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
+    T, q = np.empty((runs, p, k)), np.empty((runs, p))
+    for run in range(runs):
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
+        if sampling == "independent":
+            T[run], q[run] = generator.standard_normal((p, k)), generator.chisquare(d - k, p)
+            continue
+        points = qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(math.ceil(math.log2(max(p, 2))))[:p]
+        # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
+        points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
+        T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
+    T, q = T * (scale / math.sqrt(d)), q * (scale**2 / d)
+    if problem.constraint == "sphere":
+        norm2 = np.sum(T**2, axis=-1) + q
+        T, q = T / np.sqrt(norm2)[..., None], q / norm2
+    return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, np.ones((runs, p)))
+
+
+def _checked_problem(problem: Any) -> None:
+    """Refuse what has no mean-field limit here."""
+    checked_kind(problem)
+    loss = getattr(getattr(problem, "structure", None), "loss", None)
+    if not isinstance(loss, (CommitteeLoss, TargetLoss)) or loss.outer is not squared:
+        raise checks.reject("problem", problem, "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'")
+    if len(problem.covariance) > 1:
+        raise checks.reject("covariance", problem.covariance, "particles are (m, q, a) for inputs of one variance: leave covariance out")
+
+
+def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np.ndarray:
+    """t of each particle, M = t C^T; refuse overlaps that no rows have."""
+    frame = problem.parameters["frame"][0]
+    T = begin.M @ np.linalg.pinv(frame, rcond=1e-12).T
+    if np.abs(T @ frame.T - begin.M).max() > tolerance * max(1.0, np.abs(begin.M).max()):
+        raise ValueError("M has overlaps that no row can have: the signals are dependent, and M does not respect that")
+    if begin.q.min() < 0:
+        raise checks.reject("q", float(begin.q.min()), "it is the squared length orthogonal to the signals: give 0 or more")
+    norm2 = np.sum(T**2, axis=-1) + begin.q
+    if norm2.min() <= 0:
+        raise checks.reject("q", float(begin.q.min()), "a row of length 0 does not move as a particle does: give M or q other than 0")
+    worst = np.abs(norm2 - 1).max()
+    if problem.constraint == "sphere" and worst > tolerance:
+        raise ValueError(f"rows have squared norms {worst:.3g} away from 1, but constraint='sphere': divide M by their norm and q by its square")
+    return T
+
+
+def _particles(problem: Problem, start: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
+    if isinstance(start, Start):
+        begin = checked_start(problem, start)
+        T = begin.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
+        rest = np.einsum("rii->ri", begin.Q) - np.sum(T**2, axis=-1)
+        start = MeanFieldStart(begin.M, np.where(np.abs(rest) < TOLERANCE, np.maximum(rest, 0.0), rest), begin.a)
+    if not isinstance(start, MeanFieldStart):
+        raise checks.reject("start", start, "give a start with M and q (or what sgd.start or sgd.random_start returns)")
+    if start.M.shape[1:] != (problem.width, problem.signals):
+        raise ValueError(
+            f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has {(problem.width, problem.signals)}: "
+            "make it from the same problem"
+        )
+    return _frame_rows(problem, start, TOLERANCE_AGAIN), start.q, start.a
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What compiled code depends on: the series, or (with a loss) closed pairs; flags."""
+
+    basis: Basis | None
+    loss: Any
+    trained: bool
+    sphere: bool
+
+
+def _velocity(way: _Way, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """d(T, q, a)/d(t/p)."""
+    T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
+    if way.basis is None:
+        push, stretch, value, _ = series.pair_forces(way.loss, numbers["problem"], numbers, state)
+    else:
+        push, stretch, value = series.forces(way.basis, numbers, state, trained=way.trained)
+    dT, dq = a[:, None] * push - decay * T, a * stretch - 2 * decay * q
+    if way.sphere:
+        grow = jnp.sum(T * dT, axis=-1) + dq / 2
+        dT, dq = dT - T * grow[:, None], dq - 2 * q * grow
+    return {"T": dT, "q": dq, "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a)}
+
+
+@partial(jax.jit, static_argnums=0)
+def _integrate(way: _Way, numbers: dict[str, Any], states: Any, times: Any, tolerance: Any) -> tuple[Any, Any, Any]:
+    """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps."""
+    rate = jax.jit(partial(_velocity, way))
+
+    def left(t: Any, y: Any, args: Any, **_: Any) -> Any:
+        v = series.variance(numbers, y)
+        return ~((jnp.min(v) >= numbers["lowest"]) & (jnp.max(v) <= numbers["highest"]) & jnp.all(jnp.isfinite(y["a"])))
+
+    def one(state: Any) -> tuple[Any, Any, Any]:
+        found = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: rate(numbers, y)),
+            diffrax.Dopri8(),
+            t0=0.0,
+            t1=times[-1],
+            dt0=None,
+            y0=state,
+            saveat=diffrax.SaveAt(ts=times),
+            stepsize_controller=diffrax.PIDController(rtol=tolerance["rtol"], atol=tolerance["atol"]),
+            event=diffrax.Event(left),
+            max_steps=MOST_STEPS,
+            throw=False,
+        )
+        out = found.result == diffrax.RESULTS.event_occurred
+        return found.ys, out, found.result == diffrax.RESULTS.max_steps_reached
+
+    return jax.lax.map(one, states)
+
+
+@partial(jax.jit, static_argnums=0)
+def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
+    """The excess risk of each state, and the error that the end of the series may cause in it.
+
+        excess = (1/2) (E[y^2] - |y|^2 + |y - F|^2) on the basis;   error <= |y_tail| |F_tail| + |F_tail|^2/2
+
+    |F_tail|^2: the last four degrees continued as a geometric series, with the ratio they have to the four before.
+    """
+
+    def one(state: Any) -> tuple[Any, Any]:
+        if way.basis is None:
+            return series.pair_forces(way.loss, numbers["problem"], numbers, state)[3], jnp.asarray(0.0)
+        F = series.output(way.basis, numbers, state)
+        y = numbers["labels"]
+        excess = 0.5 * (numbers["rest"] + jnp.sum((y - F) ** 2))
+        if way.loss is not None:  # a polynomial: the series ends
+            return excess, jnp.asarray(0.0)
+        degree = series.layout(way.basis).degree
+        last, before = (jnp.sum(jnp.where((degree >= way.basis.terms - n) & (degree < way.basis.terms - n + 4), F**2, 0.0)) for n in (4, 8))
+        ratio = jnp.minimum(last / jnp.maximum(before, 1e-300), 0.999)
+        tail = last * ratio / (1 - ratio)
+        return excess, jnp.sqrt(numbers["rest"] * tail) + tail / 2
+
+    return jax.lax.map(one, states)
+
+
+@float64
+def solve_mean_field(
+    problem: Problem,
+    algorithm: OnePassSGD,
+    start: MeanFieldStart | Start,
+    *,
+    times: Any,
+    dimension: int | None = None,
+    expectations: str = "auto",
+    rtol: float = RTOL,
+    atol: float = ATOL,
+) -> xr.Dataset:
+    """The network of infinite width, with the p units of the start as particles, in the clock t/p = lr steps/(p d).
+
+    d -> infinity with p, or p = infinity at `dimension` d. The equations are those of the module; lr and batch do not enter
+    (lr/p -> 0), and label noise enters only the risk. Weight decay: in this clock its rate is wd = width * weight_decay, held fixed.
+    expectations="series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
+    committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
+    The result has M, q, a, and the risk of the p = infinity system. Attributes: `error_particles`, the largest relative change of
+    the risk when every other particle is left out (what p particles say of the law that they were drawn from); `error_quadrature`,
+    the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+    """
+    _checked_problem(problem)
+    checked_algorithm(algorithm)
+    rtol = checks.number("rtol", rtol, above=0.0)
+    atol = checks.number("atol", atol, above=0.0)
+    t = clock(OnePassSGD(lr=0.0), times=times, dimension=None, whole_steps=False).t
+    perpendicular = None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1) - problem.signals
+    way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
+    T, q, a = _particles(problem, start)
+    states = {"T": T, "q": q, "a": a}
+    p = problem.width
+    tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
+    span, nodes, widenings = SPAN, TABLE_NODES, 0
+    while True:
+        numbers, label_error = _numbers(problem, algorithm, way, states, span, nodes, perpendicular)
+        found, out, full = _solve(way, numbers, states, t, tolerance)
+        if out.any() and widenings < WIDENINGS:
+            span, nodes, widenings = span**2, 2 * nodes, widenings + 1
+            continue
+        excess, ends = _risk_of(way, numbers, found)
+        quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
+        longer = _longer(way, perpendicular)
+        if quadrature <= rtol or longer is None:
+            break
+        way = longer
+    loose = _solve(way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
+    error_integrator = largest_share(_risk_of(way, numbers, loose)[0] - excess, excess)
+    error_particles = None
+    if p > 1:
+        half = {**numbers, "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)}
+        fewer = _solve(way, half, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
+        error_particles = largest_share(_risk_of(way, half, fewer)[0] - excess, excess)
+    if quadrature > WARN_ABOVE:
+        warnings.warn(
+            f"expectations are known only to {quadrature:.1e} (relative to the risk): units are almost parallel to the signals, or a kink "
+            "is not declared, sgd.Activation(f, kinks=...)",
+            stacklevel=3,
+        )
+    good = np.all(np.isfinite(found["q"]), axis=2)
+    diverged_at = np.array([np.nan if row.all() else t[row][-1] if row.any() else 0.0 for row in good])
+    if full.any() or out.any():
+        what = f"needs more than {MOST_STEPS} steps" if full.any() else "has rows that grow or shrink without bound"
+        warnings.warn(f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)", stacklevel=3)
+    attributes = {
+        "dimension": dimension,
+        "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, " + ("d -> infinity" if dimension is None else "this d"),
+        "integrator": "Dopri8",
+        "expectations": "pairs" if way.basis is None else f"series, {way.basis.terms} terms",
+        "error_quadrature": quadrature,
+        "error_integrator": error_integrator,
+        "error_particles": error_particles,
+    }
+    return _dataset(problem, algorithm, t, found, excess, diverged_at, attributes)
+
+
+def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way:
+    """Series or pairs, by cost."""
+    loss, k = problem.structure.loss, problem.signals
+    flags = (problem.structure.trained, problem.structure.sphere)
+    degree = loss.student.degree
+    terms = FIRST_TERMS.get(k, 12) if degree is None else degree + 1
+    closed = isinstance(loss, CommitteeLoss) and pairs.method(loss.student, loss.student) in ("polynomial", "erf", "relu")
+    closed = closed and all(pairs.method(one, loss.teacher) in ("polynomial", "erf", "relu") for one in (loss.student, loss.teacher))
+    possible = closed and perpendicular is None
+    series_fits = series.size(k, terms) <= LARGEST_BASIS and (isinstance(loss, CommitteeLoss) or k in series.TARGET_NODES)
+    if expectations == "pairs" and not possible:
+        raise checks.reject(
+            "expectations", expectations, "closed pairs need d = infinity and polynomial, erf or ReLU committees (teacher too): take 'series'"
+        )
+    if expectations != "pairs" and not series_fits and (expectations == "series" or not possible):
+        raise checks.reject("signals", k, f"a series in {k} signals is too long: take fewer, or a committee with closed pairs")
+    cheaper = PAIR_COST * problem.width < series.size(k, terms) or not series_fits
+    if expectations == "pairs" or (expectations == "auto" and possible and cheaper):
+        return _Way(None, loss, *flags)
+    # a polynomial's loss marks a series that ends; any other series is compiled for all activations alike
+    return _Way(Basis(k, terms, series.radial_terms(terms, perpendicular)), None if degree is None else "polynomial", *flags)
+
+
+def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
+    """Twice the terms, where there is something to cut and room for them."""
+    if way.basis is None or way.loss is not None:
+        return None
+    k, terms = way.basis.signals, 2 * way.basis.terms
+    basis = Basis(k, terms, series.radial_terms(terms, perpendicular))
+    if series.size(k, terms) * max(1, basis.radial // 2) > LARGEST_BASIS or terms > 512:
+        return None
+    return _Way(basis, way.loss, way.trained, way.sphere)
+
+
+def _numbers(
+    problem: Problem, algorithm: OnePassSGD, way: _Way, states: Any, span: float, nodes: int, perpendicular: int | None
+) -> tuple[dict[str, Any], float]:
+    """All that is traced: rates, the table of c_n(v), the label's coefficients; and the error of the latter."""
+    p, eigenvalue = problem.width, problem.covariance[0][0]
+    v = eigenvalue * (np.sum(states["T"] ** 2, axis=-1) + states["q"])
+    lowest, highest = v.min() / span, v.max() * span
+    numbers: dict[str, Any] = {
+        "eigenvalue": np.float64(eigenvalue),
+        "decay": np.float64(p * problem.weight_decay),
+        "head_rate": np.float64(algorithm.head_rate),
+        "weights": np.full(p, 1.0 / p),
+        "lowest": np.float64(lowest),
+        "highest": np.float64(highest),
+    }
+    if way.basis is None:
+        return numbers | {"problem": problem.parameters}, 0.0
+    coefficients, square, error = series.labels(problem, way.basis)
+    numbers |= series.table(problem.structure.loss.student, way.basis.terms, lowest, highest, nodes)
+    rest = max(square - float(np.sum(coefficients**2)), 0.0)  # below 0 by rounding only
+    numbers |= {"labels": coefficients, "rest": np.float64(rest), "perpendicular": np.float64(perpendicular or np.inf)}
+    return numbers, error
+
+
+def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """States (run, time, ...), which runs left the table, and which needed too many steps."""
+    runs = len(states["q"])
+    if t[-1] == 0.0:
+        return {name: value[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
+    # the number of save points is a shape: filled up to a power of two, nearby numbers share one compilation
+    padded = np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
+    found, out, full = _integrate(way, numbers, states, padded, tolerance)
+    result = {}
+    for name, value in found.items():
+        values = np.array(value[:, : len(t)])
+        values[~np.isfinite(values)] = np.nan
+        result[name] = values
+    return result, np.asarray(out), np.asarray(full)
+
+
+def _risk_of(way: _Way, numbers: Any, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Excess risk and its error, (run, time)."""
+    shape = found["q"].shape[:2]
+    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in found.items()}
+    excess, error = _risks(way, numbers, flat)
+    return np.asarray(excess).reshape(shape), np.asarray(error).reshape(shape)
+
+
+def _dataset(
+    problem: Problem, algorithm: OnePassSGD, t: np.ndarray, found: Any, excess: np.ndarray, diverged_at: np.ndarray, attributes: dict[str, Any]
+) -> xr.Dataset:
+    M = found["T"] @ problem.parameters["frame"][0].T
+    variables = {
+        "M": (("run", "time", "unit", "signal"), M, {"long_name": "overlaps with the signals, W W*^T"}),
+        "q": (("run", "time", "unit"), found["q"], {"long_name": "squared length orthogonal to the signals"}),
+        "a": (("run", "time", "unit"), found["a"], {"long_name": "head"}),
+        "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "population risk"}),
+        "excess_risk": (("run", "time"), excess, {"long_name": "excess risk"}),
+    }
+    coordinates = {
+        "t": ("time", t, {"long_name": "mean-field time t/p = lr steps/(p d)"}),
+        "t_sgd": ("time", problem.width * t, {"long_name": "time lr steps/d of a network of this width: width times t"}),
+        "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
+    }
+    attrs = {name: value for name, value in attributes.items() if value is not None}
+    attrs |= {
+        "problem": encode(problem.describe()),
+        "algorithm": encode(algorithm.describe()),
+        "method": "solve_mean_field",
+        "version": __version__,
+    }
+    return xr.Dataset(variables, coordinates, attrs)
+
+
+def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
+    """The density mu_t of the particles at a save point, all runs or one: of (m, q) for one signal, of (m_1, m_2) for more."""
+    if "q" not in result or "M" not in result:
+        raise checks.reject("result", list(result.data_vars), "give what solve_mean_field returns")
+    count = result.sizes["time"]
+    if isinstance(time, bool) or not isinstance(time, (int, np.integer)) or not -count <= time < count:
+        raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
+    bins = checks.whole("bins", bins, 1)
+    point = result.isel(time=int(time), **({} if run is None else {"run": [run]}))
+    M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
+    one = M.shape[1] == 1
+    x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
+    good = np.isfinite(x) & np.isfinite(y)
+    if not good.any():
+        raise checks.reject("time", time, "every run has diverged by then: take an earlier save point")
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(5, 4), layout="constrained") if ax is None else (ax.figure, ax)
+    *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
+    fig.colorbar(image, ax=ax, label="density")
+    ax.set_xlabel("$m$" if one else "$m_1$")
+    ax.set_ylabel("$q$" if one else "$m_2$")
+    ax.set_title(f"$t/p$ = {float(point['t']):g}")
+    return fig, ax
