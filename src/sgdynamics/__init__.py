@@ -6,8 +6,16 @@ State a problem and an algorithm; get the theory, the finite-dimension simulatio
 from sgdynamics import functional, papers, plot
 from sgdynamics.algorithms import OnePassSGD, piecewise_rate
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
+from sgdynamics.analysis.exponents import (
+    generative_exponent,
+    hermite_coefficients,
+    hermite_series,
+    information_exponent,
+    leap_complexity,
+)
 from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
 from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
+from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
 from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
 from sgdynamics.limits.effective import EffectiveDynamics, effective_dynamics
@@ -41,6 +49,7 @@ __all__ = [
     "MultiIndex",
     "OnePassSGD",
     "Problem",
+    "SampleComplexity",
     "SpikedTensor",
     "Start",
     "TeacherStudent",
@@ -53,8 +62,13 @@ __all__ = [
     "exit_time_of",
     "fixed_points",
     "functional",
+    "generative_exponent",
+    "hermite_coefficients",
+    "hermite_series",
     "hessian_spectrum",
     "increment_covariance",
+    "information_exponent",
+    "leap_complexity",
     "load",
     "papers",
     "piecewise_rate",
@@ -62,6 +76,7 @@ __all__ = [
     "polynomial",
     "problem_of",
     "random_start",
+    "sample_complexity",
     "save",
     "simulate",
     "solve_ode",

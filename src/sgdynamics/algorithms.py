@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, updates
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import function_identity, traced_shape
 
@@ -90,15 +90,18 @@ class OnePassSGD:
 
     lr = 0 stands for gradient flow, in theory only (time t = lr steps/d survives the limit; steps do not). lr may be a function of
     alpha = samples/d (any JAX function, or `piecewise_rate`): then t is the integral of lr/batch over alpha.
+    `update`: None, or one of `sgd.updates` (momentum, reuse, normalised, clipped, sam), for finite-dimension simulation only.
     """
 
     lr: Any = 0.1
     batch: int = 1
     head_rate: float = 1.0
+    update: updates.Update | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+        updates.checked_update(self.update)
         if not callable(self.lr):
             object.__setattr__(self, "lr", checks.number("lr", self.lr, 0.0))
             return
@@ -115,6 +118,11 @@ class OnePassSGD:
     @property
     def scheduled(self) -> bool:
         return isinstance(self.lr, Schedule)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of its update; None for plain SGD."""
+        return None if self.update is None else self.update.kind
 
     @property
     def flow(self) -> bool:
@@ -135,11 +143,14 @@ class OnePassSGD:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        return {"lr": self.lr if isinstance(self.lr, Schedule) else np.float64(self.lr), "head_rate": np.float64(self.head_rate)}
+        numbers = {"lr": self.lr if isinstance(self.lr, Schedule) else np.float64(self.lr), "head_rate": np.float64(self.head_rate)}
+        return numbers if self.update is None else numbers | {"update": self.update.parameters}
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
         record = {"kind": type(self).__name__, "lr": self.lr, "batch": self.batch, "head_rate": self.head_rate}
+        if self.update is not None:
+            record["update"] = self.update.describe()
         if isinstance(self.lr, Schedule):
             if self.lr.name == "piecewise":
                 record["lr"] = {name: np.asarray(value).tolist() for name, value in self.lr.numbers.items()}
@@ -155,10 +166,17 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     return float(algorithm.lr)
 
 
-def checked_algorithm(value: Any) -> OnePassSGD:
-    """An algorithm as an argument: refuse what is none."""
+def checked_algorithm(value: Any, any_update: bool = False) -> OnePassSGD:
+    """An algorithm as an argument: refuse what is none, and other updates than plain SGD where the theory is of plain SGD."""
     if not isinstance(value, OnePassSGD):
         raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...)")
+    if value.update is not None and not any_update:
+        raise checks.reject(
+            "update",
+            value.update,
+            "this is made for plain SGD, update=None; other updates are for sgd.simulate, and for sgd.exit_time with "
+            'method="exact" or "direct", of problems that are stated by fields',
+        )
     return value
 
 
@@ -172,3 +190,27 @@ def descend(
     if trained:
         head = head - head_rate * step * (head_gradient + weight_decay * head)
     return rows, head
+
+
+def take_step(
+    kind: str | None,
+    algorithm: Any,
+    rows: Any,
+    head: Any,
+    gradient: Callable[[Any, Any], tuple[Any, Any]],
+    step: Any,
+    weight_decay: Any,
+    dimension: Any,
+    *,
+    trained: bool,
+    sphere: bool,
+) -> tuple[Any, Any]:
+    """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless `kind` names an update."""
+
+    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any) -> tuple[Any, Any]:
+        return descend(rows, head, G, g, step, algorithm["head_rate"], decay, trained=trained, sphere=sphere)
+
+    if kind is None:
+        return move(rows, head, *gradient(rows, head), weight_decay)
+    ground = updates.Ground(gradient, move, weight_decay, dimension, trained)
+    return updates.apply(kind, algorithm["update"], ground, rows, head)

@@ -8,7 +8,9 @@ through its Gram matrix and so may be rotated into p columns L:
 An input seen from there is K + p standard normals and what lies outside. The outside parts of several inputs are known up to a
 rotation by their Gram matrix, which is Wishart and is drawn by its lower-triangular Bartlett factor: input j lies in the first
 j of a few new columns. So a few steps run on [T | L | new columns] as plain SGD, and then a QR decomposition folds the new
-columns back into L. With more samples in a batch than units, only the p combinations h X_outside of them matter.
+columns back into L. With more samples in a batch than units, only the p combinations h X_outside of them matter,
+unless the batch is read again after a move along it (`updates.rereads`): then it keeps a column a sample.
+With momentum the rows of the velocity are stacked under those of W, and L has 2p columns.
 
 Factors, not overlaps, are stepped: W W^T stays positive by construction and nothing is clipped.
 """
@@ -18,14 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms import descend, rate_at
+from sgdynamics.algorithms import rate_at, take_step
 from sgdynamics.problems.problem import Structure
+from sgdynamics.updates import copies, rereads
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
@@ -39,11 +43,12 @@ class Layout:
     structure: Structure
     batch: int
     single: bool = False  # one step at a time, for averages over one step
+    update: str | None = None  # the kind of update; None: plain SGD
 
     @property
     def wide_batch(self) -> bool:
         """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
-        return self.batch > self.structure.width
+        return self.batch > self.structure.width and not rereads(self.update)
 
     @property
     def steps(self) -> int:
@@ -67,11 +72,11 @@ class Layout:
     @property
     def inside(self) -> int:
         """Columns of [T | L]."""
-        return self.structure.fields
+        return self.structure.signals + copies(self.update) * self.structure.width
 
 
 class Rows(NamedTuple):
-    """The state of a run: rows (p, blocks, K + p + columns) in the compressed frame, and the head (p)."""
+    """The state of a run: rows (p, blocks, K + p + columns) in the compressed frame, and the head (p); 2p for p with momentum."""
 
     rows: Any
     head: Any
@@ -90,18 +95,24 @@ def initial_rows(layout: Layout, T: Any, L: Any, head: Any) -> Rows:
     """[T | L | 0] from (blocks, p, K) and (blocks, p, p)."""
     blocks, p, _ = T.shape
     empty = jnp.zeros((blocks, p, layout.columns), T.dtype)
-    return Rows(jnp.moveaxis(jnp.concatenate([T, L, empty], axis=-1), 0, 1), head)
+    rows = jnp.moveaxis(jnp.concatenate([T, L, empty], axis=-1), 0, 1)
+    more = (copies(layout.update) - 1) * p
+    if more:
+        # the velocity is 0, and so is what W has along its columns
+        rows, head = jnp.pad(rows, ((0, more), (0, 0), (0, more))), jnp.pad(head, (0, more))
+    return Rows(rows, head)
 
 
 def overlaps(structure: Structure, parameters: Any, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a."""
-    rows = jnp.moveaxis(state.rows, 1, 0)
+    p = structure.width
+    rows = jnp.moveaxis(state.rows[:p], 1, 0)
     T = rows[..., : structure.signals]
     return {
         # sums of products, as in `one_step`
         "M": jnp.sum(T[:, :, None] * parameters["frame"][:, None], axis=-1),
         "Q": jnp.sum(rows[:, :, None] * rows[:, None], axis=-1),
-        "a": state.head,
+        "a": state.head[:p],
     }
 
 
@@ -232,7 +243,9 @@ def run_span(
             x, noise, flag, index = sample
             now = rate_at(algorithm["lr"], index * (layout.batch / dimension))
             rate = jnp.where(flag, now / dimension, 0.0)
-            state = one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside)
+            moved = one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside, dimension)
+            # a plain step of length 0 changes nothing; others have to be held
+            state = moved if layout.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
                 now = see(seen, index + 1, overlaps(layout.structure, parameters, state))
                 seen = jax.tree.map(lambda new, old: jnp.where(flag, new, old), now, seen)
@@ -283,29 +296,35 @@ def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals
     return jax.tree.map(lambda value: value.astype(fields.dtype), found)
 
 
-def one_step(layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: Rows, x: Any, noise: Any, outside: Any) -> Rows:
-    """One step of SGD on the compressed rows; x (batch, blocks, columns) are inputs as seen from there."""
+def one_step(
+    layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: Rows, x: Any, noise: Any, outside: Any, dimension: Any = None
+) -> Rows:
+    """One step on the compressed rows; x (batch, blocks, columns) are inputs as seen from there. Plain SGD needs no dimension."""
     structure = layout.structure
     p = structure.width
-    # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
-    fields = jnp.sum(state.rows.reshape(1, p, -1) * x.reshape(layout.batch, 1, -1), axis=-1)
-    signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
-    h, head_gradient = sample_gradients(structure, parameters, fields, signals, state.head, noise)
-    # a mean over one sample is left out: the compiler would keep it as a pass of its own
-    gradient = h[0, :, None, None] * x[0] if layout.batch == 1 else jnp.mean(h[:, :, None, None] * x[:, None], axis=0)
-    if layout.wide_batch:
-        combined = jnp.linalg.qr(h, mode="r").T / layout.batch
-        new = jnp.sqrt(parameters["eigenvalues"])[:, None, None] * (combined @ outside)
-        gradient = gradient.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1))
-    flat = (p, -1)
-    rows, head = descend(
-        state.rows.reshape(flat),
+
+    def gradient(rows: Any, head: Any) -> tuple[Any, Any]:
+        # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
+        fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(layout.batch, 1, -1), axis=-1)
+        signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
+        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
+        # a mean over one sample is left out: the compiler would keep it as a pass of its own
+        found = h[0, :, None, None] * x[0] if layout.batch == 1 else jnp.mean(h[:, :, None, None] * x[:, None], axis=0)
+        if layout.wide_batch:
+            combined = jnp.linalg.qr(h, mode="r").T / layout.batch
+            new = jnp.sqrt(parameters["eigenvalues"])[:, None, None] * (combined @ outside)
+            found = found.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1))
+        return found.reshape(p, -1), jnp.mean(head_gradient, axis=0)
+
+    rows, head = take_step(
+        layout.update,
+        algorithm,
+        state.rows.reshape(state.rows.shape[0], -1),
         state.head,
-        gradient.reshape(flat),
-        jnp.mean(head_gradient, axis=0),
+        gradient,
         rate,
-        algorithm["head_rate"],
         parameters["weight_decay"],
+        dimension,
         trained=structure.trained,
         sphere=structure.sphere,
     )

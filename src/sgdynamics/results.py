@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics import checks, updates
 from sgdynamics.algorithms import OnePassSGD, piecewise_rate
 from sgdynamics.clock import Clock
 from sgdynamics.gaussian.risk import population_accuracy
@@ -114,6 +114,8 @@ def algorithm_of(result: xr.Dataset) -> OnePassSGD:
         raise ValueError("the result's learning rate is a user's function, which its record names but cannot make again")
     if isinstance(record.get("lr"), dict):
         record["lr"] = piecewise_rate(**record["lr"])
+    if "update" in record:
+        record["update"] = updates.made_again(record["update"])
     kinds = {"OnePassSGD": OnePassSGD}
     return kinds[record.pop("kind")](**record)
 
@@ -151,7 +153,7 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStar
     return Start(M, Q, np.asarray(point["a"]))
 
 
-def _refuse_diverged(bad: np.ndarray) -> None:
+def _refuse_diverged(bad: Any) -> None:
     if bad.any():
         raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
 

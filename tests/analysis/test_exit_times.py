@@ -25,6 +25,11 @@ def test_ode_exit_is_the_closed_solution_of_width_one():
     assert found.left == found.runs == 3
     assert found.mean == pytest.approx(found.times.mean())
     assert found.alpha == pytest.approx(found.times / 0.05)
+    # where only some of the starts leave in time, these still do
+    between = float(np.sort(found.times)[1])
+    with pytest.warns(UserWarning, match="1 had not left"):
+        some = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.05), begin, threshold=0.4, max_time=1.01 * between)
+    np.testing.assert_allclose(np.sort(some.times)[:2], np.sort(found.times)[:2], rtol=1e-8)
 
 
 def test_the_chain_is_stopped_at_its_own_first_step_below_the_level():

@@ -129,7 +129,7 @@ XOR_PERP = [0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488]
 XOR_B = [0.12809526688, 0.06546284797]
 
 
-@pytest.mark.parametrize(("fine", "tolerance"), [(False, 5e-6), pytest.param(True, 5e-7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("fine", "tolerance"), [(False, 1e-8), pytest.param(True, 1e-9, marks=pytest.mark.slow)])
 def test_xor_values(fine, tolerance):
     _, _, _, (A, Aperp, B) = drift(XOR, *STATE10, 2.0, 0.1, 1.0, rule=mixtures.rule_for(4, fine=fine))
     np.testing.assert_allclose(A.T, XOR_A, atol=tolerance)

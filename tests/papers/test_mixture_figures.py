@@ -169,7 +169,7 @@ def test_order_of_limits(tmp_path):
 def test_figure_3_at_full_size(tmp_path):
     data = drawn(figure_3, tmp_path, quick=False)
     assert likely(data.fraction[-1] * 1000, 1000, 3 / 32)
-    assert data.attrs["changed_late"] < 0.005
+    assert data.attrs["changed_late"] < 0.015  # a unit of small |v| grows at the rate .022
     arcs_hold(data, "xor")
     # the optimum's head, with its shift of order snr^(-1/2), and the noise about it
     best = np.abs(np.asarray(data.v_end)[np.asarray(data.optimal)[:, -1]])

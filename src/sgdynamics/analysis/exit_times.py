@@ -27,7 +27,7 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.running import first_passage
 
 METHODS = ("ode", "sde", "exact", "direct")
@@ -170,7 +170,7 @@ def exit_time(
     """
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
-    checked_algorithm(algorithm)
+    checked_algorithm(algorithm, any_update=method in ("exact", "direct"))
     constant_rate(algorithm, "exit times")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
@@ -181,6 +181,8 @@ def exit_time(
     if method != "ode" and algorithm.lr == 0.0:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
     d, sizes = (None, None) if dimension is None else check_dimension(problem, dimension)
+    if sizes is not None and method == "exact":
+        check_room(problem, algorithm, sizes)
     begin = broadcast_runs(checked_start(problem, start), runs)
     watch = _Watch(problem.structure, rule_for(problem, begin.Q_blocks, MARGIN), criterion)
     if callable(criterion):
@@ -197,7 +199,8 @@ def exit_time(
                 "has no meaning: start from a state where it is positive"
             )
         levels = (1 - threshold) * first
-    _warn_if_no_growth(problem, algorithm, begin)
+    if algorithm.update is None:
+        _warn_if_no_growth(problem, algorithm, begin)
     seen = {"left": np.where(first < levels, 0.0, -1.0), "value": first, "level": levels}
     away = seen["left"] >= 0
     diverged = np.zeros(begin.runs, dtype=bool)

@@ -112,7 +112,9 @@ def hessian_spectrum(
     """
     begin = checked_start(problem, start)
     if problem.clusters:
-        raise checks.reject("problem", problem, "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability")
+        raise checks.reject(
+            "problem", problem, "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability"
+        )
     run = checks.whole("run", run, 0)
     if run >= begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}")

@@ -11,7 +11,6 @@ At a finite dimension d (still p = infinity) the perpendicular parts have unifor
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from scipy import special, stats
-from scipy.stats import qmc
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
@@ -31,12 +28,15 @@ from sgdynamics.clock import clock
 from sgdynamics.gaussian import pairs
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.mean_field_series import Basis
+from sgdynamics.limits.mean_field_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.precision import float64
-from sgdynamics.problems.losses import CommitteeLoss, TargetLoss, squared
+from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
+from sgdynamics.problems.starts import Start
 from sgdynamics.results import encode, largest_share
 from sgdynamics.version import __version__
+
+__all__ = ["MeanFieldStart", "mean_field_density", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
 RTOL = 1e-6
 ATOL = 1e-8
@@ -49,120 +49,6 @@ TABLE_NODES = 40
 WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
 PAIR_COST = 8.0  # a closed pair over a term of the series
 WARN_ABOVE = 1e-4
-
-
-@dataclass(frozen=True)
-class MeanFieldStart:
-    """Particles of one or more runs: M (run, unit, signal), q = |w_perp|^2 (run, unit), head a (run, unit)."""
-
-    M: np.ndarray
-    q: np.ndarray
-    a: np.ndarray
-
-    @property
-    def runs(self) -> int:
-        return self.a.shape[0]
-
-
-def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> MeanFieldStart:
-    """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
-
-    The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
-    """
-    _checked_problem(problem)
-    p, k = problem.width, problem.signals
-    parts = {"M": (M, (p, k), "units x signals"), "q": (q, (p,), "units"), "a": (np.ones(p) if a is None else a, (p,), "units")}
-    found = {}
-    for name, (value, shape, meaning) in parts.items():
-        full = np.asarray(value, dtype=np.float64) if np.ndim(value) > len(shape) else np.asarray(value)[None]
-        found[name] = checks.array(name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}")
-    runs = max(value.shape[0] for value in found.values())
-    if any(value.shape[0] not in (1, runs) for value in found.values()):
-        counts = ", ".join(f"{name} has {value.shape[0]}" for name, value in found.items())
-        raise ValueError(f"{counts} runs: give the same number, or one")
-    result = MeanFieldStart(*(np.broadcast_to(found[name], (runs, *found[name].shape[1:])).copy() for name in ("M", "q", "a")))
-    _frame_rows(problem, result, TOLERANCE)
-    return result
-
-
-def mean_field_random_start(
-    problem: Problem, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0, sampling: str = "independent"
-) -> MeanFieldStart:
-    """Particles with the law of random rows N(0, scale^2 I/d), on the sphere uniform; heads are ones.
-
-        t ~ N(0, scale^2 I_k/d),   q ~ scale^2 chi2_{d-k}/d
-
-    sampling="independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points),
-    to about 1/p. Run i does not depend on how many runs there are. There is no condition on d and p: d > k is enough.
-    """
-    _checked_problem(problem)
-    p, k = problem.width, problem.signals
-    d = checks.whole("dimension", dimension, k + 1)
-    runs = checks.whole("runs", runs, 1)
-    seed = checks.whole("seed", seed, 0)
-    scale = checks.number("scale", scale, above=0.0)
-    checks.choice("sampling", sampling, ("independent", "sobol"))
-    if problem.constraint == "sphere" and scale != 1.0:
-        raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
-    T, q = np.empty((runs, p, k)), np.empty((runs, p))
-    for run in range(runs):
-        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
-        if sampling == "independent":
-            T[run], q[run] = generator.standard_normal((p, k)), generator.chisquare(d - k, p)
-            continue
-        points = qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(math.ceil(math.log2(max(p, 2))))[:p]
-        # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
-        points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
-        T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
-    T, q = T * (scale / math.sqrt(d)), q * (scale**2 / d)
-    if problem.constraint == "sphere":
-        norm2 = np.sum(T**2, axis=-1) + q
-        T, q = T / np.sqrt(norm2)[..., None], q / norm2
-    return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, np.ones((runs, p)))
-
-
-def _checked_problem(problem: Any) -> None:
-    """Refuse what has no mean-field limit here."""
-    checked_kind(problem)
-    loss = getattr(getattr(problem, "structure", None), "loss", None)
-    if not isinstance(loss, (CommitteeLoss, TargetLoss)) or loss.outer is not squared:
-        raise checks.reject("problem", problem, "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'")
-    if len(problem.covariance) > 1:
-        raise checks.reject("covariance", problem.covariance, "particles are (m, q, a) for inputs of one variance: leave covariance out")
-
-
-def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np.ndarray:
-    """t of each particle, M = t C^T; refuse overlaps that no rows have."""
-    frame = problem.parameters["frame"][0]
-    T = begin.M @ np.linalg.pinv(frame, rcond=1e-12).T
-    if np.abs(T @ frame.T - begin.M).max() > tolerance * max(1.0, np.abs(begin.M).max()):
-        raise ValueError("M has overlaps that no row can have: the signals are dependent, and M does not respect that")
-    if begin.q.min() < 0:
-        raise checks.reject("q", float(begin.q.min()), "it is the squared length orthogonal to the signals: give 0 or more")
-    norm2 = np.sum(T**2, axis=-1) + begin.q
-    if norm2.min() <= 0:
-        raise checks.reject("q", float(begin.q.min()), "a row of length 0 does not move as a particle does: give M or q other than 0")
-    worst = np.abs(norm2 - 1).max()
-    if problem.constraint == "sphere" and worst > tolerance:
-        raise ValueError(f"rows have squared norms {worst:.3g} away from 1, but constraint='sphere': divide M by their norm and q by its square")
-    return T
-
-
-def _particles(problem: Problem, start: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
-    if isinstance(start, Start):
-        begin = checked_start(problem, start)
-        T = begin.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
-        rest = np.einsum("rii->ri", begin.Q) - np.sum(T**2, axis=-1)
-        start = MeanFieldStart(begin.M, np.where(np.abs(rest) < TOLERANCE, np.maximum(rest, 0.0), rest), begin.a)
-    if not isinstance(start, MeanFieldStart):
-        raise checks.reject("start", start, "give a start with M and q (or what sgd.start or sgd.random_start returns)")
-    if start.M.shape[1:] != (problem.width, problem.signals):
-        raise ValueError(
-            f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has {(problem.width, problem.signals)}: "
-            "make it from the same problem"
-        )
-    return _frame_rows(problem, start, TOLERANCE_AGAIN), start.q, start.a
 
 
 @dataclass(frozen=True)
@@ -266,14 +152,14 @@ def solve_mean_field(
     the risk when every other particle is left out (what p particles say of the law that they were drawn from); `error_quadrature`,
     the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
     """
-    _checked_problem(problem)
+    checked_wide_problem(problem)
     checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
     t = clock(OnePassSGD(lr=0.0), times=times, dimension=None, whole_steps=False).t
     perpendicular = None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1) - problem.signals
     way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
-    T, q, a = _particles(problem, start)
+    T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
     p = problem.width
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
@@ -332,7 +218,9 @@ def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way
     series_fits = series.size(k, terms) <= LARGEST_BASIS and (isinstance(loss, CommitteeLoss) or k in series.TARGET_NODES)
     if expectations == "pairs" and not possible:
         raise checks.reject(
-            "expectations", expectations, "closed pairs need d = infinity and polynomial, erf or ReLU committees (teacher too): take 'series'"
+            "expectations",
+            expectations,
+            "closed pairs need d = infinity and polynomial, erf or ReLU committees (teacher too): take 'series'",
         )
     if expectations != "pairs" and not series_fits and (expectations == "series" or not possible):
         raise checks.reject("signals", k, f"a series in {k} signals is too long: take fewer, or a committee with closed pairs")
@@ -403,7 +291,13 @@ def _risk_of(way: _Way, numbers: Any, found: dict[str, np.ndarray]) -> tuple[np.
 
 
 def _dataset(
-    problem: Problem, algorithm: OnePassSGD, t: np.ndarray, found: Any, excess: np.ndarray, diverged_at: np.ndarray, attributes: dict[str, Any]
+    problem: Problem,
+    algorithm: OnePassSGD,
+    t: np.ndarray,
+    found: Any,
+    excess: np.ndarray,
+    diverged_at: np.ndarray,
+    attributes: dict[str, Any],
 ) -> xr.Dataset:
     M = found["T"] @ problem.parameters["frame"][0].T
     variables = {
@@ -436,7 +330,8 @@ def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, ru
     if isinstance(time, bool) or not isinstance(time, (int, np.integer)) or not -count <= time < count:
         raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
     bins = checks.whole("bins", bins, 1)
-    point = result.isel(time=int(time), **({} if run is None else {"run": [run]}))
+    point = result.isel(time=int(time))
+    point = point if run is None else point.isel(run=[run])
     M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
     one = M.shape[1] == 1
     x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]

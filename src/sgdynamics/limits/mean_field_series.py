@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -64,14 +65,9 @@ class Layout(NamedTuple):
 @lru_cache(maxsize=32)
 def layout(basis: Basis) -> Layout:
     """Every index of the basis, in order of degree."""
-    found = [
-        (*alpha, j)
-        for j in range(basis.radial)
-        for alpha in _compositions(basis.signals, basis.terms - 2 * j)
-        if basis.terms > 2 * j
-    ]
+    found = [(*alpha, j) for j in range(basis.radial) for alpha in _compositions(basis.signals, basis.terms - 2 * j) if basis.terms > 2 * j]
     found.sort(key=lambda index: sum(index) + index[-1])
-    place = {index: position for position, index in enumerate(found)}
+    place: dict[tuple[int, ...], int] = {index: position for position, index in enumerate(found)}
     powers = np.array([index[:-1] for index in found]).reshape(len(found), basis.signals)
     radial = np.array([index[-1] for index in found])
     degree = powers.sum(axis=1) + 2 * radial
@@ -99,7 +95,7 @@ def size(signals: int, terms: int) -> int:
 
 
 def radial_terms(terms: int, perpendicular: int | None) -> int:
-    """How many radial functions matter when the perpendicular space has this dimension: a power of two, so that nearby d share a program."""
+    """How many radial functions matter in a perpendicular space of this dimension: a power of two, so that nearby d share a program."""
     if perpendicular is None:
         return 1
     count, largest = 4, (terms + 1) // 2
@@ -135,7 +131,7 @@ def hermite_coefficients(activation: Activation, variances: np.ndarray, count: i
     return result
 
 
-def table(activation: Activation, terms: int, lowest: float, highest: float, nodes: int) -> dict[str, np.ndarray]:
+def table(activation: Activation, terms: int, lowest: float, highest: float, nodes: int) -> dict[str, Any]:
     """c_n(v) for n < terms + 2 as Chebyshev series in log v on [lowest, highest]."""
     middle, half = np.log(highest * lowest) / 2, np.log(highest / lowest) / 2
     angles = np.pi * (np.arange(nodes) + 0.5) / nodes
@@ -171,8 +167,6 @@ def labels(problem: Problem, basis: Basis) -> tuple[np.ndarray, float, float]:
 
 def _target(loss: Any, problem: Problem, frame: np.ndarray, basis: Basis, count: int) -> tuple[np.ndarray, float]:
     """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^k nodes."""
-    import jax
-
     k = basis.signals
     x, weights = gauss_hermite(count)
     grid = np.stack(np.meshgrid(*[x] * k, indexing="ij"), axis=-1).reshape(-1, k)
@@ -294,8 +288,8 @@ def pair_forces(problem_loss: Any, parameters: Any, numbers: dict[str, Any], sta
     over students (w = -a/p) and teachers (a*/k). A unit meets itself as any other: two units with the same (t, q) share t only.
     """
     s, teacher = problem_loss.student, problem_loss.teacher
-    l = numbers["eigenvalue"]
-    T, frame = jnp.sqrt(l) * state["T"], jnp.sqrt(l) * parameters["frame"][0]
+    root = jnp.sqrt(numbers["eigenvalue"])
+    T, frame = root * state["T"], root * parameters["frame"][0]
     v, target = variance(numbers, state), jnp.sum(frame**2, axis=1)
     students, teachers = -numbers["weights"] * state["a"], parameters["teacher_head"] / frame.shape[0]
     own = pairs.moments(s, s, v, v, T @ T.T, 0)
@@ -306,4 +300,4 @@ def pair_forces(problem_loss: Any, parameters: Any, numbers: dict[str, Any], sta
         students @ (own[0] @ students + 2 * cross[0] @ teachers)
         + teachers @ pairs.value(teacher, teacher, target, target, frame @ frame.T, 0) @ teachers
     )
-    return jnp.sqrt(l) * (T * bend[:, None] + both), 2 * state["q"] * l * bend, K, excess
+    return root * (T * bend[:, None] + both), 2 * state["q"] * root**2 * bend, K, excess

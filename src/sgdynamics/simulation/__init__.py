@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
@@ -17,7 +17,7 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.running import run
 from sgdynamics.simulation.spiked import simulate_spiked
 
@@ -39,7 +39,7 @@ def simulate(
 ) -> xr.Dataset:
     """One-pass SGD at dimension d.
 
-    method="exact": the compressed chain, equal in law to SGD at any d >= signals + width, at a cost that does not depend on d.
+    method="exact": the compressed chain, equal in law to SGD at any d >= signals + width (with momentum 2 width), at a cost without d.
     method="direct": SGD on d-dimensional weights, from a start with the same overlaps (dtype="float32" halves its memory).
     Give exactly one of `times`, `alpha`, `steps`; save points are rounded to whole steps. A start of one run serves any number
     of runs, one of n runs serves n. The same seed gives the same numbers, whatever the save points and the number of runs.
@@ -51,13 +51,15 @@ def simulate(
     if isinstance(problem, SpikedTensor):
         when = {"times": times, "alpha": alpha, "steps": steps}
         rest = {"dimension": dimension, "runs": runs, "seed": seed, "method": method, "dtype": dtype, "progress": progress}
-        return simulate_spiked(problem, algorithm, start, **when, **rest)
-    checked_algorithm(algorithm)
+        return simulate_spiked(problem, algorithm, cast(SpikedStart, start), **when, **rest)
+    checked_algorithm(algorithm, any_update=True)
     checks.choice("method", method, ("exact", "direct"))
     checks.choice("dtype", dtype, ("float64", "float32"))
     if method == "exact" and dtype != "float64":
         raise checks.reject("dtype", dtype, "the exact chain is biased at large d in float32: leave it at float64")
     d, sizes = check_dimension(problem, dimension)
+    if method == "exact":
+        check_room(problem, algorithm, sizes)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=True)
     begin = broadcast_runs(checked_start(problem, start), runs)

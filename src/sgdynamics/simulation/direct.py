@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms import descend, rate_at
+from sgdynamics.algorithms import rate_at, take_step
 from sgdynamics.compressed import drawn_clusters, sample_gradients
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
-from sgdynamics.simulation.exact import LARGEST
+from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import See, Simulator
-
-GROUP_BYTES = 1 << 28
+from sgdynamics.updates import copies
 
 
 class DirectSGD(Simulator):
@@ -27,6 +26,7 @@ class DirectSGD(Simulator):
     def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray, dtype: str = "float64") -> None:
         self.structure = problem.structure
         self.batch = algorithm.batch
+        self.kind = algorithm.kind
         self.dtype = np.dtype(dtype)
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters)
@@ -42,20 +42,23 @@ class DirectSGD(Simulator):
 
     def initial(self, chosen: np.ndarray) -> Any:
         p, k = self.structure.width, self.structure.signals
-        weights = np.zeros((len(chosen), p, self.dimension), self.dtype)
+        weights = np.zeros((len(chosen), copies(self.kind) * p, self.dimension), self.dtype)  # the velocity, if any, is 0
+        head = np.zeros((len(chosen), copies(self.kind) * p), self.dtype)
+        head[:, :p] = self.head[chosen]
         for block, first in enumerate(self.first):
-            weights[:, :, first : first + k] = self.T[chosen, block]
-            weights[:, :, first + k : first + k + p] = self.L[chosen, block]
-        return jnp.asarray(weights), jnp.asarray(self.head[chosen].astype(self.dtype))
+            weights[:, :p, first : first + k] = self.T[chosen, block]
+            weights[:, :p, first + k : first + k + p] = self.L[chosen, block]
+        return jnp.asarray(weights), jnp.asarray(head)
 
     def advance(
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
         numbers = (self.parameters, self.algorithm, self.spread, self.signal_axes)
-        return _advance(self.structure, self.batch, self.edges, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+        shape = (self.structure, self.batch, self.kind, self.edges)
+        return _advance(*shape, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
-        weights, head = (np.asarray(part, dtype=np.float64) for part in state)
+        weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state)
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), weights)
         return {"M": M, "Q": Q, "a": head}
 
@@ -64,7 +67,7 @@ class DirectSGD(Simulator):
         return 1
 
     def largest_group(self) -> int:
-        a_run = self.dimension * (2 * self.structure.width + 3 * self.batch) * self.dtype.itemsize
+        a_run = self.dimension * (2 * copies(self.kind) * self.structure.width + 3 * self.batch) * self.dtype.itemsize
         return max(1, GROUP_BYTES // a_run)
 
 
@@ -78,10 +81,11 @@ def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any
     return numpy.stack(M, axis=-3), numpy.stack(Q, axis=-3)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _advance(
     structure: Any,
     batch: int,
+    kind: str | None,
     edges: tuple[int, ...],
     see: See | None,
     parameters: Any,
@@ -106,10 +110,10 @@ def _advance(
             means, noise = drawn_clusters(parameters, noise)
             x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(batch, -1))
         rate = (rate_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(spread.dtype)
-        weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes)
+        weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes, kind)
         if see is not None:
-            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights)
-            seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": head})
+            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights[: structure.width])
+            seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": head[: structure.width]})
         return weights, head, seen
 
     def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -125,20 +129,24 @@ def _advance(
 
 
 def direct_step(
-    structure: Any, parameters: Any, algorithm: Any, rate: Any, weights: Any, head: Any, x: Any, noise: Any, signal_axes: Any
+    structure: Any,
+    parameters: Any,
+    algorithm: Any,
+    rate: Any,
+    weights: Any,
+    head: Any,
+    x: Any,
+    noise: Any,
+    signal_axes: Any,
+    kind: str | None = None,
 ) -> tuple[Any, Any]:
-    """One step of SGD on weights (p, d) and head (p) from inputs x (batch, d)."""
-    fields = x @ weights.T
+    """One step on weights (p, d) and head (p) from inputs x (batch, d): plain SGD, or the update of this kind (momentum: 2p for p)."""
     signals = jnp.einsum("brk,nbk->nr", parameters["frame"], x[:, signal_axes])
-    h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
-    return descend(
-        weights,
-        head,
-        h.T @ x / x.shape[0],
-        jnp.mean(head_gradient, axis=0),
-        rate,
-        algorithm["head_rate"],
-        parameters["weight_decay"],
-        trained=structure.trained,
-        sphere=structure.sphere,
-    )
+
+    def gradient(weights: Any, head: Any) -> tuple[Any, Any]:
+        fields = x @ weights.T
+        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
+        return h.T @ x / x.shape[0], jnp.mean(head_gradient, axis=0)
+
+    decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}
+    return take_step(kind, algorithm, weights, head, gradient, rate, decay, x.shape[1], **flags)

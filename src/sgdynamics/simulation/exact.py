@@ -9,19 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import compressed
+from sgdynamics import checks, compressed
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.updates import copies, rereads
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
+GROUP_BYTES = 1 << 28
 
 
 class ExactChain(Simulator):
     """Runs in the compressed space."""
 
     def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray) -> None:
-        self.layout = compressed.Layout(problem.structure, algorithm.batch)
+        self.layout = compressed.Layout(problem.structure, algorithm.batch, update=algorithm.kind)
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters
         self.dimension = np.float64(dimension)
@@ -44,6 +46,26 @@ class ExactChain(Simulator):
     @property
     def grain(self) -> int:
         return self.layout.span_steps
+
+    def largest_group(self) -> int:
+        if not rereads(self.layout.update):
+            return super().largest_group()
+        # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
+        a_run = 4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
+        return max(1, min(super().largest_group(), GROUP_BYTES // a_run))
+
+
+def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
+    """The compressed space of an update needs signals + width coordinates, and with momentum width more, in each block."""
+    least = problem.signals + copies(algorithm.kind) * problem.width
+    if sizes.min() < least:
+        where = "" if len(sizes) == 1 else f" in each covariance block (they have {sizes.tolist()})"
+        raise checks.reject(
+            "dimension",
+            int(sizes.sum()),
+            f"the velocity of {algorithm.update} stands beside the rows in the exact chain, which then needs signals + 2 width = {least} "
+            f'coordinates{where}: take a larger one, or method="direct"',
+        )
 
 
 @partial(jax.jit, static_argnums=0)

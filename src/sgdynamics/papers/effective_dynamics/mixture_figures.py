@@ -212,11 +212,11 @@ def _draw_ends(ax: Any, data: xr.Dataset) -> None:
         ax.plot(*ring, "k-", lw=1, alpha=0.7, label="arcs: attracting inside" if side == 1 else None)
         if kind == "binary":  # in XOR the ends are unstable only where a type is missing, and optima otherwise
             ax.plot(*ring[:, [0, -1]], "o", mfc="w", mec="k", ms=7, label="their ends: unstable" if side == 1 else None)
+    points = np.unique(np.asarray(data.stable_points)[:, :2, 0].round(12), axis=0)
+    ax.plot(*points.T, "kx", ms=10, mew=1.2, label=r"optima, $\lambda = \infty$")
+    ax.plot(*(points * data.attrs["optimum"] / math.sqrt(C)).T, "k+", ms=11, label=f"optima, {_label(data.attrs['snr'])}")
     ax.plot(*m[~good].T, ".", color="C3", ms=5, alpha=0.6, label="runs, sub-optimal")
     ax.plot(*m[good].T, ".", color="C0", ms=5, alpha=0.8, label="runs, optimal")
-    points = np.unique(np.asarray(data.stable_points)[:, :2, 0].round(12), axis=0)
-    ax.plot(*points.T, "kx", ms=9, mew=1.8, label=r"optima, $\lambda = \infty$")
-    ax.plot(*(points * data.attrs["optimum"] / math.sqrt(C)).T, "k+", ms=9, label=f"optima, {_label(data.attrs['snr'])}")
     upper = "^\\mu" if kind == "xor" else ""
     ax.set(xlabel=f"$m_1{upper}$", ylabel=f"$m_2{upper}$", aspect="equal")
     reach = 1.3 * math.sqrt(C)
@@ -229,7 +229,9 @@ def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[
     values, axes = np.linalg.eigh(np.asarray(data.covariance_sde)[np.ix_(units, units)])
     angle = np.linspace(0, 2 * np.pi, 100)
     ellipse = axes @ (2 * np.sqrt(np.maximum(values, 0.0))[:, None] * np.array([np.cos(angle), np.sin(angle)]))
-    ax.plot(*ellipse, color="0.7", lw=5 if values[0] < 1e-9 else 2, solid_capstyle="butt", label="SDE, 2 standard deviations")
+    # a line lies on its points: thick, beneath them
+    style = {"color": "0.7", "lw": 5, "zorder": 1} if values[0] < 1e-9 else {"color": "k", "lw": 1.5, "zorder": 4}
+    ax.plot(*ellipse, **style, solid_capstyle="butt", label="SDE, 2 standard deviations")
     for name, snr, color in (("chain", data.attrs["snr"], "C1"), ("chain_noiseless", math.inf, "C0")):
         m = np.asarray(data[f"m_{name}"])[:, list(units)]
         ax.plot(*m.T, ".", ms=3, alpha=0.6, color=color, label=f"chain, {_label(snr)}")

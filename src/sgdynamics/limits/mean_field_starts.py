@@ -1,0 +1,132 @@
+"""Where wide networks start: particles (m, q, a), given or drawn with the law of random rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import special, stats
+from scipy.stats import qmc
+
+from sgdynamics import checks
+from sgdynamics.problems.losses import CommitteeLoss, TargetLoss, squared
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
+
+
+@dataclass(frozen=True)
+class MeanFieldStart:
+    """Particles of one or more runs: M (run, unit, signal), q = |w_perp|^2 (run, unit), head a (run, unit)."""
+
+    M: np.ndarray
+    q: np.ndarray
+    a: np.ndarray
+
+    @property
+    def runs(self) -> int:
+        return self.a.shape[0]
+
+
+def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> MeanFieldStart:
+    """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
+
+    The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
+    """
+    checked_wide_problem(problem)
+    p, k = problem.width, problem.signals
+    parts = {"M": (M, (p, k), "units x signals"), "q": (q, (p,), "units"), "a": (np.ones(p) if a is None else a, (p,), "units")}
+    found = {}
+    for name, (value, shape, meaning) in parts.items():
+        full = np.asarray(value, dtype=np.float64) if np.ndim(value) > len(shape) else np.asarray(value)[None]
+        found[name] = checks.array(name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}")
+    runs = max(value.shape[0] for value in found.values())
+    if any(value.shape[0] not in (1, runs) for value in found.values()):
+        counts = ", ".join(f"{name} has {value.shape[0]}" for name, value in found.items())
+        raise ValueError(f"{counts} runs: give the same number, or one")
+    result = MeanFieldStart(*(np.broadcast_to(found[name], (runs, *found[name].shape[1:])).copy() for name in ("M", "q", "a")))
+    _frame_rows(problem, result, TOLERANCE)
+    return result
+
+
+def mean_field_random_start(
+    problem: Problem, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0, sampling: str = "independent"
+) -> MeanFieldStart:
+    """Particles with the law of random rows N(0, scale^2 I/d), on the sphere uniform; heads are ones.
+
+        t ~ N(0, scale^2 I_k/d),   q ~ scale^2 chi2_{d-k}/d
+
+    sampling="independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points),
+    to about 1/p. Run i does not depend on how many runs there are. There is no condition on d and p: d > k is enough.
+    """
+    checked_wide_problem(problem)
+    p, k = problem.width, problem.signals
+    d = checks.whole("dimension", dimension, k + 1)
+    runs = checks.whole("runs", runs, 1)
+    seed = checks.whole("seed", seed, 0)
+    scale = checks.number("scale", scale, above=0.0)
+    checks.choice("sampling", sampling, ("independent", "sobol"))
+    if problem.constraint == "sphere" and scale != 1.0:
+        raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
+    T, q = np.empty((runs, p, k)), np.empty((runs, p))
+    for run in range(runs):
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
+        if sampling == "independent":
+            T[run], q[run] = generator.standard_normal((p, k)), generator.chisquare(d - k, p)
+            continue
+        points = qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(math.ceil(math.log2(max(p, 2))))[:p]
+        # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
+        points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
+        T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
+    T, q = T * (scale / math.sqrt(d)), q * (scale**2 / d)
+    if problem.constraint == "sphere":
+        norm2 = np.sum(T**2, axis=-1) + q
+        T, q = T / np.sqrt(norm2)[..., None], q / norm2
+    return MeanFieldStart(T @ problem.parameters["frame"][0].T, q, np.ones((runs, p)))
+
+
+def checked_wide_problem(problem: Any) -> None:
+    """Refuse what has no mean-field limit here."""
+    checked_kind(problem)
+    loss = getattr(getattr(problem, "structure", None), "loss", None)
+    if not isinstance(loss, (CommitteeLoss, TargetLoss)) or loss.outer is not squared:
+        raise checks.reject("problem", problem, "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'")
+    if len(problem.covariance) > 1:
+        raise checks.reject("covariance", problem.covariance, "particles are (m, q, a) for inputs of one variance: leave covariance out")
+
+
+def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np.ndarray:
+    """t of each particle, M = t C^T; refuse overlaps that no rows have."""
+    frame = problem.parameters["frame"][0]
+    T = begin.M @ np.linalg.pinv(frame, rcond=1e-12).T
+    if np.abs(T @ frame.T - begin.M).max() > tolerance * max(1.0, np.abs(begin.M).max()):
+        raise ValueError("M has overlaps that no row can have: the signals are dependent, and M does not respect that")
+    if begin.q.min() < 0:
+        raise checks.reject("q", float(begin.q.min()), "it is the squared length orthogonal to the signals: give 0 or more")
+    norm2 = np.sum(T**2, axis=-1) + begin.q
+    if norm2.min() <= 0:
+        raise checks.reject("q", float(begin.q.min()), "a row of length 0 does not move as a particle does: give M or q other than 0")
+    worst = np.abs(norm2 - 1).max()
+    if problem.constraint == "sphere" and worst > tolerance:
+        raise ValueError(
+            f"rows have squared norms {worst:.3g} away from 1, but constraint='sphere': divide M by their norm and q by its square"
+        )
+    return T
+
+
+def particles(problem: Problem, start: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
+    if isinstance(start, Start):
+        begin = checked_start(problem, start)
+        T = begin.M @ np.linalg.pinv(problem.parameters["frame"][0], rcond=1e-12).T
+        rest = np.einsum("rii->ri", begin.Q) - np.sum(T**2, axis=-1)
+        start = MeanFieldStart(begin.M, np.where(np.abs(rest) < TOLERANCE, np.maximum(rest, 0.0), rest), begin.a)
+    if not isinstance(start, MeanFieldStart):
+        raise checks.reject("start", start, "give a start with M and q (or what sgd.start or sgd.random_start returns)")
+    if start.M.shape[1:] != (problem.width, problem.signals):
+        raise ValueError(
+            f"start was made for (width, signals) = {start.M.shape[1:]}, the problem has {(problem.width, problem.signals)}: "
+            "make it from the same problem"
+        )
+    return _frame_rows(problem, start, TOLERANCE_AGAIN), start.q, start.a
