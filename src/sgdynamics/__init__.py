@@ -20,6 +20,7 @@ from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
 from sgdynamics.limits.effective import EffectiveDynamics, effective_dynamics
 from sgdynamics.limits.effective_scaling import EffectiveScaling, effective_scaling
+from sgdynamics.limits.mean_field import mean_field_density, mean_field_random_start, solve_mean_field
 from sgdynamics.limits.ode import solve_ode
 from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems import (
@@ -70,6 +71,8 @@ __all__ = [
     "information_exponent",
     "leap_complexity",
     "load",
+    "mean_field_density",
+    "mean_field_random_start",
     "papers",
     "piecewise_rate",
     "plot",
@@ -79,6 +82,7 @@ __all__ = [
     "sample_complexity",
     "save",
     "simulate",
+    "solve_mean_field",
     "solve_ode",
     "solve_sde",
     "start",

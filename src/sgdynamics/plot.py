@@ -87,7 +87,13 @@ def _style(result: xr.Dataset) -> dict[str, Any]:
 
 
 def _label(result: xr.Dataset) -> str:
-    names = {"solve_ode": "ODE", "solve_sde": "SDE", "simulate-exact": "exact simulation", "simulate-direct": "direct simulation"}
+    names = {
+        "solve_ode": "ODE",
+        "solve_sde": "SDE",
+        "solve_mean_field": "mean field",
+        "simulate-exact": "exact simulation",
+        "simulate-direct": "direct simulation",
+    }
     method = str(result.attrs.get("method", "result"))
     label = names.get(method, method)
     if "dimension" in result.attrs:

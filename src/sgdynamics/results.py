@@ -21,6 +21,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.version import __version__
 
 
@@ -126,7 +127,7 @@ def _attribute(result: xr.Dataset, name: str) -> str:
     return result.attrs[name]
 
 
-def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStart:
+def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStart | MeanFieldStart:
     """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
     count = result.sizes.get("time", 0)
     if isinstance(time, (bool, str)):
@@ -145,6 +146,10 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStar
         m, r2 = np.asarray(point["m"]), np.asarray(point["r2"])
         _refuse_diverged(~np.isfinite(m) | ~np.isfinite(r2))
         return SpikedStart(m, r2)
+    if "q" in result:
+        M, q, a = (np.asarray(point[name]) for name in ("M", "q", "a"))
+        _refuse_diverged(~np.isfinite(q).all(axis=1))
+        return MeanFieldStart(M, q, a)
     blocks = "M_block" in result
     M, Q = (np.asarray(point["M_block" if blocks else "M"]), np.asarray(point["Q_block" if blocks else "Q"]))
     if not blocks:

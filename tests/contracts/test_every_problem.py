@@ -48,7 +48,9 @@ PROBLEMS = {
 WITH_PATHS = ("softplus, trained, decay", "he2 on the sphere", "own problem, blocks", "binary mixture", "own clusters, blocks")
 
 
-@pytest.mark.parametrize("name", slow(PROBLEMS, ("tanh and sign", "multi-index", "binary mixture", "own clusters, blocks")))
+@pytest.mark.parametrize(
+    "name", slow(PROBLEMS, ("tanh and sign", "own activation", "multi-index", "binary mixture", "own clusters, blocks"))
+)
 def test_every_method_takes_every_problem(name):
     problem = PROBLEMS[name]()
     d, times = 400, [0.0, 0.15, 0.3]

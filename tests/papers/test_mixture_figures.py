@@ -179,7 +179,7 @@ def test_figure_3_at_full_size(tmp_path):
 
 @pytest.mark.slow
 def test_more_runs_succeed_as_N_grows_at_fixed_snr():
-    data = figures._order_data((20.0,), (20, 2000), 300, 200.0, 0)
+    data = figures._order_data((20.0,), (20, 1500), 300, 16.0, 0)
     assert data.fraction[0, 1] > 0.2 > 3 / 32
     assert stats.binomtest(round(float(data.fraction[0, 1]) * 300), 300, 3 / 32).pvalue < FALSE_ALARM
     assert data.fraction[0, 1] > data.fraction[0, 0]

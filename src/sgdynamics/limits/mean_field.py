@@ -28,11 +28,11 @@ from sgdynamics.clock import clock
 from sgdynamics.gaussian import pairs
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.mean_field_series import Basis
-from sgdynamics.limits.mean_field_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
+from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.results import encode, largest_share
 from sgdynamics.version import __version__
 
@@ -171,11 +171,11 @@ def solve_mean_field(
             span, nodes, widenings = span**2, 2 * nodes, widenings + 1
             continue
         excess, ends = _risk_of(way, numbers, found)
-        quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
         longer = _longer(way, perpendicular)
-        if quadrature <= rtol or longer is None:
+        if largest_share(ends, excess) <= rtol or longer is None:
             break
         way = longer
+    quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
     loose = _solve(way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
     error_integrator = largest_share(_risk_of(way, numbers, loose)[0] - excess, excess)
     error_particles = None

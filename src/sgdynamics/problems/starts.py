@@ -39,17 +39,21 @@ class Start:
         return self.Q_blocks.sum(axis=1)
 
 
-def start(problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: Any = None, m: Any = None, r2: Any = None) -> Any:
+def start(
+    problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: Any = None, q: Any = None, m: Any = None, r2: Any = None
+) -> Any:
     """A start from overlaps: M (units x signals), Q (units x units, the full Gram matrix of the rows), head a (ones unless given).
 
     A leading axis of any length stands for runs. With several covariance blocks, M and Q may have a block axis before the
     unit axis; without it the rows are spread over the blocks by their fractions, as random directions are.
     Refused unless Omega = [[Q, M], [M^T, P]] is positive semi-definite to 1e-9 in every block, and on the sphere unless Q_ii = 1.
-    A `SpikedTensor` starts from m = <x, v> and r2 = |x|^2 - m^2.
+    Wide networks (`solve_mean_field`) take q, the diagonal of Q - M P^-1 M^T, in place of Q. A `SpikedTensor` starts from m = <x, v> and
+    r2 = |x|^2 - m^2.
     """
     spiked = isinstance(problem, SpikedTensor)
-    wanted = {"m": m, "r2": r2} if spiked else {"M": M, "Q": Q}
-    others = {"M": M, "Q": Q, "a": a} if spiked else {"m": m, "r2": r2}
+    wide = q is not None
+    wanted = {"m": m, "r2": r2} if spiked else {"M": M, "q" if wide else "Q": q if wide else Q}
+    others = {"M": M, "Q": Q, "q": q, "a": a} if spiked else {"m": m, "r2": r2, **({"Q": Q} if wide else {})}
     missing = [name for name, value in wanted.items() if value is None]
     extra = [name for name, value in others.items() if value is not None]
     if missing or extra:
@@ -57,6 +61,11 @@ def start(problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: A
         raise ValueError(f"a start of {checked_kind(problem)} takes {', '.join(wanted)}{'' if spiked else ' and perhaps a'}: {shown}")
     if isinstance(problem, SpikedTensor):
         return spiked_start(problem, m=m, r2=r2)
+    if wide:
+        # here, because wide starts are checked by this module
+        from sgdynamics.problems.wide_starts import mean_field_start
+
+        return mean_field_start(problem, M=M, q=q, a=a)
     p, k, blocks = problem.width, problem.signals, len(problem.covariance)
     full_M = _with_blocks("M", M, problem, (p, k), "units x signals")
     full_Q = _with_blocks("Q", Q, problem, (p, p), "units x units")

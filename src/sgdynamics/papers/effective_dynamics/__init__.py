@@ -3,6 +3,7 @@
 In the paper's symbols and units: step size c/n, time t = steps c/n, weight decay alpha, snr lambda.
 """
 
+from sgdynamics.papers.effective_dynamics.mixture_figures import escape_rate, figure_2, figure_3, order_of_limits, outcome
 from sgdynamics.papers.effective_dynamics.mixtures import (
     MeasuredSuccess,
     MixtureComponent,
@@ -39,10 +40,15 @@ __all__ = [
     "correlated_fixed_points",
     "critical_snr",
     "eigenvalues",
+    "escape_rate",
     "figure_1",
+    "figure_2",
+    "figure_3",
     "measured_success",
     "mixture_components",
     "optimum",
+    "order_of_limits",
+    "outcome",
     "rescaled_diffusion",
     "rescaled_drift",
     "rescaled_noise",

@@ -337,20 +337,19 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """P(optimal) of XOR against N at fixed snr: 3/32 holds for snr >> N, and more runs succeed as N grows. Not in the paper.
 
-    The exact chain from v ~ N(0, 1), W ~ N(0, I/N), at alpha = .05 until t = 200, where runs have settled (`data.changed_late` is the share
-    whose outcome changed in the last quarter). Section 5 sends snr to infinity first: then every unit keeps the cluster that was chosen by
-    the sign of its first overlap, of order N^(-1/2). At N >> snr that is below the noise snr^(-1/2) of the fields: units feel no cluster
-    until an overlap has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go
-    elsewhere, and v may change its sign (`sign_changes`, per unit) because R_perp is no longer decoupled. Left against N, right against
-    snr/N.
-    At alpha = .1, figure 3's, little would settle at snr = 20: see `escape_rate`. Full size: six minutes on one core.
+    The exact chain from v ~ N(0, 1), W ~ N(0, I/N) (the same starts for every snr), at alpha = .05, until t = 16/`escape_rate` (300 at
+    snr = 20, 220 at 1000), where runs have settled: `changed_late` is the share whose outcome changed in the last quarter. Left against
+    N, right against snr/N. Section 5 sends snr to infinity first: then every unit keeps the cluster that was chosen by the sign of its
+    first overlap, of order N^(-1/2). At N >> snr that is below the noise snr^(-1/2) of the fields: units feel no cluster until an overlap
+    has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go elsewhere, and v
+    may change its sign (`sign_changes`, per unit) because R_perp is no longer decoupled. At alpha = .1, figure 3's, little would settle at
+    snr = 20: see `escape_rate`. Full size: six minutes on one core; quick has fewer N and runs and stops at 9/`escape_rate`.
     """
     from matplotlib.figure import Figure
 
     seed = checks.whole("seed", seed, 0)
-    data = _order_data((20.0, 1000.0), (20, 50, 120), 128, 160.0, seed) if quick else _order_data(
-        (20.0, 100.0, 1000.0), (20, 60, 200, 600, 1500), 256, 200.0, seed
-    )  # fmt: skip
+    grid = ((20.0, 1000.0), (20, 50, 120), 128, 9.0) if quick else ((20.0, 100.0, 1000.0), (20, 60, 200, 500, 1200), 256, 16.0)
+    data = _order_data(*grid, seed)
     fig = Figure(figsize=(10, 4.2), layout="constrained")
     axes = fig.subplots(1, 2, sharey=True)
     for row, snr in enumerate(data.snr.values):
@@ -365,14 +364,15 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
     axes[0].set_xticks([], minor=True)
     axes[1].set(xlabel=r"$\lambda/N$")
     axes[0].legend(frameon=False, loc="upper left")
-    fig.suptitle(f"XOR mixture, $\\alpha$ = {ORDER_ALPHA}, {data.attrs['runs']} runs of the exact chain to $t$ = {data.attrs['t']:g}")
+    fig.suptitle(f"XOR mixture, $\\alpha$ = {ORDER_ALPHA}, {data.attrs['runs']} runs of the exact chain")
     return fig, data
 
 
-def _order_data(snrs: tuple[float, ...], sizes: tuple[int, ...], runs: int, end: float, seed: int) -> xr.Dataset:
+def _order_data(snrs: tuple[float, ...], sizes: tuple[int, ...], runs: int, growth: float, seed: int) -> xr.Dataset:
     count, given, late, turned = (np.zeros((len(snrs), len(sizes))) for _ in range(4))
     for row, snr in enumerate(snrs):
         problem = GaussianMixture("xor", snr=snr, weight_decay=ORDER_ALPHA)
+        end = growth / escape_rate(ORDER_ALPHA, snr)
         for column, N in enumerate(sizes):
             begin = random_start(problem, dimension=N, runs=runs, seed=seed + column)
             M, a = _chain(problem, begin, N, np.array([0.75 * end, end]), seed + 100 + column)
@@ -394,6 +394,6 @@ def _order_data(snrs: tuple[float, ...], sizes: tuple[int, ...], runs: int, end:
             "sign_changes": (dims, turned, {"long_name": "share of units whose v changed its sign"}),
             "escape_rate": ("snr", [escape_rate(ORDER_ALPHA, snr) for snr in snrs], {"long_name": "growth rate of a small unit"}),
         },
-        {"snr": list(snrs), "N": ("size", list(sizes))},
-        {"alpha": ORDER_ALPHA, "runs": runs, "t": end, "seed": seed, "predicted": success_probability("xor")},
+        {"snr": list(snrs), "N": ("size", list(sizes)), "t_end": ("snr", [growth / escape_rate(ORDER_ALPHA, snr) for snr in snrs])},
+        {"alpha": ORDER_ALPHA, "runs": runs, "seed": seed, "predicted": success_probability("xor")},
     )
