@@ -3,7 +3,7 @@
 State a problem and an algorithm; get the theory, the finite-dimension simulation, and the two side by side.
 """
 
-from sgdynamics import functional, papers, plot
+from sgdynamics import functional, papers, plot, updates
 from sgdynamics.algorithms import OnePassSGD, piecewise_rate
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
 from sgdynamics.analysis.exponents import (
@@ -87,4 +87,5 @@ __all__ = [
     "solve_sde",
     "start",
     "start_from",
+    "updates",
 ]

@@ -131,7 +131,7 @@ def _alpha_at(algorithm: OnePassSGD, times: np.ndarray) -> np.ndarray:
     low = 0.0
     for t in times:
         inside = partial(_gap, algorithm, float(t))
-        low = low if inside(low) >= 0 else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13, rtol=1e-14)))
+        low = low if inside(low) >= 0 else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13)))
         found.append(low)
     return np.array(found)
 

@@ -83,7 +83,7 @@ def reference(update, problem, W, a, batches):
 )
 def test_pathwise_against_the_definition(kind, other):
     """A block of steps on given inputs, in d dimensions and in the compressed frame, to 1e-12; also where it is plain SGD."""
-    batch = 3 if updates.rereads(kind) else 2  # 3 > 2 units: every sample keeps its column
+    batch = 3 if kind in ("reuse", "sam") else 2  # 3 > 2 units: these keep a column for every sample
     options = {"constraint": "sphere"} if other == "sphere" else {"head": "trained", "weight_decay": 0.3}
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.2, **options)
     begin = sgd.random_start(problem, dimension=40, seed=5)
@@ -142,6 +142,7 @@ def test_pathwise_against_the_definition(kind, other):
             np.testing.assert_allclose(found["M"][0], after[:, :1], atol=1e-12)
             np.testing.assert_allclose(found["Q"][0], after @ after.T, atol=1e-12)
             np.testing.assert_allclose(found["a"], head, atol=1e-12)
+    assert chain._cache_size() == direct._cache_size() == 1  # numbers are traced
 
 
 @pytest.mark.parametrize("trained", [False, True])

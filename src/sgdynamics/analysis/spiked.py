@@ -132,7 +132,7 @@ def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, 
     values = np.array([gap(point) for point in grid])
     # dips that the grid steps over: roots that have just been born
     for i in np.flatnonzero((values[1:-1] < values[:-2]) & (values[1:-1] < values[2:]) & (values[1:-1] > 0)) + 1:
-        dip = optimize.minimize_scalar(gap, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-10})
+        dip: Any = optimize.minimize_scalar(gap, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-10})
         # in the place of the grid's own lowest point
         grid[i], values[i] = dip.x, dip.fun if abs(dip.fun) > TOUCHING else 0.0
     roots = [grid[i] for i in np.flatnonzero(values == 0.0)]

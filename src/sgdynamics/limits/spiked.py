@@ -181,7 +181,7 @@ def _integrate(
 def solve_spiked_ode(
     problem: SpikedTensor,
     algorithm: OnePassSGD,
-    start: SpikedStart,
+    start: Any,
     *,
     times: Any = None,
     alpha: Any = None,
@@ -365,7 +365,7 @@ def jacobian(numbers: dict[str, Any], m: Any, r2: Any) -> np.ndarray:
 def solve_spiked_sde(
     problem: SpikedTensor,
     algorithm: OnePassSGD,
-    start: SpikedStart,
+    start: Any,
     *,
     times: Any = None,
     alpha: Any = None,

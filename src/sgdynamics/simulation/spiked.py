@@ -251,7 +251,7 @@ def _advance_vectors(
 def simulate_spiked(
     problem: SpikedTensor,
     algorithm: OnePassSGD,
-    start: SpikedStart,
+    start: Any,
     *,
     times: Any = None,
     alpha: Any = None,
