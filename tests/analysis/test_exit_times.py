@@ -52,6 +52,7 @@ def test_the_chain_is_stopped_at_its_own_first_step_below_the_level():
     assert np.all(scanned.times > 0)
 
 
+@pytest.mark.slow
 def test_direct_and_exact_exit_times_have_one_law():
     problem = phase(2, 0.1)
     begin = sgd.random_start(problem, dimension=60, runs=300, seed=1)
@@ -62,9 +63,8 @@ def test_direct_and_exact_exit_times_have_one_law():
     same_law(exact.times, direct.times, "exit times")
 
 
-@pytest.mark.parametrize(
-    ("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), pytest.param(5, 0.5, 0.607, 0.004, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("p", "gamma", "reference", "error"), [(1, 1 / 12, 1.335, 0.007), (5, 0.5, 0.607, 0.004)])
 def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference, error):
     """T = .1, d = 1000, no noise: the chain's mean, and the closed shift against chain less ODE, start by start."""
     problem, algorithm = phase(p), sgd.OnePassSGD(lr=gamma)

@@ -60,6 +60,7 @@ def test_rule_finds_the_active_types_of_every_fixed_point(kind):
         assert not served(kind, size * M, -a, AL).any()
 
 
+@pytest.mark.slow
 def test_outcome_of_a_result():
     problem = sgd.GaussianMixture("xor", snr=np.inf, weight_decay=AL)
     C = ring_radius("xor", AL)

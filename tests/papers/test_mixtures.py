@@ -326,6 +326,13 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+def test_above_the_threshold_only_zero_is_left():
+    with pytest.warns(UserWarning, match="only fixed point is 0"):
+        assert optimum("xor", 0.2, 100.0) == 0.0
+    with pytest.warns(UserWarning, match="only fixed point is 0"):
+        assert measured_success("binary", 0.3, runs=7).counts == (7, 0, 0)
+
+
 def test_types_cover_the_clusters():
     # every cluster is served by exactly one type, with the head's sign that its label asks for
     assert sorted(mixtures.TYPES["binary"].values()) == [(0, -1, -1), (0, 1, 1)]

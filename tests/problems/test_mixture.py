@@ -102,7 +102,7 @@ def test_own_clusters_agree_with_the_built_in_mixture():
 def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
     problem, d = binary(), 4
     begin = given(problem)
-    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=10_000, seed=1)
+    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=4000, seed=1)
     with jax.enable_x64(True):
         finite = functional.finite(problem, d)
         rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0, finite=finite))(
@@ -118,7 +118,7 @@ def test_covariance_of_the_increments():
     """One step's covariance at large d is lr/d squared times that of `increment_covariance`."""
     problem, d = binary(), 100_000
     begin = given(problem)
-    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=10_000, seed=4)
+    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=4000, seed=4)
     found = sgd.increment_covariance(problem, ALGORITHM, begin)
     parts = {"M": chain.M.values[:, 0], "Q": chain.Q.values[:, 0], "a": chain.a.values[:, 0]}
     start = {"M": begin.M[0], "Q": begin.Q[0], "a": begin.a[0]}

@@ -210,19 +210,21 @@ def measured_success(
 
     A type counts as active if |f_c| > C_alpha/2 on its cluster, with the label's sign, at the time log(1e6)/(w/2 - alpha), by which a unit
     grows from |v| = 1e-6. The law is that of scale -> 0 up to terms of order scale: the paper's W ~ N(0, I/N) is scale = N^(-1/2), and
-    signs change only where |v_i| < |m_i|.
+    signs change only where |v_i| < |m_i|. At and above the threshold every run ends at 0: then a fraction of 0, with a warning.
     """
-    alpha, width = _below_threshold(kind, alpha), _width(kind, width)
+    width = _width(kind, width)
+    C = ring_radius(kind, alpha)
     runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     types = TYPES[kind]
+    if C == 0.0:
+        return MeasuredSuccess(0.0, 0.0, (runs, *[0] * len(types)), runs)
     directions = 1 + max(q for q, _, _ in types.values())
     draws = np.random.default_rng(seed).standard_normal((runs, width, 1 + directions))
     a, M = draws[..., 0], scale * draws[..., 1:]
     time = math.log(GROWTH) / (_weight(kind) / 2 - alpha)
     end = solve_infinite_snr(kind, M, M @ np.swapaxes(M, 1, 2), a, times=[time], weight_decay=alpha, rtol=RTOL, atol=RTOL / 100)
     a, M = end["a"][:, 0], end["M"][:, 0]
-    C = ring_radius(kind, alpha)
     reached = [sign * np.sum(a * np.maximum(side * M[:, :, q], 0.0), axis=1) > C / 2 for q, side, sign in types.values()]
     counts = np.bincount(np.sum(reached, axis=0), minlength=len(types) + 1)
     fraction = float(counts[-1] / runs)
@@ -343,9 +345,10 @@ def optimum(kind: str, alpha: float, snr: float) -> float:
     |m_i| = |v_i| to this order, whatever c_delta is. Footnote 5 promises a shift of order 1/snr; XOR's is of order snr^(-1/2), because on
     the clusters that a unit does not serve its field is 0 on average, and half of the noise passes the ReLU.
     """
-    alpha = _below_threshold(kind, alpha)
     snr = checks.number("snr", snr, above=0.0, infinite=True)
     C = ring_radius(kind, alpha)
+    if C == 0.0:
+        return 0.0
     if kind == "binary":
         return math.sqrt(C) * (1 + (C * (1 - 4 * alpha) / 2 - 1) / (2 * snr))
     return math.sqrt(C) + math.sqrt(C / (2 * math.pi * snr)) * (1 - 1 / (C * (1 - 4 * alpha)))
