@@ -150,3 +150,11 @@ def _increasing(name: str, value: Any) -> np.ndarray:
     if points[0] < 0 or np.any(np.diff(points) <= 0):
         raise checks.reject(name, value, "give increasing numbers, 0 or more, each once")
     return points
+
+
+def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
+    edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
+    spans = np.diff(edges)
+    counts = np.maximum(1, np.ceil(spans / longest - 1e-9)).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)

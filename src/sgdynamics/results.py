@@ -55,25 +55,33 @@ def trajectory(
     if problem.structure.blocks > 1:
         variables["M_block"] = (("run", "time", "block", "unit", "signal"), M, {"long_name": "overlaps, block by block"})
         variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
+    coordinates = time_coordinates(clock, diverged_at)
+    if problem.structure.blocks > 1:
+        coordinates["eigenvalue"] = ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})
+    return xr.Dataset(variables, coordinates, record(problem, algorithm, method, attributes))
+
+
+def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d") -> dict[str, Any]:
+    """Every unit of time that is defined, and where runs diverged; `d` is the letter of the dimension."""
     coordinates: dict[str, Any] = {
-        "t": ("time", clock.t, {"long_name": "time t = lr steps/d"}),
+        "t": ("time", clock.t, {"long_name": f"time t = lr steps/{d}"}),
         "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
     }
     if clock.alpha is not None:
-        coordinates["alpha"] = ("time", clock.alpha, {"long_name": "samples/d"})
+        coordinates["alpha"] = ("time", clock.alpha, {"long_name": f"samples/{d}"})
     if clock.step is not None:
         coordinates["step"] = ("time", clock.step, {"long_name": "steps"})
-    if problem.structure.blocks > 1:
-        coordinates["eigenvalue"] = ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})
-    # netCDF knows no None and no bool: what is not defined is left out
-    attrs = {name: value for name, value in attributes.items() if value is not None}
-    attrs |= {
+    return coordinates
+
+
+def record(problem: Any, algorithm: OnePassSGD, method: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Where a result comes from; netCDF knows no None and no bool: what is not defined is left out."""
+    return {name: value for name, value in attributes.items() if value is not None} | {
         "problem": encode(problem.describe()),
         "algorithm": encode(algorithm.describe()),
         "method": method,
         "version": __version__,
     }
-    return xr.Dataset(variables, coordinates, attrs)
 
 
 def largest_share(difference: Any, value: Any) -> float:

@@ -310,7 +310,7 @@ def test_optimum_at_large_snr():
     [
         (lambda: ring_radius("three", 0.1), "kind = 'three'"),
         (lambda: ring_radius("xor", 0.0), "alpha = 0.0"),
-        (lambda: measured_success("xor", 0.125), "alpha = 0.125.*below 0.125"),
+        (lambda: arc_variance(0.125, "xor"), "alpha = 0.125.*below 0.125"),
         (lambda: mixture_components()[0].representative(0.2), "alpha = 0.2"),
         (lambda: mixture_components("xor", 9), "width = 9"),
         (lambda: rescaled_diffusion("binary", [1.0, 1.0], AL), "type '\\+' is 2: make it C_alpha = 1.38629"),

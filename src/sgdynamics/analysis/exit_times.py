@@ -17,10 +17,11 @@ from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.clock import plan_steps
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
-from sgdynamics.limits.sde import SdePaths, plan_steps, step_length
+from sgdynamics.limits.sde import SdePaths, step_length
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import traced_shape
 from sgdynamics.problems.problem import Problem, Structure

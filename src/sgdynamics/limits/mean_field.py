@@ -33,8 +33,7 @@ from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
-from sgdynamics.results import encode, largest_share
-from sgdynamics.version import __version__
+from sgdynamics.results import largest_share, record
 
 __all__ = ["MeanFieldStart", "mean_field_density", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
@@ -312,14 +311,7 @@ def _dataset(
         "t_sgd": ("time", problem.width * t, {"long_name": "time lr steps/d of a network of this width: width times t"}),
         "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
     }
-    attrs = {name: value for name, value in attributes.items() if value is not None}
-    attrs |= {
-        "problem": encode(problem.describe()),
-        "algorithm": encode(algorithm.describe()),
-        "method": "solve_mean_field",
-        "version": __version__,
-    }
-    return xr.Dataset(variables, coordinates, attrs)
+    return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_mean_field", attributes))
 
 
 def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:

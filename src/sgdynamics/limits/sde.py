@@ -28,7 +28,7 @@ import xarray as xr
 
 from sgdynamics import checks, compressed
 from sgdynamics.algorithms import OnePassSGD, Schedule, checked_algorithm, rate_at
-from sgdynamics.clock import clock, elapsed
+from sgdynamics.clock import clock, elapsed, plan_steps
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
@@ -328,14 +328,6 @@ def _advance(
         return state, jnp.where(fine, number + 1, last_good), seen
 
     return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
-
-
-def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
-    edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
-    spans = np.diff(edges)
-    counts = np.maximum(1, np.ceil(spans / longest - 1e-9)).astype(np.int64)
-    return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)
 
 
 def step_length(

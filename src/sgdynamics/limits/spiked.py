@@ -32,7 +32,7 @@ from scipy import integrate
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.clock import clock
+from sgdynamics.clock import clock, plan_steps
 from sgdynamics.compressed import normals_and_uniforms
 from sgdynamics.precision import float64
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
@@ -310,14 +310,6 @@ def _advance_paths(
     return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
 
 
-def _plan(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
-    edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
-    spans = np.diff(edges)
-    counts = np.maximum(1, np.ceil(spans / longest - 1e-9)).astype(np.int64)
-    return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)
-
-
 def step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:
     """A step length for the SDE and its error, on the noiseless path from the first start and on stationary variances.
 
@@ -396,7 +388,7 @@ def solve_spiked_sde(
     longest = 1.0 if step is None else checks.number("step", step, above=0.0)
     if step is None and end > 0:
         longest, error = step_length(problem, numbers, begin, end)
-    edges, lengths = _plan(when.t, longest)
+    edges, lengths = plan_steps(when.t, longest)
     scales = {"noise_rate": np.float64(algorithm.lr / n), "limit": largest(problem.order)}
     simulator = SpikedPaths({**numbers, **scales}, begin, edges, lengths)
     found, last = run(simulator, begin.runs, edges[-len(when.t) :], seed, f"SDE, n = {n}", progress)

@@ -30,9 +30,8 @@ from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import Clock, clock
 from sgdynamics.compressed import chi, normals_and_uniforms
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
-from sgdynamics.results import encode, largest_share
+from sgdynamics.results import largest_share, record, time_coordinates
 from sgdynamics.simulation.running import See, Simulator, run
-from sgdynamics.version import __version__
 
 SPAN = 64  # steps whose random numbers are drawn together
 LARGEST_DIGITS = {"float64": 200, "float32": 60}  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
@@ -324,23 +323,7 @@ def spiked_trajectory(
         "r2": (("run", "time"), r2, {"long_name": "squared length orthogonal to the signal, |x|^2 - m^2"}),
         "risk": (("run", "time"), risk, {"long_name": "population loss without ridge and noise, |snr v^(k) - x^(k)|^2"}),
     }
-    coordinates: dict[str, Any] = {
-        "t": ("time", when.t, {"long_name": "time t = lr steps/n"}),
-        "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
-    }
-    if when.alpha is not None:
-        coordinates["alpha"] = ("time", when.alpha, {"long_name": "samples/n"})
-    if when.step is not None:
-        coordinates["step"] = ("time", when.step, {"long_name": "steps"})
-    # netCDF knows no None and no bool: what is not defined is left out
-    attrs = {name: value for name, value in attributes.items() if value is not None}
-    attrs |= {
-        "problem": encode(problem.describe()),
-        "algorithm": encode(algorithm.describe()),
-        "method": method,
-        "version": __version__,
-    }
-    return xr.Dataset(variables, coordinates, attrs)
+    return xr.Dataset(variables, time_coordinates(when, diverged_at, "n"), record(problem, algorithm, method, attributes))
 
 
 def warn(message: str) -> None:
