@@ -206,3 +206,17 @@ def test_random_starts_and_records():
 def test_bad_input_names_the_argument(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.slow
+def test_wide_networks_follow_their_sampled_ode():
+    """Beyond four units the expectations are sampled, and the result says how well."""
+    problem = sgd.GaussianMixture("xor", width=5, snr=5.0, weight_decay=0.05)
+    begin = sgd.random_start(problem, dimension=50, seed=1)
+    theory = sgd.solve_ode(problem, ALGORITHM, begin, times=[0.0, 1.0])
+    assert 0 < theory.attrs["error_quadrature"] < 1e-3
+    chain = sgd.simulate(problem, ALGORITHM, begin, times=[0.0, 1.0], dimension=2000, runs=100, seed=0)
+    for name in ("M", "Q", "a", "risk"):
+        values = chain[name].values[:, 1]
+        error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+        assert np.all(np.abs(values.mean(axis=0) - theory[name].values[0, 1]) <= Z * error + 2e-3), name
