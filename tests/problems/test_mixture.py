@@ -11,6 +11,9 @@ import sgdynamics as sgd
 from sgdynamics import functional
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.simulation import broadcast_runs
+from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.running import run
 from tests.conftest import Z, same_law
 
 V, MEAN, R = np.array([0.8, -0.5]), np.array([[0.3], [0.2]]), np.array([[0.5, 0.1], [0.1, 0.7]])
@@ -23,6 +26,13 @@ def binary(snr=2.0, **rest):
 
 def given(problem):
     return sgd.start(problem, M=MEAN, Q=R + MEAN @ MEAN.T, a=V)
+
+
+def after_one_step(problem, d, seed, runs=40_000):
+    """M, Q and a of many runs of the chain, without their risk, which would cost more than all the rest."""
+    begin = broadcast_runs(given(problem), runs)
+    found, _ = run(ExactChain(problem, ALGORITHM, begin, d, problem.block_dimensions(d)), runs, np.array([1]), seed, "one step", False)
+    return {"M": found["M"][:, 0, 0], "Q": found["Q"][:, 0, 0], "a": found["a"][:, 0]}
 
 
 def test_the_drift_of_the_binary_mixture_to_rounding():
@@ -102,14 +112,14 @@ def test_own_clusters_agree_with_the_built_in_mixture():
 def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
     problem, d = binary(), 4
     begin = given(problem)
-    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=4000, seed=1)
+    chain = after_one_step(problem, d, seed=1)
     with jax.enable_x64(True):
         finite = functional.finite(problem, d)
         rate = jax.jit(lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0, finite=finite))(
             functional.state(begin)
         )
     for name in ("M", "Q", "a"):
-        values = (chain[name].values[:, 0] - getattr(begin, name)[0]) * d
+        values = (chain[name] - getattr(begin, name)[0]) * d
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
         assert np.all(np.abs(values.mean(axis=0) - np.asarray(rate[name]).reshape(values.shape[1:])) <= Z * error), name
 
@@ -118,12 +128,11 @@ def test_covariance_of_the_increments():
     """One step's covariance at large d is lr/d squared times that of `increment_covariance`."""
     problem, d = binary(), 100_000
     begin = given(problem)
-    chain = sgd.simulate(problem, ALGORITHM, begin, steps=[1], dimension=d, runs=4000, seed=4)
+    chain = after_one_step(problem, d, seed=4)
     found = sgd.increment_covariance(problem, ALGORITHM, begin)
-    parts = {"M": chain.M.values[:, 0], "Q": chain.Q.values[:, 0], "a": chain.a.values[:, 0]}
     start = {"M": begin.M[0], "Q": begin.Q[0], "a": begin.a[0]}
     upper = np.triu_indices(2)
-    steps = [d * (parts[name] - start[name]) for name in ("M", "Q", "a")]
+    steps = [d * (chain[name] - start[name]) for name in ("M", "Q", "a")]
     u = np.concatenate([steps[0][..., 0], steps[1][:, *upper], steps[2]], axis=1)
     error = u.std(axis=0, ddof=1) / np.sqrt(len(u))
     assert np.all(np.abs(u.mean(axis=0) - found.mean) <= Z * error + 1e-3)
