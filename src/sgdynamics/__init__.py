@@ -23,6 +23,7 @@ from sgdynamics.limits.effective_scaling import EffectiveScaling, effective_scal
 from sgdynamics.limits.mean_field import mean_field_density, mean_field_random_start, solve_mean_field
 from sgdynamics.limits.ode import solve_ode
 from sgdynamics.limits.sde import solve_sde
+from sgdynamics.multipass import GradientDescent, Langevin, MultiPassSGD, PersistentSGD
 from sgdynamics.problems import (
     Activation,
     GaussianMixture,
@@ -46,9 +47,13 @@ __all__ = [
     "ExitTimes",
     "FixedPoint",
     "GaussianMixture",
+    "GradientDescent",
     "HessianSpectrum",
+    "Langevin",
     "MultiIndex",
+    "MultiPassSGD",
     "OnePassSGD",
+    "PersistentSGD",
     "Problem",
     "SampleComplexity",
     "SpikedTensor",

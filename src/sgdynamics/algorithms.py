@@ -79,6 +79,27 @@ def rate_at(lr: Any, alpha: Any) -> Any:
     return lr(alpha) if isinstance(lr, Schedule) else lr
 
 
+def made_schedule(name: str, function: Any, of: str) -> Schedule:
+    """A schedule from a user's function of one number (`of`: alpha or t)."""
+    schedule = function if isinstance(function, Schedule) else Schedule(_Own(function), ())
+    try:
+        shape = traced_shape(schedule, np.zeros(()))
+    except Exception as error:
+        raise checks.reject(name, function, f"calling it on {of} failed with: {error}; give a JAX function of one number") from error
+    if shape != ():
+        raise checks.reject(name, function, f"one {of} must give one number, but it gave shape {shape}")
+    return schedule
+
+
+def describe_schedule(value: Any) -> tuple[Any, bool]:
+    """A number or schedule as plain values for a record, and whether it can be made again from them."""
+    if not isinstance(value, Schedule):
+        return value, True
+    if value.name == "piecewise":
+        return {name: np.asarray(part).tolist() for name, part in value.numbers.items()}, True
+    return function_identity(value.function.own), False
+
+
 @float64
 def _rates(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
     return np.asarray(jax.vmap(schedule)(jnp.asarray(alpha, dtype=jnp.float64)))
@@ -105,14 +126,7 @@ class OnePassSGD:
         if not callable(self.lr):
             object.__setattr__(self, "lr", checks.number("lr", self.lr, 0.0))
             return
-        schedule = self.lr if isinstance(self.lr, Schedule) else Schedule(_Own(self.lr), ())
-        try:
-            shape = traced_shape(schedule, np.zeros(()))
-        except Exception as error:
-            raise checks.reject("lr", self.lr, f"calling it on alpha failed with: {error}; give a JAX function of one number") from error
-        if shape != ():
-            raise checks.reject("lr", self.lr, f"one alpha must give one learning rate, but it gave shape {shape}")
-        object.__setattr__(self, "lr", schedule)
+        object.__setattr__(self, "lr", made_schedule("lr", self.lr, "alpha"))
         self.rates(np.zeros(1))
 
     @property
@@ -148,14 +162,12 @@ class OnePassSGD:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
-        record = {"kind": type(self).__name__, "lr": self.lr, "batch": self.batch, "head_rate": self.head_rate}
+        shown, rerunnable = describe_schedule(self.lr)
+        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": self.head_rate}
         if self.update is not None:
             record["update"] = self.update.describe()
-        if isinstance(self.lr, Schedule):
-            if self.lr.name == "piecewise":
-                record["lr"] = {name: np.asarray(value).tolist() for name, value in self.lr.numbers.items()}
-            else:
-                record |= {"lr": function_identity(self.lr.function.own), "rerunnable": False}
+        if not rerunnable:
+            record["rerunnable"] = False
         return record
 
 
@@ -181,10 +193,12 @@ def checked_algorithm(value: Any, any_update: bool = False) -> OnePassSGD:
 
 
 def descend(
-    rows: Any, head: Any, gradient: Any, head_gradient: Any, step: Any, head_rate: Any, weight_decay: Any, *, trained: bool, sphere: bool
+    rows: Any, head: Any, gradient: Any, head_gradient: Any, step: Any, head_rate: Any, weight_decay: Any, *, trained: bool, sphere: bool, kick: Any = None
 ) -> tuple[Any, Any]:
-    """One step of size `step` = lr/d on the rows (p x columns of any orthonormal frame) and the head."""
+    """One step of size `step` on the rows (p x columns of any orthonormal frame) and the head; `kick` is added to the rows."""
     rows = rows * (1.0 - step * weight_decay) - step * gradient
+    if kick is not None:
+        rows = rows + kick
     if sphere:
         rows = rows / jnp.sqrt(jnp.sum(rows**2, axis=-1, keepdims=True))
     if trained:

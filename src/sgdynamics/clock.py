@@ -1,6 +1,6 @@
 """Time: the caller gives exactly one of `times`, `alpha`, `steps`; the others follow.
 
-t = lr steps/d is gradient-flow time, alpha = samples used/d = steps batch/d.
+t = lr steps/d (on a fixed data set lr steps) is gradient-flow time, alpha = samples used/d = steps batch/d.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from scipy import optimize
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, Schedule
 from sgdynamics.gaussian.nodes import gauss_legendre
+from sgdynamics.multipass import FixedData
 
 PANELS, NODES = 32, 8  # of the integral of a schedule between two save points
 MOST_SUMMED = 4_000_000  # steps whose learning rates are added up one by one
@@ -32,7 +33,13 @@ class Clock:
 
 
 def clock(
-    algorithm: OnePassSGD, *, times: Any = None, alpha: Any = None, steps: Any = None, dimension: int | None, whole_steps: bool
+    algorithm: OnePassSGD | FixedData,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int | None,
+    whole_steps: bool,
 ) -> Clock:
     """Convert what the caller gave; with `whole_steps` save points are rounded to the nearest step of the run."""
     given = {name: value for name, value in (("times", times), ("alpha", alpha), ("steps", steps)) if value is not None}
@@ -41,13 +48,15 @@ def clock(
         raise ValueError(f"give exactly one of times=, alpha=, steps= (received {shown})")
     name, value = next(iter(given.items()))
     points = _increasing(name, value)
+    if name == "steps" and np.any(points != np.round(points)):
+        raise checks.reject("steps", value, "give whole numbers")
+    if isinstance(algorithm, FixedData):
+        return _fixed_data(algorithm, name, points)
     batch = algorithm.batch
     if algorithm.flow and (name != "times" or whole_steps):
         raise checks.reject("lr", algorithm.lr, "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0")
     if name == "steps" and dimension is None:
         raise ValueError("steps= needs a dimension: give dimension=d, or use times= or alpha=")
-    if name == "steps" and np.any(points != np.round(points)):
-        raise checks.reject("steps", value, "give whole numbers")
     if algorithm.flow:
         return Clock(points, None, None)
     if algorithm.scheduled:
@@ -67,6 +76,13 @@ def clock(
             step = np.round(step).astype(np.int64)
             t = step * (lr / dimension)
     return Clock(t, t * batch / lr, step)
+
+
+def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
+    """On a fixed data set t = lr steps, without the dimension; alpha counts every use of a sample."""
+    per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
+    step = np.round(points / per_step[name]).astype(np.int64)
+    return Clock(step * per_step["times"], step * per_step["alpha"], step)
 
 
 def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
@@ -104,8 +120,10 @@ def elapsed(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
     return np.array(result)
 
 
-def time_of_steps(algorithm: OnePassSGD, step: np.ndarray, dimension: int) -> np.ndarray:
+def time_of_steps(algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension: int) -> np.ndarray:
     """t after so many whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
+    if isinstance(algorithm, FixedData):
+        return step * algorithm.lr
     if not isinstance(algorithm.lr, Schedule):
         return step * (float(algorithm.lr) / dimension)
     share = algorithm.batch / dimension

@@ -16,6 +16,7 @@ from sgdynamics import checks, updates
 from sgdynamics.algorithms import OnePassSGD, piecewise_rate
 from sgdynamics.clock import Clock
 from sgdynamics.gaussian.risk import population_accuracy
+from sgdynamics.multipass import ALGORITHMS, FixedData
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -27,7 +28,7 @@ from sgdynamics.version import __version__
 
 def trajectory(
     problem: Problem,
-    algorithm: OnePassSGD,
+    algorithm: OnePassSGD | FixedData,
     clock: Clock,
     overlaps: dict[str, np.ndarray],
     risk: np.ndarray,
@@ -36,7 +37,7 @@ def trajectory(
     method: str,
     attributes: dict[str, Any],
 ) -> xr.Dataset:
-    """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...)."""
+    """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...), perhaps with a train_risk (run, time)."""
     M, Q = overlaps["M"], overlaps["Q"]
     variables: dict[str, Any] = {
         "M": (("run", "time", "unit", "signal"), M.sum(axis=2), {"long_name": "overlaps with the signals, W W*^T"}),
@@ -44,6 +45,8 @@ def trajectory(
         "a": (("run", "time", "unit"), overlaps["a"], {"long_name": "head"}),
         "risk": (("run", "time"), risk, {"long_name": "population risk"}),
     }
+    if "train_risk" in overlaps:
+        variables["train_risk"] = (("run", "time"), overlaps["train_risk"], {"long_name": "mean loss over the data set"})
     if problem.structure.has_excess:
         variables["excess_risk"] = (("run", "time"), risk - problem.noise_floor, {"long_name": "excess risk"})
     if isinstance(problem, GaussianMixture):
@@ -55,16 +58,16 @@ def trajectory(
     if problem.structure.blocks > 1:
         variables["M_block"] = (("run", "time", "block", "unit", "signal"), M, {"long_name": "overlaps, block by block"})
         variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
-    coordinates = time_coordinates(clock, diverged_at)
+    coordinates = time_coordinates(clock, diverged_at, fixed_data=isinstance(algorithm, FixedData))
     if problem.structure.blocks > 1:
         coordinates["eigenvalue"] = ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})
     return xr.Dataset(variables, coordinates, record(problem, algorithm, method, attributes))
 
 
-def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d") -> dict[str, Any]:
+def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d", fixed_data: bool = False) -> dict[str, Any]:
     """Every unit of time that is defined, and where runs diverged; `d` is the letter of the dimension."""
     coordinates: dict[str, Any] = {
-        "t": ("time", clock.t, {"long_name": f"time t = lr steps/{d}"}),
+        "t": ("time", clock.t, {"long_name": "time t = lr steps" if fixed_data else f"time t = lr steps/{d}"}),
         "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
     }
     if clock.alpha is not None:
@@ -74,7 +77,7 @@ def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d") -> dic
     return coordinates
 
 
-def record(problem: Any, algorithm: OnePassSGD, method: str, attributes: dict[str, Any]) -> dict[str, Any]:
+def record(problem: Any, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]) -> dict[str, Any]:
     """Where a result comes from; netCDF knows no None and no bool: what is not defined is left out."""
     return {name: value for name, value in attributes.items() if value is not None} | {
         "problem": encode(problem.describe()),
@@ -116,16 +119,19 @@ def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
     return kinds[kind](**record)
 
 
-def algorithm_of(result: xr.Dataset) -> OnePassSGD:
+def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
     """The algorithm that a result records, made again."""
     record = json.loads(_attribute(result, "algorithm"))
     if not record.pop("rerunnable", True):
-        raise ValueError("the result's learning rate is a user's function, which its record names but cannot make again")
-    if isinstance(record.get("lr"), dict):
-        record["lr"] = piecewise_rate(**record["lr"])
+        raise ValueError("the result's algorithm holds a user's function, which its record names but cannot make again")
+    for name in ("lr", "temperature"):
+        if isinstance(record.get(name), dict):
+            record[name] = piecewise_rate(**record[name])
+    if "rescale" in record:
+        record["rescale"] = bool(record["rescale"])
     if "update" in record:
         record["update"] = updates.made_again(record["update"])
-    kinds = {"OnePassSGD": OnePassSGD}
+    kinds: dict[str, Any] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
     return kinds[record.pop("kind")](**record)
 
 

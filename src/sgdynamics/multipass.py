@@ -1,0 +1,231 @@
+"""Algorithms that read a fixed data set again and again: gradient descent, multi-pass and persistent SGD, Langevin.
+
+A data set of n = samples_per_dimension d samples is drawn once. A step is
+
+    W <- W - lr (1/(b n)) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I),     t = lr steps,
+
+with the selection s_mu in {0, 1} of the samples in use (all of them, or each with probability b, the batch fraction) and the
+temperature T. All four are this one step with other numbers, so that direct simulation, the exact law and DMFT share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.algorithms import Schedule, descend, describe_schedule, made_schedule, rate_at
+
+
+@dataclass(frozen=True)
+class FixedData:
+    """What the four algorithms have in common; not an algorithm itself."""
+
+    lr: float = 0.01
+    samples_per_dimension: float = 3.0
+    head_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if callable(self.lr):
+            raise checks.reject("lr", self.lr, "on a fixed data set the learning rate is a number")
+        object.__setattr__(self, "lr", checks.number("lr", self.lr, above=0.0))
+        object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
+        object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+
+    @property
+    def selects(self) -> bool:
+        """Whether a step uses some of the samples only."""
+        return False
+
+    @property
+    def hot(self) -> bool:
+        """Whether a step adds white noise."""
+        return False
+
+    @property
+    def fraction(self) -> float:
+        """The share of the samples that a step uses, on average."""
+        return 1.0
+
+    def switching(self) -> tuple[float, float]:
+        """The probabilities that a sample comes into use, and goes out of it, in one step."""
+        return 1.0, 0.0
+
+    @property
+    def divisor(self) -> float:
+        """What the sum over the selected samples is divided by, beside n."""
+        return 1.0
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The numbers of the algorithm, as a dictionary that JAX can trace."""
+        on, off = self.switching()
+        temperature = getattr(self, "temperature", 0.0)
+        return {
+            "lr": np.float64(self.lr),
+            "head_rate": np.float64(self.head_rate),
+            "fraction": np.float64(self.fraction),
+            "divisor": np.float64(self.divisor),
+            "on": np.float64(on),
+            "off": np.float64(off),
+            "temperature": temperature if isinstance(temperature, Schedule) else np.float64(temperature),
+        }
+
+    def samples(self, dimension: int) -> int:
+        """The size of the data set at dimension d."""
+        count = round(self.samples_per_dimension * dimension)
+        if count < 1:
+            raise checks.reject(
+                "samples_per_dimension", self.samples_per_dimension, f"at dimension {dimension} this is less than one sample: take more"
+            )
+        return count
+
+    def describe(self) -> dict[str, Any]:
+        """The algorithm as plain values for the record of a result."""
+        return {
+            "kind": type(self).__name__,
+            "lr": self.lr,
+            "samples_per_dimension": self.samples_per_dimension,
+            "head_rate": self.head_rate,
+        }
+
+
+@dataclass(frozen=True)
+class GradientDescent(FixedData):
+    """Full-batch gradient descent on a fixed data set of samples_per_dimension d samples, t = lr steps."""
+
+
+@dataclass(frozen=True)
+class MultiPassSGD(FixedData):
+    """Multi-pass SGD: at every step each sample is in the batch with probability batch_fraction, independently.
+
+    rescale=True divides by batch_fraction n (the mean over the batch); False by n.
+    Source: Mignacco, Urbani, Zdeborova (2021), eq. (6); literal drawing with replacement would not be gradient descent at fraction 1.
+    """
+
+    batch_fraction: float = 0.5
+    rescale: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction = checks.number("batch_fraction", self.batch_fraction, above=0.0)
+        if fraction > 1:
+            raise checks.reject("batch_fraction", self.batch_fraction, "give the share of the samples in a batch, above 0 and at most 1")
+        object.__setattr__(self, "batch_fraction", fraction)
+        object.__setattr__(self, "rescale", checks.choice("rescale", self.rescale, (True, False)))
+
+    @property
+    def selects(self) -> bool:
+        return self.batch_fraction < 1
+
+    @property
+    def fraction(self) -> float:
+        return self.batch_fraction
+
+    @property
+    def divisor(self) -> float:
+        return self.batch_fraction if self.rescale else 1.0
+
+    def switching(self) -> tuple[float, float]:
+        return self.batch_fraction, 1 - self.batch_fraction
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"batch_fraction": self.batch_fraction, "rescale": int(self.rescale)}
+
+
+@dataclass(frozen=True)
+class PersistentSGD(MultiPassSGD):
+    """Persistent SGD: a sample stays out of the batch for persistence_time (in t) on average, and in it so that the batch keeps its size.
+
+    Per step a sample comes in with probability lr/persistence_time and goes out with (1 - b) lr/(b persistence_time); it has a limit
+    lr -> 0 that is not gradient flow. Source: Mignacco, Urbani, Zdeborova (2021), eq. (7), whose b is the batch fraction.
+    """
+
+    persistence_time: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tau, b = checks.number("persistence_time", self.persistence_time, above=0.0), self.batch_fraction
+        object.__setattr__(self, "persistence_time", tau)
+        on, off = self.switching()
+        if on > 1 or off > 1:
+            least = self.lr * max(1.0, (1 - b) / b)
+            raise checks.reject(
+                "persistence_time",
+                tau,
+                f"a sample would switch with probability {max(on, off):.4g} > 1 in a step: with lr = {self.lr:g} and "
+                f"batch_fraction = {b:g} give {least:.6g} or more",
+            )
+
+    def switching(self) -> tuple[float, float]:
+        on = self.lr / self.persistence_time
+        return on, on * (1 - self.batch_fraction) / self.batch_fraction
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"persistence_time": self.persistence_time}
+
+
+@dataclass(frozen=True)
+class Langevin(FixedData):
+    """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).
+
+    `temperature` is a number or a function of t, such as `piecewise_rate([350.0], [1.0, 0.0])`, which switches it off at t = 350.
+    A trained head receives sqrt(2 T head_rate lr/d) noise, so that without a constraint small steps sample exp(-d loss/T) of both layers.
+    """
+
+    temperature: Any = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if callable(self.temperature):
+            object.__setattr__(self, "temperature", made_schedule("temperature", self.temperature, "t"))
+        else:
+            object.__setattr__(self, "temperature", checks.number("temperature", self.temperature, 0.0))
+
+    @property
+    def hot(self) -> bool:
+        return isinstance(self.temperature, Schedule) or self.temperature > 0
+
+    def describe(self) -> dict[str, Any]:
+        shown, rerunnable = describe_schedule(self.temperature)
+        return super().describe() | {"temperature": shown} | ({} if rerunnable else {"rerunnable": False})
+
+
+ALGORITHMS = {kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, PersistentSGD, Langevin)}
+
+
+def checked_fixed_data(value: Any) -> FixedData:
+    """An algorithm on a fixed data set as an argument."""
+    if type(value) not in ALGORITHMS.values():
+        raise checks.reject("algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD or sgd.Langevin(...)")
+    return value
+
+
+def first_selection(algorithm: Any, uniform: Any) -> Any:
+    """Which samples are in use at step 0, from one uniform number each."""
+    return uniform < algorithm["fraction"]
+
+
+def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
+    """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
+    return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
+
+
+def kick_size(algorithm: Any, number: Any, dimension: Any) -> Any:
+    """sqrt(2 T lr/d) at step `number`."""
+    temperature = rate_at(algorithm["temperature"], number * algorithm["lr"])
+    return jnp.sqrt(2 * temperature * algorithm["lr"] / dimension)
+
+
+def move(
+    algorithm: Any, rows: Any, head: Any, gradient: Any, head_gradient: Any, kick: Any, head_kick: Any, decay: Any, trained: bool, sphere: bool
+) -> tuple[Any, Any]:
+    """One step of rows (p, columns of any orthonormal frame) and head; the kicks are what Langevin adds, or None."""
+    lr, rate = algorithm["lr"], algorithm["head_rate"]
+    rows, head = descend(rows, head, gradient, head_gradient, lr, rate, decay, trained=trained, sphere=sphere, kick=kick)
+    if trained and head_kick is not None:
+        head = head + jnp.sqrt(rate) * head_kick
+    return rows, head
