@@ -18,6 +18,7 @@ from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
 from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
+from sgdynamics.limits.dmft import solve_dmft
 from sgdynamics.limits.effective import EffectiveDynamics, effective_dynamics
 from sgdynamics.limits.effective_scaling import EffectiveScaling, effective_scaling
 from sgdynamics.limits.mean_field import mean_field_density, mean_field_random_start, solve_mean_field
@@ -87,6 +88,7 @@ __all__ = [
     "sample_complexity",
     "save",
     "simulate",
+    "solve_dmft",
     "solve_mean_field",
     "solve_ode",
     "solve_sde",

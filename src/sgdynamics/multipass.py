@@ -221,7 +221,16 @@ def kick_size(algorithm: Any, number: Any, dimension: Any) -> Any:
 
 
 def move(
-    algorithm: Any, rows: Any, head: Any, gradient: Any, head_gradient: Any, kick: Any, head_kick: Any, decay: Any, trained: bool, sphere: bool
+    algorithm: Any,
+    rows: Any,
+    head: Any,
+    gradient: Any,
+    head_gradient: Any,
+    kick: Any,
+    head_kick: Any,
+    decay: Any,
+    trained: bool,
+    sphere: bool,
 ) -> tuple[Any, Any]:
     """One step of rows (p, columns of any orthonormal frame) and head; the kicks are what Langevin adds, or None."""
     lr, rate = algorithm["lr"], algorithm["head_rate"]

@@ -37,7 +37,7 @@ def trajectory(
     method: str,
     attributes: dict[str, Any],
 ) -> xr.Dataset:
-    """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...), perhaps with a train_risk (run, time)."""
+    """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...) and train_risk (run, time) if any."""
     M, Q = overlaps["M"], overlaps["Q"]
     variables: dict[str, Any] = {
         "M": (("run", "time", "unit", "signal"), M.sum(axis=2), {"long_name": "overlaps with the signals, W W*^T"}),

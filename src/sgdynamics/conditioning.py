@@ -1,0 +1,344 @@
+"""A fixed data set seen by conditioning: the weights stay abstract, a growing list of coefficients, exactly in law at any d.
+
+Of the data matrix X (n x d, rows N(0, I)) an algorithm only ever uses X e for directions e in weight space and X^T g for vectors g in
+sample space. Given orthonormal e_0, e_1, ... with A_k = X e_k known, and orthonormal P_0, P_1, ... in R^n whose X^T P_j lie in their
+span, what is left of X is a Gaussian matrix between the two complements. So a gradient X^T g is, with r = g - sum_j P_j <P_j, g>,
+
+    X^T g = sum_k <A_k, g> e_k + |r| chi e_new,     chi^2 ~ chi^2(d - number of e's),
+    A_new = X e_new = chi r/|r| + (1 - P P^T) Z,    Z ~ N(0, I_n),
+
+and white noise on the weights (Langevin) opens directions with A_new = (1 - P P^T) Z. The rows of W are coefficients on the e's: the
+first K lie along the signals, the next p along the start, and every step adds p, or 2p with white noise.
+Nothing else is needed: no response function, no iteration, no d-dimensional vector (Bolthausen's conditioning).
+With chi at its mean and Z from quasi-random points, n is the number of paths of the effective process at d -> infinity (DMFT).
+Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g| open no direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.compressed import chi, drawn_clusters, normals_and_uniforms, sample_gradients
+from sgdynamics.multipass import first_selection, kick_size, move, next_selection
+from sgdynamics.problems.problem import Structure
+
+LARGEST = 1e50  # coefficients beyond this have diverged; the fourth powers of their fields still fit
+ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions
+SMALLEST = 64  # directions that memory is made for at first
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What compiled code depends on."""
+
+    structure: Structure
+    selects: bool
+    hot: bool
+    limit: bool  # d -> infinity: chi at its mean, no white noise on the first directions
+
+    @property
+    def first(self) -> int:
+        """Directions known before the first step: signals and rows."""
+        return self.structure.signals + self.structure.width
+
+    @property
+    def normals(self) -> int:
+        """Vectors of n normals in a step, for each block: for gradients, and for white noise."""
+        return self.structure.width * (2 if self.hot else 1)
+
+    @property
+    def opened(self) -> int:
+        """Directions that a step may open."""
+        return self.normals
+
+
+class Known(NamedTuple):
+    """One run: what is known of the data, and the weights in it."""
+
+    P: Any  # (capacity, n), orthonormal rows, zero beyond `spanned`
+    A: Any  # (blocks, capacity, n), zero beyond `opened`
+    rows: Any  # (p, blocks, capacity)
+    head: Any  # (p,)
+    spanned: Any  # how many P
+    opened: Any  # how many directions e
+    selected: Any  # (n,)
+    signals: Any  # (n, K)
+    labels: Any  # (n,): noise draws, or labels of a mixture
+
+
+class Draws(NamedTuple):
+    """The random numbers of one step: normals (normals, blocks, n), uniforms (n) for the selection, and small ones."""
+
+    normals: Any
+    uniform: Any
+    lengths: Any  # (opened, blocks): proposals for chi
+    uniforms: Any  # (opened, blocks): their acceptance
+    along: Any  # (capacity, p, blocks): white noise along known directions
+    lower: Any  # (p, p, blocks): white noise of the rows along each other's new directions
+    head: Any  # (p,)
+
+
+def begin(
+    layout: Layout, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, normals: Any, noise: Any, uniform: Any, room: int
+) -> Known:
+    """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, n), noise draws (n) and uniforms (n)."""
+    structure = layout.structure
+    k = structure.signals
+    n = noise.shape[0]
+    A = normals * jnp.sqrt(parameters["eigenvalues"]).astype(normals.dtype)[:, None, None]
+    labels = noise
+    if structure.clusters:
+        means, labels = drawn_clusters(parameters, noise)
+        A = A.at[:, :k].add(jnp.moveaxis(means, 0, -1).astype(A.dtype))
+    signals = jnp.einsum("brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest")
+    rows = jnp.moveaxis(jnp.concatenate([T, L], axis=-1), 0, 1).astype(A.dtype)
+    spare = room - layout.first
+    selected = first_selection(algorithm, uniform) if layout.selects else jnp.ones(n, bool)
+    return Known(
+        jnp.zeros((room, n), A.dtype),
+        jnp.pad(A, ((0, 0), (0, spare), (0, 0))),
+        jnp.pad(rows, ((0, 0), (0, 0), (0, spare))),
+        head.astype(A.dtype),
+        jnp.zeros((), jnp.int32),
+        jnp.asarray(layout.first, jnp.int32),
+        selected,
+        signals,
+        labels.astype(A.dtype),
+    )
+
+
+@partial(jax.jit, static_argnums=1)
+def _widened(state: Known, room: int) -> Known:
+    """The same runs (leading axis) with memory for more directions."""
+    more = room - state.P.shape[1]
+    return state._replace(
+        P=jnp.pad(state.P, ((0, 0), (0, more), (0, 0))),
+        A=jnp.pad(state.A, ((0, 0), (0, 0), (0, more), (0, 0))),
+        rows=jnp.pad(state.rows, ((0, 0), (0, 0), (0, 0), (0, more))),
+    )
+
+
+def next_room(room: int, most: int) -> int:
+    """The next size of memory: doubled while small (each size compiles), then by half."""
+    return min(2 * room if room < 512 else room + room // 2, most)
+
+
+def fields_of(state: Known) -> Any:
+    """lambda (n, p)."""
+    return jnp.einsum("pbk,bkn->np", state.rows, state.A, precision="highest")
+
+
+def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
+    """M, Q (block by block), a and the mean loss over the data set."""
+    structure = layout.structure
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields_of(state), state.signals, state.head, state.labels, parameters)
+    rows = jnp.moveaxis(state.rows, 1, 0)
+    return {
+        "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
+        "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
+        "a": state.head,
+        "train_risk": jnp.mean(losses),
+    }
+
+
+def outside(P: Any, vectors: Any, passes: int) -> Any:
+    """vectors (m, n) less their part in the span of P. One pass leaves rounding that grows from step to step: residuals need two."""
+    for _ in range(passes):
+        inner = jnp.einsum("kn,mn->mk", P, vectors, precision="highest")
+        vectors = vectors - jnp.einsum("mk,kn->mn", inner, P, precision="highest")
+    return vectors
+
+
+def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
+    """The random numbers of one step of one run."""
+    p, blocks = layout.structure.width, layout.structure.blocks
+    small_key, along_key = jax.random.split(key)
+    count = layout.normals * blocks * n
+    normals, uniform = normals_and_uniforms(key, count, n if layout.selects else 0)
+    few, uniforms = normals_and_uniforms(small_key, layout.opened * blocks + p * p * blocks + p, layout.opened * blocks)
+    lengths, lower, head = jnp.split(few, [layout.opened * blocks, layout.opened * blocks + p * p * blocks])
+    return Draws(
+        normals.reshape(layout.normals, blocks, n).astype(dtype),
+        uniform,
+        lengths.reshape(layout.opened, blocks),
+        uniforms.reshape(layout.opened, blocks),
+        # drawn by jax.random, whose first numbers do not depend on how many are asked for: memory must not change the run
+        jax.random.normal(along_key, (room, p, blocks), dtype) if layout.hot else None,
+        lower.reshape(p, p, blocks),
+        head,
+    )
+
+
+def step(
+    layout: Layout,
+    parameters: Any,
+    algorithm: Any,
+    sizes: Any,
+    samples: Any,
+    tolerance: Any,
+    state: Known,
+    draws: Draws,
+    key: Any,
+    number: Any,
+) -> Known:
+    """One step; `sizes` are the dimensions of the blocks, `samples` the size n of the data set that gradients are divided by."""
+    structure = layout.structure
+    p, blocks = structure.width, structure.blocks
+    dtype = state.A.dtype
+    h, head_gradient = sample_gradients(structure, parameters, fields_of(state), state.signals, state.head, state.labels)
+    weight = (state.selected if layout.selects else jnp.ones_like(state.labels)).astype(dtype) / (algorithm["divisor"] * samples).astype(
+        dtype
+    )
+    g = h.T * weight
+    gradient = jnp.einsum("bkn,pn->pbk", state.A, g, precision="highest")
+    spread = jnp.sqrt(parameters["eigenvalues"]).astype(dtype)
+    P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
+
+    def length(index: int, opened: Any) -> Any:
+        """How far a new direction reaches outside of the known ones: (blocks,)."""
+        free = sizes - opened
+        if layout.limit:
+            return jnp.sqrt(jnp.maximum(free, 0.0)).astype(dtype)
+        return chi(jax.random.fold_in(key, index), free, draws.lengths[index], draws.uniforms[index]).astype(dtype)
+
+    for unit in range(p):
+        both = outside(P, jnp.concatenate([g[unit][None], draws.normals[unit]]), 2)
+        size = jnp.sqrt(jnp.sum(both[0] ** 2))
+        grows = (size > tolerance * jnp.sqrt(jnp.sum(g[unit] ** 2))) & jnp.any(sizes - opened > 0)
+        new = jnp.where(grows, both[0] / jnp.where(grows, size, 1.0), 0.0)
+        rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
+        open_block = (grows & (sizes - opened > 0)).astype(dtype)
+        found = (spread * open_block)[:, None] * (length(unit, opened)[:, None] * new + rest)
+        P = P.at[spanned].set(new)
+        A = A.at[:, opened].set(found)
+        gradient = gradient.at[:, :, opened].set(jnp.einsum("bn,pn->pb", found, g, precision="highest"))
+        opened, spanned = opened + grows, spanned + grows
+
+    kick = head_kick = None
+    if layout.hot:
+        amount = kick_size(algorithm, number, jnp.sum(sizes)).astype(dtype)
+        slot = jnp.arange(state.rows.shape[-1])
+        known = (slot < opened) & (slot >= (layout.first if layout.limit else 0))
+        kick = jnp.transpose(draws.along, (1, 2, 0)) * known
+        turned = outside(P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
+        lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
+        for unit in range(p):
+            there = (sizes - opened > 0).astype(dtype)
+            A = A.at[:, opened].set((spread * there)[:, None] * turned[unit])
+            others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * there
+            kick = kick.at[:, :, opened].set(others.at[unit].set(length(p + unit, opened) * there))
+            opened = opened + jnp.any(there > 0)
+        kick = (amount * kick).reshape(p, -1)
+        head_kick = amount * draws.head.astype(dtype) * (0.0 if layout.limit else 1.0)
+
+    numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm | {"temperature": 0.0})
+    rows, head = move(
+        numbers,
+        state.rows.reshape(p, -1),
+        state.head,
+        gradient.reshape(p, -1),
+        jnp.sum(head_gradient * weight[:, None], axis=0),
+        kick,
+        head_kick,
+        parameters["weight_decay"].astype(dtype),
+        structure.trained,
+        structure.sphere,
+    )
+    selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
+    return Known(P, A, rows.reshape(state.rows.shape), head, spanned, opened, selected, state.signals, state.labels)
+
+
+def advance(
+    layout: Layout,
+    parameters: Any,
+    algorithm: Any,
+    sizes: Any,
+    tolerance: float,
+    most: int,
+    state: Known,
+    keys: Any,
+    given: Any,
+    begin: int,
+    end: int,
+) -> tuple[Known, np.ndarray]:
+    """All runs (leading axis) from step `begin` to `end`, with memory made on the way for up to `most` directions; the last good steps.
+
+    `given`: (normals (run, step, normals, blocks, n), uniforms (run, step, n) or None, first step) in place of drawn ones, or None.
+    Runs that need more than `most` stop where they are: `short` tells.
+    """
+    # a CPU takes the runs one after the other: what is known of one data set then stays in its cache
+    together = jax.default_backend() != "cpu"
+    numbers = (parameters, algorithm, sizes, np.float64(tolerance))
+    now, good = np.full(len(keys), begin, dtype=np.int64), np.full(len(keys), begin, dtype=np.int64)
+    while True:
+        state, now, good = _advance(layout, together, *numbers, state, keys, given, now, good, np.int64(end))
+        room = state.P.shape[1]
+        if np.all(np.asarray(now) >= end) or room >= most:
+            return state, np.asarray(good)
+        state = _widened(state, next_room(room, most))
+
+
+def short(layout: Layout, state: Known) -> bool:
+    """Whether memory ended before the steps did."""
+    room = state.P.shape[1]
+    return int(np.max(state.opened)) + layout.opened > room or int(np.max(state.spanned)) + layout.structure.width > room
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
+def _advance(
+    layout: Layout,
+    together: bool,
+    parameters: Any,
+    algorithm: Any,
+    sizes: Any,
+    tolerance: Any,
+    state: Known,
+    keys: Any,
+    given: Any,
+    now: Any,
+    good: Any,
+    end: Any,
+) -> tuple[Known, Any, Any]:
+    room, n = state.P.shape[1:]
+    samples = jnp.asarray(n, state.A.dtype)
+
+    def one(number: Any, state: Known, key: Any, part: Any) -> Known:
+        key = jax.random.fold_in(key, number)
+        draws = draw(layout, key, n, room, state.A.dtype)
+        if part is not None:
+            draws = draws._replace(normals=part[0][number - given[2]])
+            if layout.selects:
+                draws = draws._replace(uniform=part[1][number - given[2]])
+        return step(layout, parameters, algorithm, sizes, samples, tolerance, state, draws, key, number)
+
+    def fits(carry: tuple[Any, Known, Any]) -> Any:
+        number, state, _ = carry
+        enough = (jnp.max(state.opened) + layout.opened <= room) & (jnp.max(state.spanned) + layout.structure.width <= room)
+        return (jnp.min(number) < end) & enough
+
+    def loop(advanced: Any, carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
+        def go(carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
+            number, state, good = carry
+            state = advanced(number, state)
+            fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=-1)
+            return number + 1, state, jnp.where(fine, number + 1, good)
+
+        return jax.lax.while_loop(fits, go, carry)
+
+    parts = None if given is None else given[:2]
+    if together:
+        now, state, good = loop(lambda number, state: jax.vmap(one)(number, state, keys, parts), (now, state, good))
+        return state, now, good
+
+    def single(run: tuple[Any, Known, Any, Any, Any]) -> tuple[Any, Known, Any]:
+        number, state, good, key, part = run
+        return loop(lambda number, state: one(number, state, key, part), (number, state, good))
+
+    now, state, good = jax.lax.map(single, (now, state, good, keys, parts))
+    return state, now, good

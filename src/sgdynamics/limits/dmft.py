@@ -1,0 +1,373 @@
+"""Dynamical mean-field theory of algorithms on a fixed data set: d -> infinity at n = samples_per_dimension d, in one causal sweep.
+
+The effective process of one sample (its fields, given the history) is sampled along `paths` of it. In place of the kernels of the usual
+form (a correlated Gaussian drive and a memory integral over the response, found by iteration) the paths are conditioned on what
+the algorithm has seen (`sgdynamics.conditioning`): the overlaps of step t + 1 follow from those up to t, once, at the same finite
+learning rate as the simulation's.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy import special
+from scipy.stats import qmc
+
+from sgdynamics import checks, conditioning
+from sgdynamics.clock import clock
+from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.multipass import FixedData, checked_fixed_data
+from sgdynamics.precision import float64
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start, checked_start, factor
+from sgdynamics.progress import Meter, meter
+from sgdynamics.results import largest_share, trajectory
+from sgdynamics.simulation.running import run_keys
+
+MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
+POINT_BYTES = 1 << 27  # quasi-random numbers made at a time
+FEWEST_PATHS = 64  # of one replicate
+SHARE_OF_MEMORY = 0.8
+PROBE = 1e-3  # size of the kick that measures a response, by differences of two paths that share their random numbers
+
+
+@float64
+def solve_dmft(
+    problem: Problem,
+    algorithm: FixedData,
+    start: Start,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    paths: int = 20000,
+    seed: int = 0,
+    replicates: int = 4,
+    tolerance: float = 1e-4,
+    rank: int | None = None,
+    two_time: bool = False,
+    dtype: str = "float64",
+    memory: float | None = None,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
+
+    `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
+    whose spread gives every quantity X its X_standard_error. `tolerance`: a gradient whose part outside of what is known is smaller than
+    this share of it opens no new direction, so that smooth algorithms stay of low rank (the attribute `rank` tells how low).
+    two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
+    two more sweeps a save point.
+    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
+    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what the machine has unless given).
+    A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
+    """
+    checked_fixed_data(algorithm)
+    begin = checked_start(problem, start)
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
+    assert when.step is not None
+    seed, replicates = checks.whole("seed", seed, 0), checks.whole("replicates", replicates, 2)
+    checks.choice("dtype", dtype, ("float64", "float32"))
+    checks.choice("two_time", two_time, (False, True))
+    tolerance = checks.number("tolerance", tolerance, above=0.0)
+    each = 1 << round(np.log2(max(checks.whole("paths", paths, 1) / replicates, 1)))
+    if each < FEWEST_PATHS:
+        raise checks.reject(
+            "paths", paths, f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more"
+        )
+    sweep = _Sweep(problem, algorithm, each, seed, replicates, max(tolerance, conditioning.ROUNDING[dtype]), np.dtype(dtype))
+    sweep.make_room(int(when.step[-1]), None if rank is None else checks.whole("rank", rank, 1), memory, begin.runs)
+    found = []
+    with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs, progress) as bar:
+        for run in range(begin.runs):
+            one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+            found.append(sweep.solve(one, when.step, two_time, bar))
+    overlaps = {name: np.stack([part[name] for part in found]) for name in found[0]}  # (run, replicate, time, ...)
+    return _dataset(problem, algorithm, when, overlaps, sweep, seed, tolerance)
+
+
+class _Sweep:
+    """Replicates of the effective process, driven by quasi-random points."""
+
+    def __init__(
+        self, problem: Problem, algorithm: FixedData, each: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
+    ) -> None:
+        self.problem = problem
+        self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=True)
+        self.parameters, self.algorithm = problem.parameters, algorithm.parameters
+        self.each, self.seed, self.replicates, self.tolerance, self.dtype = each, seed, replicates, tolerance, dtype
+        # the dimension at which n samples are `each` paths; no whole number is needed
+        self.sizes = problem.parameters["fractions"] * (each / algorithm.samples_per_dimension)
+        self.rank = 0
+        self.most = 0
+
+    def make_room(self, steps: int, rank: int | None, memory: float | None, runs: int) -> None:
+        """How many directions memory is made for at most; refuse what does not fit."""
+        layout = self.layout
+        needed = layout.first + layout.opened * (steps + 1)
+        self.most = min(needed, int(np.ceil(self.sizes.max())) + layout.opened)
+        if rank is not None:
+            self.most = min(self.most, rank + layout.first + layout.opened)
+        # memory for P and A, and once more while it grows
+        self.bytes = 2 * self.dtype.itemsize * self.each * self.replicates * self.most * (1 + layout.structure.blocks)
+        room = _available() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
+        if self.bytes > room:
+            raise ValueError(
+                f"{self.each * self.replicates} paths of up to {self.most} directions ({steps} steps) need {self.bytes / 1e9:.3g} GB, "
+                f"there are {room / 1e9:.3g} GB: take fewer paths or steps, dtype='float32', or give rank= where the algorithm is smooth "
+                "(gradient descent needs far fewer directions than steps)"
+            )
+
+    def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
+        """Overlaps (replicate, time, ...) of one start."""
+        points = _Points(self.layout, self.each, self.replicates, self.seed, self.dtype)
+        state = self.begin(begin, points)
+        # runs of the generator that fills in small random numbers: apart from those of simulations
+        keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
+        saved: dict[str, list[np.ndarray]] = {}
+        rows: list[np.ndarray] = []
+        probes: list[tuple[int, _Probe]] = []
+        diverged = np.zeros(self.replicates, dtype=bool)
+        now = 0
+        for index, target in enumerate(steps.tolist()):
+            while now < target:
+                given, end = points.piece(now, target)
+                state, good = self.advance(state, keys, given, now, end)
+                diverged |= good < end
+                probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
+                bar.advance(end - now)
+                now = end
+            for name, value in _observe(self.layout, self.parameters, state).items():
+                shown = np.array(value, dtype=np.float64)
+                shown[diverged] = np.nan
+                saved.setdefault(name, []).append(shown)
+            if two_time:
+                rows.append(np.array(state.rows, dtype=np.float64))
+                probes.append((index, self.probe(state, points)))
+                saved.setdefault("R", []).append(self.responses(probes, len(steps)))
+        self.rank = max(self.rank, int(np.max(state.opened)) - self.layout.first)
+        result = {name: np.stack(values, axis=1) for name, values in saved.items()}
+        if two_time:
+            result["C"] = _correlations(rows)
+        return result
+
+    def begin(self, begin: Start, points: _Points) -> conditioning.Known:
+        T, L = factor(self.problem, begin)
+        layout = self.layout
+        room = min(max(conditioning.SMALLEST, layout.first + 2 * layout.opened), max(self.most, layout.first + layout.opened))
+        return _begin(layout, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
+
+    def advance(
+        self, state: conditioning.Known, keys: Any, given: Any, now: int, end: int, most: int = 0
+    ) -> tuple[conditioning.Known, np.ndarray]:
+        numbers = (self.parameters, self.algorithm, self.sizes)
+        state, good = conditioning.advance(self.layout, *numbers, self.tolerance, self.most + most, state, keys, given, now, end)
+        if conditioning.short(self.layout, state) and np.any(good < end):
+            raise ValueError(
+                f"rank = {self.most - self.layout.first - self.layout.opened} directions are not enough by step {int(good.min())}: give a "
+                "larger rank, a larger tolerance, or none"
+            )
+        return state, good
+
+    def probe(self, state: conditioning.Known, points: _Points) -> _Probe:
+        both = tuple(_kicked(self.layout, self.parameters, np.asarray(size, self.dtype), state, points.probe()) for size in (PROBE, -PROBE))
+        return _Probe(both, np.asarray(state.opened))
+
+    def responses(self, probes: list[tuple[int, _Probe]], count: int) -> np.ndarray:
+        """R(t, t') at the present t: (replicate, t', unit, unit'), 0 for later t'."""
+        p = self.layout.structure.width
+        result = np.zeros((self.replicates, count, p, p))
+        for born, probe in probes:
+            result[:, born] = probe.response(self.parameters["fractions"], p)
+        return result
+
+
+class _Probe:
+    """Two copies of the replicates, kicked one way and the other along fresh directions, one a unit."""
+
+    def __init__(self, both: tuple[conditioning.Known, conditioning.Known], slots: np.ndarray) -> None:
+        self.both, self.slots = both, slots
+
+    def advanced(self, sweep: _Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
+        more = sweep.layout.structure.width
+        first, second = (sweep.advance(state, keys, given, now, end, most=more)[0] for state in self.both)
+        return _Probe((first, second), self.slots)
+
+    def response(self, fractions: np.ndarray, p: int) -> np.ndarray:
+        """(replicate, unit, kicked unit): how far rows have moved along the kicks, per unit kick."""
+        found = []
+        for state in self.both:
+            rows = np.asarray(state.rows, dtype=np.float64)
+            along = np.stack([rows[np.arange(len(rows)), :, :, self.slots + unit] for unit in range(p)], axis=-1)
+            found.append(np.einsum("ripj,p->rij", along, np.sqrt(fractions)))
+        return (found[0] - found[1]) / (2 * PROBE)
+
+
+@partial(jax.jit, static_argnums=0)
+def _kicked(layout: conditioning.Layout, parameters: Any, size: Any, state: conditioning.Known, normals: Any) -> conditioning.Known:
+    """Rows moved by `size` along a fresh direction each; memory is made for these directions."""
+    p = layout.structure.width
+    spread = jnp.sqrt(parameters["eigenvalues"]).astype(state.A.dtype)
+    share = jnp.sqrt(parameters["fractions"]).astype(state.A.dtype)
+
+    def one(state: conditioning.Known, normals: Any) -> conditioning.Known:
+        P, A, rows = (
+            jnp.pad(state.P, ((0, p), (0, 0))),
+            jnp.pad(state.A, ((0, 0), (0, p), (0, 0))),
+            jnp.pad(state.rows, ((0, 0), (0, 0), (0, p))),
+        )
+        blocks = A.shape[0]
+        fresh = conditioning.outside(P, normals.reshape(p * blocks, -1), 2).reshape(p, blocks, -1)
+        for unit in range(p):
+            A = A.at[:, state.opened + unit].set(spread[:, None] * fresh[unit])
+            rows = rows.at[unit, :, state.opened + unit].set(size * share)
+        return state._replace(P=P, A=A, rows=rows, opened=state.opened + p)
+
+    return jax.vmap(one)(state, normals)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _begin(
+    layout: conditioning.Layout,
+    room: int,
+    parameters: Any,
+    algorithm: Any,
+    T: Any,
+    L: Any,
+    head: Any,
+    normals: Any,
+    noise: Any,
+    uniform: Any,
+) -> conditioning.Known:
+    def one(normals: Any, noise: Any, uniform: Any) -> conditioning.Known:
+        return conditioning.begin(layout, parameters, algorithm, T, L, head, normals, noise, uniform, room)
+
+    return jax.vmap(one)(normals, noise, uniform)
+
+
+@partial(jax.jit, static_argnums=0)
+def _observe(layout: conditioning.Layout, parameters: Any, state: Any) -> dict[str, Any]:
+    return jax.lax.map(partial(conditioning.observe, layout, parameters), state)
+
+
+class _Points:
+    """Normals and uniforms of every path: scrambled Sobol points, one coordinate for each number that a path needs."""
+
+    def __init__(self, layout: conditioning.Layout, each: int, replicates: int, seed: int, dtype: np.dtype) -> None:
+        self.layout, self.each, self.replicates, self.seed, self.dtype = layout, each, replicates, seed, dtype
+        self.generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(replicate, 1))) for replicate in range(replicates)]
+        blocks = layout.structure.blocks
+        self.first_count = blocks * layout.first + 1
+        self.step_count = blocks * layout.normals + int(layout.selects)
+        self.left: np.ndarray | None = None
+        self.fresh = True
+
+    def first(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Normals (replicate, blocks, K + p, n), noise (replicate, n), uniforms of the first selection (replicate, n)."""
+        self.take(MOST_DIMENSIONS)
+        uniform = self.next(self.first_count + 1)
+        normals = special.ndtri(uniform[:, :-1])
+        shape = (self.replicates, self.layout.structure.blocks, self.layout.first, self.each)
+        return normals[:, :-1].reshape(shape).astype(self.dtype), normals[:, -1].astype(self.dtype), uniform[:, -1]
+
+    def piece(self, now: int, target: int) -> tuple[Any, int]:
+        """What `conditioning.advance` takes for the steps from `now`, as many as are made at a time."""
+        most = max(1, POINT_BYTES // (8 * self.each * self.replicates * self.step_count))
+        count = min(target - now, most)
+        uniform = self.next(count * self.step_count).reshape(self.replicates, count, self.step_count, self.each)
+        inner = self.layout.structure.blocks * self.layout.normals
+        shape = (self.replicates, count, self.layout.normals, self.layout.structure.blocks, self.each)
+        normals = special.ndtri(uniform[:, :, :inner]).astype(self.dtype).reshape(shape)
+        return (normals, uniform[:, :, -1] if self.layout.selects else None, np.int64(now)), now + count
+
+    def probe(self) -> np.ndarray:
+        """Normals (replicate, unit, blocks, n) of a kick, the same whenever it is asked for."""
+        shape = (self.layout.structure.width, self.layout.structure.blocks, self.each)
+        roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 2)) for replicate in range(self.replicates)]
+        return np.stack([np.random.default_rng(root).standard_normal(shape) for root in roots]).astype(self.dtype)
+
+    def next(self, count: int) -> np.ndarray:
+        """The next coordinates of all paths: (replicate, count, n)."""
+        parts = []
+        while count:
+            if self.left is None or self.left.shape[1] == 0:
+                self.take(MOST_DIMENSIONS)
+            assert self.left is not None
+            part, self.left = self.left[:, :count], self.left[:, count:]
+            parts.append(part)
+            count -= part.shape[1]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def take(self, dimensions: int) -> None:
+        """One more set of points. Sets after the first are shuffled: their coordinates would else go with those of the first."""
+        dimensions = max(self.first_count + 1, min(dimensions, POINT_BYTES // (8 * self.each * self.replicates)))
+        sets = []
+        for generator in self.generators:
+            points = qmc.Sobol(dimensions, rng=generator).random(self.each).T
+            # the points are multiples of 2^-30: the middle of each cell, never 0 or 1
+            sets.append((points if self.fresh else points[:, generator.permutation(self.each)]) + 2.0**-31)
+        self.left, self.fresh = np.stack(sets), False
+
+
+def _correlations(rows: list[np.ndarray]) -> np.ndarray:
+    """C(t, t') (replicate, t, t', unit, unit') from rows (replicate, unit, blocks, directions) of growing length."""
+    longest = max(part.shape[-1] for part in rows)
+    full = np.stack([np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in rows], axis=1)
+    return np.einsum("rtpbk,rsqbk->rtspq", full, full)
+
+
+def _available() -> float:
+    """Bytes of memory of the device that computes."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limits = device.memory_stats() or {}
+    return float(limits.get("bytes_limit", 16e9))
+
+
+def _dataset(
+    problem: Problem, algorithm: FixedData, when: Any, overlaps: dict[str, np.ndarray], sweep: _Sweep, seed: int, tolerance: float
+) -> xr.Dataset:
+    """Means over replicates, and their standard errors."""
+    root = np.sqrt(sweep.replicates)
+    risks, error = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+    overlaps["risk"] = risks
+    means = {name: value.mean(axis=1) for name, value in overlaps.items()}
+    errors = {name: value.std(axis=1, ddof=1) / root for name, value in overlaps.items()}
+    good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
+    diverged_at = np.where(good.all(axis=1), np.nan, when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
+    if not good.all():
+        warnings.warn(
+            f"the paths diverged after t = {np.nanmin(diverged_at):.4g}: at fixed lr the d -> infinity limit is only metastable; "
+            "a smaller lr may help",
+            stacklevel=3,
+        )
+    attributes = {
+        "seed": seed,
+        "paths": sweep.each * sweep.replicates,
+        "replicates": sweep.replicates,
+        "rank": sweep.rank,
+        "tolerance": tolerance,
+        "dtype": str(sweep.dtype),
+        "assumptions": "Gaussian inputs, a fixed data set, d -> infinity at fixed samples_per_dimension and lr",
+        "error_quadrature": error,
+        "error_sampling": largest_share(errors["train_risk"], means["train_risk"]),
+    }
+    result = trajectory(problem, algorithm, when, means, means["risk"], diverged_at=diverged_at, method="solve_dmft", attributes=attributes)
+    two = {"C": "two-time correlation W(t) W(t')^T", "R": "response of W(t) to a kick of W(t')"}
+    for name, label in two.items():
+        if name in means:
+            dims = ("run", "time", "time_other", "unit", "unit_other")
+            result[name] = (dims, means[name], {"long_name": label})
+            result[f"{name}_standard_error"] = (dims, errors[name], {"long_name": f"{label}, standard error"})
+    for name in ("M", "Q", "a", "risk", "train_risk"):
+        spread = errors[name] if name in ("a", "risk", "train_risk") else overlaps[name].sum(axis=3).std(axis=1, ddof=1) / root
+        label = result[name].attrs["long_name"]
+        result[f"{name}_standard_error"] = (result[name].dims, spread, {"long_name": f"{label}, standard error"})
+    return result

@@ -1,0 +1,78 @@
+"""Algorithms on a fixed data set at finite d, exactly in law, without the data set: Gaussian conditioning in coefficient space."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from sgdynamics import conditioning
+from sgdynamics.compressed import normals_and_uniforms
+from sgdynamics.multipass import FixedData
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start, factor
+from sgdynamics.simulation.exact import GROUP_BYTES
+from sgdynamics.simulation.running import See, Simulator, run_keys
+
+FIRST_STEP = (1 << 31) - 1  # a step number that no run reaches: what is drawn before the first step
+
+
+class ExactFixedData(Simulator):
+    """Runs whose data sets are known only as far as the algorithm has looked. Memory grows with the steps, up to that of the data set."""
+
+    def __init__(self, problem: Problem, algorithm: FixedData, begin: Start, dimension: int, sizes: np.ndarray, seed: int) -> None:
+        self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=False)
+        self.parameters = problem.parameters
+        self.algorithm = algorithm.parameters
+        self.samples = algorithm.samples(dimension)
+        self.sizes = sizes.astype(np.float64)
+        self.most = int(sizes.max()) + self.layout.opened  # the last steps need room to look, even where nothing is left to find
+        self.T, self.L = factor(problem, begin)
+        self.head = begin.a
+        self.seed = seed
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        room = min(max(conditioning.SMALLEST, self.layout.first + 2 * self.layout.opened), self.most)
+        rows = (self.T[chosen], self.L[chosen], self.head[chosen])
+        return _begin(self.layout, self.samples, room, self.parameters, self.algorithm, *rows, run_keys(self.seed, chosen))
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        assert see is None, "first passages are not watched here"
+        numbers = (self.parameters, self.algorithm, self.sizes)
+        known, good = conditioning.advance(
+            self.layout, *numbers, conditioning.ROUNDING["float64"], self.most, state, keys, None, begin, end
+        )
+        return known, good, seen
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        return _observe(self.layout, self.parameters, state)
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+    def largest_group(self) -> int:
+        a_run = 8 * self.samples * self.most * (1 + self.layout.structure.blocks)
+        return max(1, 2 * GROUP_BYTES // a_run)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(
+    layout: conditioning.Layout, samples: int, room: int, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, keys: Any
+) -> conditioning.Known:
+    def one(T: Any, L: Any, head: Any, key: Any) -> conditioning.Known:
+        count = layout.structure.blocks * layout.first * samples
+        normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples, samples)
+        known = normals[:count].reshape(layout.structure.blocks, layout.first, samples)
+        return conditioning.begin(layout, parameters, algorithm, T, L, head, known, normals[count:], uniform, room)
+
+    return jax.vmap(one)(T, L, head, keys)
+
+
+@partial(jax.jit, static_argnums=0)
+def _observe(layout: conditioning.Layout, parameters: Any, state: Any) -> dict[str, Any]:
+    return jax.vmap(partial(conditioning.observe, layout, parameters))(state)
