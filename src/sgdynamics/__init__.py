@@ -15,6 +15,7 @@ from sgdynamics.analysis.exponents import (
 )
 from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
 from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
+from sgdynamics.analysis.regimes import Plateau, Regime, plateau, regime
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
 from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
@@ -55,7 +56,9 @@ __all__ = [
     "MultiPassSGD",
     "OnePassSGD",
     "PersistentSGD",
+    "Plateau",
     "Problem",
+    "Regime",
     "SampleComplexity",
     "SpikedTensor",
     "Start",
@@ -81,10 +84,12 @@ __all__ = [
     "mean_field_random_start",
     "papers",
     "piecewise_rate",
+    "plateau",
     "plot",
     "polynomial",
     "problem_of",
     "random_start",
+    "regime",
     "sample_complexity",
     "save",
     "simulate",

@@ -28,8 +28,9 @@ from sgdynamics.compressed import chi, drawn_clusters, normals_and_uniforms, sam
 from sgdynamics.multipass import first_selection, kick_size, move, next_selection
 from sgdynamics.problems.problem import Structure
 
-LARGEST = 1e50  # coefficients beyond this have diverged; the fourth powers of their fields still fit
+LARGEST = {"float64": 1e50, "float32": 1e8}  # coefficients beyond this have diverged; the fourth powers of their fields still fit
 ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions
+CACHE_BYTES = 1 << 20
 SMALLEST = 64  # directions that memory is made for at first
 
 
@@ -272,16 +273,23 @@ def advance(
     `given`: (normals (run, step, normals, blocks, n), uniforms (run, step, n) or None, first step) in place of drawn ones, or None.
     Runs that need more than `most` stop where they are: `short` tells.
     """
-    # a CPU takes the runs one after the other: what is known of one data set then stays in its cache
-    together = jax.default_backend() != "cpu"
     numbers = (parameters, algorithm, sizes, np.float64(tolerance))
     now, good = np.full(len(keys), begin, dtype=np.int64), np.full(len(keys), begin, dtype=np.int64)
     while True:
-        state, now, good = _advance(layout, together, *numbers, state, keys, given, now, good, np.int64(end))
+        state, now, good = _advance(layout, _together(state), *numbers, state, keys, given, now, good, np.int64(end))
         room = state.P.shape[1]
         if np.all(np.asarray(now) >= end) or room >= most:
             return state, np.asarray(good)
         state = _widened(state, next_room(room, most))
+
+
+def _together(state: Known) -> int:
+    """How many runs to take at once. On a CPU so few that what is known of their data stays in its cache; a number that divides them."""
+    runs = state.P.shape[0]
+    if jax.default_backend() != "cpu":
+        return runs
+    most = max(1, CACHE_BYTES // ((state.P.size + state.A.size) // runs * state.P.dtype.itemsize))
+    return max(count for count in range(1, min(runs, most) + 1) if runs % count == 0)
 
 
 def short(layout: Layout, state: Known) -> bool:
@@ -293,7 +301,7 @@ def short(layout: Layout, state: Known) -> bool:
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
 def _advance(
     layout: Layout,
-    together: bool,
+    together: int,
     parameters: Any,
     algorithm: Any,
     sizes: Any,
@@ -307,6 +315,7 @@ def _advance(
 ) -> tuple[Known, Any, Any]:
     room, n = state.P.shape[1:]
     samples = jnp.asarray(n, state.A.dtype)
+    limit = LARGEST[str(state.A.dtype)]
 
     def one(number: Any, state: Known, key: Any, part: Any) -> Known:
         key = jax.random.fold_in(key, number)
@@ -326,19 +335,20 @@ def _advance(
         def go(carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
             number, state, good = carry
             state = advanced(number, state)
-            fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=-1)
+            fine = jnp.all(jnp.abs(state.rows) < limit, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < limit, axis=-1)
             return number + 1, state, jnp.where(fine, number + 1, good)
 
         return jax.lax.while_loop(fits, go, carry)
 
-    parts = None if given is None else given[:2]
-    if together:
-        now, state, good = loop(lambda number, state: jax.vmap(one)(number, state, keys, parts), (now, state, good))
-        return state, now, good
+    def group(runs: tuple[Any, Known, Any, Any, Any]) -> tuple[Any, Known, Any]:
+        now, state, good, keys, parts = runs
+        return loop(lambda number, state: jax.vmap(one)(number, state, keys, parts), (now, state, good))
 
-    def single(run: tuple[Any, Known, Any, Any, Any]) -> tuple[Any, Known, Any]:
-        number, state, good, key, part = run
-        return loop(lambda number, state: one(number, state, key, part), (number, state, good))
-
-    now, state, good = jax.lax.map(single, (now, state, good, keys, parts))
+    runs = keys.shape[0]
+    everything = (now, state, good, keys, None if given is None else given[:2])
+    groups = jax.tree.map(lambda leaf: leaf.reshape(runs // together, together, *leaf.shape[1:]), everything)
+    if together == runs:
+        now, state, good = group(everything)
+    else:
+        now, state, good = jax.tree.map(lambda leaf: leaf.reshape(runs, *leaf.shape[2:]), jax.lax.map(group, groups))
     return state, now, good

@@ -54,11 +54,94 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
     return fig, ax
 
 
-def _axes(ax: Any) -> tuple[Any, Any]:
+REGION_COLOURS = {
+    "classical": "#cfe3f5",
+    "mean-field": "#d3ecd2",
+    "high-dimensional": "#fde6c4",
+    "fluctuating": "#f6cfc9",
+    "finite-dimensional": "#e3a29b",
+}
+
+
+def regime_map(regimes: Any, ax: Any = None) -> tuple[Any, Any]:
+    """The map of the regimes with one setting on it, or several: a `Regime`, a list of them, or a dictionary from label to `Regime`.
+
+    Across: how wide the network is (one over the size of its finite-width term, which grows as p); up: the size of the noise of SGD, which
+    grows as lr/(p B). So lr -> 0 goes down, p -> infinity at fixed lr down to the right, and d -> infinity moves the upper borders up:
+    they are those of the first setting. Settings of another dimension have theirs as dotted lines of their own colour (where runs begin to
+    scatter), and every marker is filled with the colour of the regime that it is in. lr = 0 lies on the lower edge.
+    """
+    # here, because the analysis draws on the solvers, and plots should not load them
+    from sgdynamics.analysis.regimes import LARGE, SMALL, Regime
+
+    given = regimes if isinstance(regimes, dict) else {None: regimes} if isinstance(regimes, Regime) else dict(enumerate(regimes))
+    if not given or not all(isinstance(value, Regime) for value in given.values()):
+        raise checks.reject("regimes", regimes, "give what sgd.regime returns, a list of them, or a dictionary of them by label")
+    fig, ax = _axes(ax, (8.5, 4.5))
+    every = list(given.values())
+    borders = [_scatter_borders(one, (SMALL, LARGE)) for one in every]
+    x = np.array([1 / one.finite_width.size for one in every])
+    y = np.array([one.noise.size for one in every])
+    first = borders[0]
+    right = max(30 / SMALL, 4 * x.max())
+    left = min(0.3, x.min() / 2)
+    top = max(4 * first[1], 2 * max(y), 4 * SMALL)
+    bottom = min(SMALL / 30, *(value / 3 for value in y if value > 0), first[0] / 10)
+    quiet = min(SMALL, first[0])
+    _region(ax, "classical", (left, 1 / SMALL), (bottom, quiet), "gradient flow")
+    _region(ax, "mean-field", (1 / SMALL, right), (bottom, quiet), "density of units")
+    _region(ax, "high-dimensional", (left, right), (quiet, first[0]), "ODE with the noise of SGD")
+    _region(ax, "fluctuating", (left, right), (first[0], first[1]), "SDE")
+    _region(ax, "finite-dimensional", (left, right), (first[1], top), "exact chain")
+    for index, (label, one) in enumerate(given.items()):
+        if abs(np.log(borders[index][0] / first[0])) > 0.1 and bottom < borders[index][0] < top:
+            ax.axhline(borders[index][0], color=f"C{index}", ls=":", lw=1.4)
+        named = label if isinstance(label, str) else f"$p$ = {one.width}, $d$ = {one.dimension}, lr = {one.lr:g}"
+        height, shape = (bottom, "v") if y[index] < bottom else (y[index], "o")
+        style = {"mfc": REGION_COLOURS[one.name], "mec": f"C{index}", "mew": 2, "ms": 9, "clip_on": False, "zorder": 4}
+        ax.plot(x[index], height, shape, ls="none", label=f"{named}\n{one.name}", **style)
+    _limits(ax, (x[0], max(y[0], 3 * bottom)), (right, first[0]), top)
+    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
+    ax.set_title(f"borders for $d$ = {every[0].dimension}", fontsize=10)
+    ax.set_xlabel(r"width: 1/(finite-width term) $\propto p$")
+    ax.set_ylabel(r"noise of SGD over gradient flow $\propto$ lr$/(pB)$")
+    ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9, labelspacing=1.0)
+    return fig, ax
+
+
+def _limits(ax: Any, point: tuple[float, float], border: tuple[float, float], top: float) -> None:
+    """Arrows of the three limits: two from a setting, and d -> infinity on the border that it moves."""
+    arrow = {"arrowstyle": "-|>", "color": "0.3", "lw": 1.2, "shrinkA": 6}
+    for name, factors in (("lr → 0", (1.0, 0.35)), ("p → ∞", (5.0, 0.2))):
+        end = (point[0] * factors[0], point[1] * factors[1])
+        ax.annotate("", end, point, arrowprops=arrow)
+        ax.text(end[0] * 1.1, end[1], name, fontsize=8, color="0.3", va="center")
+    if border[1] < top / 2:
+        x = 0.8 * border[0]
+        ax.annotate("", (x, 2 * border[1]), (x, border[1]), arrowprops={**arrow, "shrinkA": 0})
+        ax.text(0.9 * x, 1.4 * border[1], "d → ∞", fontsize=8, color="0.3", va="center", ha="right")
+
+
+def _scatter_borders(one: Any, sizes: tuple[float, float]) -> tuple[float, float]:
+    """The sizes of the noise at which runs of this problem and dimension scatter by so much: both grow with lr/(p B)."""
+    ratio = one.noise.coefficient * one.dimension / one.fluctuation.coefficient**2
+    return (ratio * sizes[0] ** 2, ratio * sizes[1] ** 2)
+
+
+def _region(ax: Any, name: str, x: tuple[float, float], y: tuple[float, float], method: str) -> None:
+    """A coloured rectangle with its name, where there is room for it."""
+    if y[1] <= y[0]:
+        return
+    ax.fill_between(x, y[0], y[1], color=REGION_COLOURS[name], lw=0)
+    if np.log(y[1] / y[0]) > 1.0:
+        ax.text(np.sqrt(x[0] * x[1]), np.sqrt(y[0] * y[1]), f"{name}\n{method}", ha="center", va="center", fontsize=9, color="0.25")
+
+
+def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
     if ax is None:
-        return plt.subplots(figsize=(6, 4), layout="constrained")
+        return plt.subplots(figsize=size, layout="constrained")
     return ax.figure, ax
 
 
