@@ -193,7 +193,17 @@ def checked_algorithm(value: Any, any_update: bool = False) -> OnePassSGD:
 
 
 def descend(
-    rows: Any, head: Any, gradient: Any, head_gradient: Any, step: Any, head_rate: Any, weight_decay: Any, *, trained: bool, sphere: bool, kick: Any = None
+    rows: Any,
+    head: Any,
+    gradient: Any,
+    head_gradient: Any,
+    step: Any,
+    head_rate: Any,
+    weight_decay: Any,
+    *,
+    trained: bool,
+    sphere: bool,
+    kick: Any = None,
 ) -> tuple[Any, Any]:
     """One step of size `step` on the rows (p x columns of any orthonormal frame) and the head; `kick` is added to the rows."""
     rows = rows * (1.0 - step * weight_decay) - step * gradient

@@ -8,15 +8,16 @@ from scipy.interpolate import CubicSpline
 
 from sgdynamics import checks
 
-COMPARED = ("risk", "excess_risk", "M", "Q", "a")
+COMPARED = ("risk", "excess_risk", "train_risk", "M", "Q", "a")
 RESOLUTION = {"float64": 1e-12, "float32": 1e-6}  # differences below this share of the values are rounding, not a deviation
 
 
 def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     """Align two results and give their differences in standard errors.
 
-    For each of risk, excess_risk, M, Q, a that both have: `NAME_theory`, `NAME_simulation` (mean over runs),
-    `NAME_standard_error` and `NAME_z` = (simulation - theory)/standard error. Theory is interpolated (cubic spline) to the
+    For each of risk, excess_risk, train_risk, M, Q, a that both have: `NAME_theory`, `NAME_simulation` (mean over runs),
+    `NAME_standard_error` (of both together, where the theory has sampling errors of its own, as DMFT has) and `NAME_z` =
+    (simulation - theory)/standard error. Theory is interpolated (cubic spline) to the
     simulation's times, which are rounded to whole steps. One theory run stands against all simulation runs; with several, each
     run is compared with its own. Runs that diverged are left out and counted in the attribute `runs_left_out`.
     """
@@ -50,6 +51,10 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         difference = measured - (predicted[good] if several else predicted)
         mean = difference.mean(axis=0)
         error = difference.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else np.full_like(mean, np.nan)
+        of_theory = f"{'risk' if name == 'excess_risk' else name}_standard_error"
+        if of_theory in theory:
+            own = _at(times, known, np.asarray(theory[of_theory]), step)
+            error = np.sqrt(error**2 + (own[good] ** 2).mean(axis=0) / runs if several else error**2 + own[0] ** 2)
         scale = np.abs(measured).mean(axis=0)
         # a start that both share has no spread and no difference beyond rounding: 0 standard errors apart, not 0/0
         same = np.abs(mean) <= resolution * (1 + scale)

@@ -14,19 +14,31 @@ MOST_POINTS = 25  # error bars on a curve before they run into one another
 
 
 def risk(
-    result: xr.Dataset, ax: Any = None, *, x: str = "t", excess: bool | None = None, log: bool = True, label: str | None = None
+    result: xr.Dataset,
+    ax: Any = None,
+    *,
+    x: str = "t",
+    excess: bool | None = None,
+    train: bool = False,
+    log: bool = True,
+    label: str | None = None,
 ) -> tuple[Any, Any]:
     """The risk against time: a line for theory, the mean over runs with standard errors for a simulation.
 
-    excess=None shows the excess risk where it is defined. On a log scale runs that share one curve stay apart from zero.
+    excess=None shows the excess risk where it is defined; train=True the mean loss over the data set, where there is one.
+    On a log scale runs that share one curve stay apart from zero.
     """
     fig, ax = _axes(ax)
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
+    if train:
+        chosen = "train_risk"
+        if chosen not in result:
+            raise checks.reject("train", train, "this result has no data set that is used again: leave it out")
     if chosen not in result:
         raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
     _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None)
-    ax.set_xlabel(TIME_LABELS[x])
-    ax.set_ylabel("excess risk" if chosen == "excess_risk" else "risk")
+    ax.set_xlabel(_time_label(result, x))
+    ax.set_ylabel({"excess_risk": "excess risk", "risk": "risk", "train_risk": "training risk"}[chosen])
     if log:
         ax.set_yscale("log")
     ax.legend(frameon=False)
@@ -47,7 +59,7 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
         if position == 0 and not theory:
             shown = label or _label(result)
         _draw(ax, _time(result, x), values[(slice(None), slice(None), *entry)], _style(result), shown, f"C{position % 10}")
-    ax.set_xlabel(TIME_LABELS[x])
+    ax.set_xlabel(_time_label(result, x))
     ax.set_ylabel({"M": "overlaps with the signals $M$", "Q": "overlaps of the rows $Q$", "a": "head $a$"}[name])
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, ncols=2)
@@ -153,6 +165,13 @@ def _time(result: xr.Dataset, x: str) -> np.ndarray:
     return np.asarray(result[x])
 
 
+def _time_label(result: xr.Dataset, x: str) -> str:
+    """On a fixed data set t = lr steps, without the dimension."""
+    if x == "t" and str(result["t"].attrs.get("long_name", "")).endswith("lr steps"):
+        return "$t$ = lr steps"
+    return TIME_LABELS[x]
+
+
 def _is_theory(result: xr.Dataset) -> bool:
     """Whether a result is one curve, and not many random paths."""
     return not str(result.attrs.get("method", "")).startswith(("simulate", "solve_sde"))
@@ -174,6 +193,7 @@ def _label(result: xr.Dataset) -> str:
         "solve_ode": "ODE",
         "solve_sde": "SDE",
         "solve_mean_field": "mean field",
+        "solve_dmft": "DMFT",
         "simulate-exact": "exact simulation",
         "simulate-direct": "direct simulation",
     }

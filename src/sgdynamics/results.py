@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks, updates
-from sgdynamics.algorithms import OnePassSGD, piecewise_rate
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
 from sgdynamics.clock import Clock
 from sgdynamics.gaussian.risk import population_accuracy
-from sgdynamics.multipass import ALGORITHMS, FixedData
+from sgdynamics.multipass import FixedData
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
-from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.problems.wide_starts import MeanFieldStart
+from sgdynamics.records import algorithm_from, problem_from
 from sgdynamics.version import __version__
 
 
@@ -111,28 +111,12 @@ def _plain(value: Any) -> Any:
 
 def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
     """The problem that a result records, made again."""
-    record = json.loads(_attribute(result, "problem"))
-    kind = record.pop("kind")
-    kinds = {"TeacherStudent": TeacherStudent, "GaussianMixture": GaussianMixture.from_record, "SpikedTensor": SpikedTensor}
-    if not record.pop("rerunnable", True) or kind not in kinds:
-        raise ValueError(f"the result's problem ({kind}) holds a user's function, which its record names but cannot make again")
-    return kinds[kind](**record)
+    return problem_from(json.loads(_attribute(result, "problem")))
 
 
 def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
     """The algorithm that a result records, made again."""
-    record = json.loads(_attribute(result, "algorithm"))
-    if not record.pop("rerunnable", True):
-        raise ValueError("the result's algorithm holds a user's function, which its record names but cannot make again")
-    for name in ("lr", "temperature"):
-        if isinstance(record.get(name), dict):
-            record[name] = piecewise_rate(**record[name])
-    if "rescale" in record:
-        record["rescale"] = bool(record["rescale"])
-    if "update" in record:
-        record["update"] = updates.made_again(record["update"])
-    kinds: dict[str, Any] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
-    return kinds[record.pop("kind")](**record)
+    return algorithm_from(json.loads(_attribute(result, "algorithm")))
 
 
 def _attribute(result: xr.Dataset, name: str) -> str:

@@ -53,9 +53,11 @@ class GaussianMixture(Problem):
         self._sealed = True
 
     @classmethod
-    def from_record(cls, mixture: str, snr: Any, **rest: Any) -> GaussianMixture:
+    def from_record(
+        cls, mixture: str = "binary", width: int | None = None, snr: Any = 100.0, weight_decay: float = 0.1, activation: Any = "relu"
+    ) -> GaussianMixture:
         """The problem that `describe` wrote down, also where JSON made its infinities strings."""
-        return cls(mixture, snr=float(snr), **rest)
+        return cls(mixture, width, float(snr), weight_decay, activation=activation)
 
     def describe(self) -> dict[str, Any]:
         return {

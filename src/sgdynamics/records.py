@@ -1,0 +1,85 @@
+"""Problems, algorithms and starts from plain values: what a result records, a sweep varies and a problem file states."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sgdynamics import checks, updates
+from sgdynamics.algorithms import OnePassSGD, piecewise_rate
+from sgdynamics.multipass import ALGORITHMS, FixedData
+from sgdynamics.problems.mixture import GaussianMixture
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedTensor
+from sgdynamics.problems.starts import random_start, start
+from sgdynamics.problems.teacher_student import TeacherStudent
+
+PROBLEMS: dict[str, Callable[..., Any]] = {
+    "TeacherStudent": TeacherStudent,
+    "GaussianMixture": GaussianMixture.from_record,
+    "SpikedTensor": SpikedTensor,
+}
+KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
+
+
+def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
+    """The problem that a record states: {"kind": "TeacherStudent", "width": 4, ...}."""
+    values = dict(record)
+    if not values.pop("rerunnable", True):
+        raise ValueError(f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again")
+    kind = _kind("problem", values, PROBLEMS)
+    _names("problem", kind, values, PROBLEMS[kind])
+    return PROBLEMS[kind](**values)
+
+
+def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
+    """The algorithm that a record states: {"kind": "OnePassSGD", "lr": 0.1, ...}; a schedule is {"edges": [...], "rates": [...]}."""
+    values = dict(record)
+    if not values.pop("rerunnable", True):
+        raise ValueError("this algorithm holds a user's function, which its record names but cannot make again")
+    kind = _kind("algorithm", values, KINDS)
+    _names("algorithm", kind, values, KINDS[kind])
+    for name in ("lr", "temperature"):
+        if isinstance(values.get(name), Mapping):
+            _names(f"algorithm {name}", "piecewise_rate", values[name], piecewise_rate)
+            values[name] = piecewise_rate(**values[name])
+    if "rescale" in values:
+        values["rescale"] = bool(values["rescale"])
+    if isinstance(values.get("update"), Mapping):
+        values["update"] = updates.made_again(dict(values["update"]))
+    return KINDS[kind](**values)
+
+
+def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None) -> Any:
+    """The start that a record states: {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}.
+
+    A random start is drawn at `dimension` unless it names its own.
+    """
+    values = dict(record)
+    kind = values.pop("kind", "random" if not {"M", "m"} & set(values) else "overlaps")
+    checks.choice("start kind", kind, ("random", "overlaps"))
+    if kind == "overlaps":
+        _names("start", "start", values, start, skip=("problem",))
+        return start(problem, **values)
+    _names("start", "random_start", values, random_start, skip=("problem",))
+    if values.get("dimension", dimension) is None:
+        raise ValueError("start: a random start needs a dimension")
+    return random_start(problem, **{"dimension": dimension, **values})
+
+
+def _kind(what: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> str:
+    if "kind" not in values:
+        raise ValueError(f"{what}: give its kind, one of {', '.join(kinds)}")
+    kind = values.pop("kind")
+    if kind not in kinds:
+        raise checks.reject(f"{what} kind", kind, f"{checks.did_you_mean(kind, kinds)}choose one of {', '.join(kinds)}")
+    return kind
+
+
+def _names(what: str, kind: str, values: Mapping[str, Any], maker: Callable[..., Any], skip: tuple[str, ...] = ()) -> None:
+    """Refuse names that the maker does not take, with what was probably meant."""
+    known = [name for name in inspect.signature(maker).parameters if name not in skip]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{what}: {kind} has no {name!r}: {checks.did_you_mean(name, known)}it takes {', '.join(known)}")
