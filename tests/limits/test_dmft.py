@@ -1,0 +1,144 @@
+"""DMFT of fixed data sets against linear regression, which random matrix theory solves, and against simulation at growing d."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+import sgdynamics as sgd
+from tests.conftest import FALSE_ALARM
+
+REPLICATES = 16
+T_LIMIT = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))  # 7.6 standard errors of 16 replicates
+
+ALPHA, LR, DECAY, NOISE, HEAT, M0, Q0 = 2.5, 0.3, 0.2, 0.3, 0.15, 0.4, 0.8
+
+
+def marchenko_pastur(function):
+    """The mean of a function over the eigenvalues of X^T X/n at n = ALPHA d."""
+    low, high = (1 - ALPHA**-0.5) ** 2, (1 + ALPHA**-0.5) ** 2
+    middle, half = (low + high) / 2, (high - low) / 2
+
+    def density(angle):  # lambda = middle + half cos(angle)
+        value = middle + half * np.cos(angle)
+        return ALPHA * (half * np.sin(angle)) ** 2 / (2 * np.pi * value) * function(value)
+
+    return integrate.quad(density, 0, np.pi, epsabs=1e-13)[0]
+
+
+def regression(t, s, heat, noise=NOISE, decay=DECAY):
+    """W(t).W(s), M(t), the training risk and R(t, s) of ridge regression by gradient descent with white noise, d -> infinity, t >= s.
+
+    Along an eigenvector, W <- r W + lr (lambda w* + u) + sqrt(2 T lr/d) xi with r = 1 - lr (lambda + decay), Var u = noise lambda/n.
+    """
+
+    def rate(value):
+        return 1 - LR * (value + decay)
+
+    def settled(value, t):
+        return (1 - rate(value) ** t) / (value + decay)
+
+    def white(value, t, s):
+        r = rate(value)
+        return 2 * heat * LR * r ** (t - s) * (1 - r ** (2 * s)) / (1 - r**2)
+
+    def product(value):
+        kept = rate(value) ** t * rate(value) ** s * Q0 + settled(value, t) * settled(value, s) * (value**2 + noise * value / ALPHA)
+        mixed = M0 * value * (rate(value) ** t * settled(value, s) + rate(value) ** s * settled(value, t))
+        return kept + mixed + white(value, t, s)
+
+    def along(value):
+        return rate(value) ** t * M0 + settled(value, t) * value
+
+    def error(value):  # lambda times the squared distance from w*, and its correlation with the label noise
+        gain = settled(value, t)
+        distance = rate(value) ** (2 * t) * Q0 + 2 * rate(value) ** t * (gain * value - 1) * M0 + (gain * value - 1) ** 2
+        return value * (distance + gain**2 * noise * value / ALPHA + white(value, t, t)) - 2 * gain * noise * value / ALPHA
+
+    return (
+        marchenko_pastur(product),
+        marchenko_pastur(along),
+        (marchenko_pastur(error) + noise) / 2,
+        marchenko_pastur(lambda value: rate(value) ** (t - s)),
+    )
+
+
+def linear():
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=NOISE, weight_decay=DECAY)
+    return problem, sgd.start(problem, M=[[M0]], Q=[[Q0]])
+
+
+def close(result, name, expected, index=()):
+    found, error = np.asarray(result[name])[0], np.asarray(result[f"{name}_standard_error"])[0]
+    found, error = found.reshape(*expected.shape, -1)[..., 0], error.reshape(*expected.shape, -1)[..., 0]
+    assert np.all(error < 0.05 * np.abs(expected) + 0.004), f"{name}: errors {error}"
+    assert np.all(np.abs(found - expected) <= T_LIMIT * error + 1e-12), f"{name}: {found} against {expected}, errors {error}"
+
+
+def test_langevin_on_ridge_regression():
+    problem, start = linear()
+    algorithm = sgd.Langevin(lr=LR, samples_per_dimension=ALPHA, temperature=HEAT)
+    steps = np.array([0, 1, 5, 20])
+    result = sgd.solve_dmft(problem, algorithm, start, steps=steps, paths=REPLICATES * 2048, replicates=REPLICATES)
+    expected = np.array([regression(t, t, HEAT) for t in steps])
+    for name, values in zip(("Q", "M", "train_risk"), expected.T, strict=False):
+        close(result, name, values)
+    assert result.attrs["rank"] == 40
+    np.testing.assert_allclose(result.risk - (result.Q[..., 0, 0] - 2 * result.M[..., 0, 0] + 1 + NOISE) / 2, 0, atol=1e-12)
+
+
+def test_two_times_of_ridge_regression():
+    """C and R of gradient descent at all pairs of save points; R does not depend on the weights here, and decays as the data tell."""
+    problem, start = linear()
+    algorithm = sgd.GradientDescent(lr=LR, samples_per_dimension=ALPHA)
+    steps = np.array([0, 1, 6])
+    numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "two_time": True}
+    result = sgd.solve_dmft(problem, algorithm, start, steps=steps, **numbers)
+    pairs = [[regression(max(t, s), min(t, s), 0.0) for s in steps] for t in steps]
+    close(result, "C", np.array([[pair[0] for pair in row] for row in pairs]))
+    close(
+        result,
+        "R",
+        np.array([[pair[3] * (t >= s) for pair, s in zip(row, steps, strict=True)] for row, t in zip(pairs, steps, strict=True)]),
+    )
+    # a smooth algorithm stays of low rank, and says so
+    longer = sgd.solve_dmft(problem, algorithm, start, steps=[60], paths=REPLICATES * 2048, replicates=REPLICATES, rank=30)
+    assert longer.attrs["rank"] < 20
+    close(longer, "train_risk", np.array([regression(60, 60, 0.0)[2]]))
+
+
+@pytest.mark.slow
+def test_finite_size_drift_shrinks():
+    """Two units, two signals, a trained head: the mean of the exact law at d approaches DMFT, and is within errors of it at d = 400."""
+    problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.05)
+    start = sgd.start(problem, M=[[0.4, 0.1], [0.0, 0.3]], Q=[[1.0, 0.2], [0.2, 0.8]])
+    algorithm = sgd.PersistentSGD(lr=1.0, samples_per_dimension=2.0, batch_fraction=0.5, persistence_time=4.0)
+    steps = [1, 10, 30]
+    theory = sgd.solve_dmft(problem, algorithm, start, steps=steps, paths=REPLICATES * 4096, replicates=REPLICATES)
+    gaps = []
+    for d, runs in ((25, 2000), (400, 150)):
+        found = sgd.simulate(problem, algorithm, start, steps=steps, dimension=d, runs=runs, seed=d)
+        gaps.append(sgd.compare(theory, found))
+    last = gaps[1]
+    for name in ("M", "Q", "a", "train_risk"):
+        assert np.nanmax(np.abs(last[f"{name}_z"])) < T_LIMIT, name
+    drift = [float(np.abs(gap.train_risk_simulation - gap.train_risk_theory)[-1]) for gap in gaps]
+    assert drift[1] < drift[0] / 4 + 3 * float(last.train_risk_standard_error[-1])
+    assert drift[0] > 5 * float(gaps[0].train_risk_standard_error[-1])
+
+
+def test_bad_input():
+    problem, start = linear()
+    descent = sgd.GradientDescent(lr=LR, samples_per_dimension=ALPHA)
+    with pytest.raises(ValueError, match="algorithm = OnePassSGD"):
+        sgd.solve_dmft(problem, sgd.OnePassSGD(), start, times=[1.0])
+    with pytest.raises(ValueError, match=r"need 0\.\d+ GB, there are 0.001 GB: take fewer paths"):
+        sgd.solve_dmft(problem, descent, start, steps=[100], memory=1e-3)
+    with pytest.raises(ValueError, match="paths = 10"):
+        sgd.solve_dmft(problem, descent, start, steps=[1], paths=10)
+    with pytest.raises(ValueError, match="exactly one of"):
+        sgd.solve_dmft(problem, descent, start, steps=[1], times=[1.0])
+    with pytest.raises(ValueError, match="rank = 2 directions are not enough by step"):
+        numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "rank": 2}
+        sgd.solve_dmft(problem, descent, start, steps=[60], **numbers)
