@@ -15,6 +15,8 @@ from sgdynamics.progress import Meter, meter
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
+CHECK_STEPS = 100  # a run may stop early at multiples of this, whatever its save points
+COMPILE_SECONDS = 3.0  # what a batch of another size costs: it is made smaller where that saves more
 
 
 # (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
@@ -47,6 +49,14 @@ class Simulator(ABC):
         """How many runs fit into memory at once."""
         return 1 << 14
 
+    def train_risk(self, state: Any) -> np.ndarray:
+        """The mean loss over the data set of each run, where there is one."""
+        return np.asarray(self.overlaps(state)["train_risk"])
+
+    def keep(self, state: Any, index: np.ndarray) -> Any:
+        """The states of some of the runs, which then are the batch."""
+        return jax.tree.map(lambda leaf: leaf[index], state)
+
 
 @float64
 def run_keys(seed: int, chosen: np.ndarray) -> Any:
@@ -59,12 +69,24 @@ def run(
     simulator: Simulator, runs: int, steps: np.ndarray, seed: int, label: str, show: bool | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Overlaps (run, time, ...) at the save points, and the last finite step of each run that diverged (-1 elsewhere)."""
+    saved, diverged, _ = run_until(simulator, runs, steps, seed, label, show, None)
+    return saved, diverged
+
+
+def run_until(
+    simulator: Simulator, runs: int, steps: np.ndarray, seed: int, label: str, show: bool | None, stop_at: float | None
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """The same, and the step at which the train risk of each run was first seen below `stop_at` (-1 elsewhere), every 100 steps.
+
+    From there on a run keeps its values, and it leaves the batch, so that it costs nothing.
+    """
     groups = _groups(runs, simulator.largest_group())
     # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
     with meter(label, float(steps[-1]) * len(groups), show) as progress:
-        results = [_run_group(simulator, runs, group, steps, seed, progress) for group in groups]
+        results = [_run_group(simulator, runs, group, steps, seed, progress, stop_at) for group in groups]
     saved = {name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]}
-    return saved, np.concatenate([part[1] for part in results])[:runs]
+    diverged, stopped = (np.concatenate(parts)[:runs] for parts in zip(*(part[1:] for part in results), strict=True))
+    return saved, diverged, stopped
 
 
 def _groups(runs: int, largest: int) -> list[np.ndarray]:
@@ -76,30 +98,81 @@ def _groups(runs: int, largest: int) -> list[np.ndarray]:
 
 @float64
 def _run_group(
-    simulator: Simulator, runs: int, chosen: np.ndarray, steps: np.ndarray, seed: int, progress: Meter
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    simulator: Simulator, runs: int, chosen: np.ndarray, steps: np.ndarray, seed: int, progress: Meter, stop_at: float | None
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     state = simulator.initial(np.minimum(chosen, runs - 1))
     keys = run_keys(seed, chosen)
-    diverged = np.full(len(chosen), -1, dtype=np.int64)
+    batch = np.arange(len(chosen))  # which of the group's runs the states belong to
+    diverged, stopped = np.full((2, len(chosen)), -1, dtype=np.int64)
+    values: dict[str, np.ndarray] = {}
     saved: dict[str, list[np.ndarray]] = {}
-    now = 0
-    piece = simulator.grain
+    now, piece = 0, simulator.grain
+    paces: list[float] = []  # seconds a step of each piece with this batch
+
+    def note() -> None:
+        """Values of the runs that go on; the others keep theirs."""
+        lively = stopped[batch] < 0
+        for name, value in simulator.overlaps(state).items():
+            value = np.asarray(value)
+            into = values.setdefault(name, np.full((len(chosen), *value.shape[1:]), np.nan))
+            into[batch[lively]] = value[lively]
+
+    def stop() -> None:
+        done = batch[(simulator.train_risk(state) < stop_at) & (diverged[batch] < 0) & (stopped[batch] < 0)]
+        if len(done):
+            note()
+            stopped[done] = now
+
+    if stop_at is not None:
+        stopped[chosen >= runs] = 0  # nobody waits for what only fills up the group
+        stop()
     for target in steps.tolist():
         while now < target:
+            if stop_at is not None and np.all((stopped >= 0) | (diverged >= 0)):
+                progress.advance(target - now)
+                now = target
+                break
             end = _piece_end(simulator, now, target, piece)
+            if stop_at is not None:
+                end = min(end, (now // CHECK_STEPS + 1) * CHECK_STEPS)
             began = time.perf_counter()
             state, good, _ = simulator.advance(state, keys, now, end)
             good = np.asarray(good)
-            piece = _next_piece(simulator, piece, time.perf_counter() - began)
-            newly = (good < end) & (diverged < 0)
-            diverged[newly] = good[newly]
+            elapsed = time.perf_counter() - began
+            piece = _next_piece(simulator, piece, elapsed)
+            paces.append(elapsed / (end - now))
+            newly = (good < end) & (diverged[batch] < 0) & (stopped[batch] < 0)
+            diverged[batch[newly]] = good[newly]
             progress.advance(end - now)
             now = end
-        for name, value in simulator.overlaps(state).items():
-            value = np.array(value)
-            value[diverged >= 0] = np.nan
-            saved.setdefault(name, []).append(value)
-    return {name: np.stack(values, axis=1) for name, values in saved.items()}, diverged
+            if stop_at is not None and now % CHECK_STEPS == 0:
+                stop()
+                pace = min(paces[1:], default=0.0)  # the first piece has compiled its program
+                index = _smaller(batch, (stopped < 0) & (diverged < 0), pace * (float(steps[-1]) - now))
+                if index is not None:
+                    state, keys, batch, paces = simulator.keep(state, index), keys[index], batch[index], []
+        if not values or np.any((stopped < 0) & (diverged < 0)):
+            note()
+        for name, value in values.items():
+            saved.setdefault(name, []).append(np.where((diverged >= 0).reshape(-1, *[1] * (value.ndim - 1)), np.nan, value))
+    return {name: np.stack(values, axis=1) for name, values in saved.items()}, diverged, stopped
+
+
+def _smaller(batch: np.ndarray, lively: np.ndarray, seconds: float) -> np.ndarray | None:
+    """What to keep of a batch so that it holds the lively runs; None where that would not pay over the `seconds` that are left.
+
+    Sizes are 1, 2, 3, 4, 6, 8, 12, ...: few to compile, at most a third too large; filled up with copies of a run that is there.
+    """
+    places = np.flatnonzero(lively[batch])
+    # copies that filled up an earlier batch are not wanted twice
+    places = places[np.unique(batch[places], return_index=True)[1]]
+    if not len(places):
+        return None
+    power = 1 << int(np.ceil(np.log2(len(places))))
+    size = 3 * power // 4 if power >= 4 and len(places) <= 3 * power // 4 else power
+    if size >= len(batch) or seconds * (1 - size / len(batch)) <= COMPILE_SECONDS:
+        return None
+    return np.concatenate([places, np.full(size - len(places), places[0])])
 
 
 def _piece_end(simulator: Simulator, now: int, target: int, piece: int) -> int:

@@ -1,0 +1,327 @@
+"""Algorithms on a fixed data set, in d dimensions with the data set itself: gradient descent, multi-pass SGD, Langevin.
+
+A step reads the n x d inputs twice, for the fields X W^T and for the gradient h^T X; everything else is small beside that. On a CPU the
+runs go one after the other for a few steps each, because a data set then stays in the cache (measured: up to twice as fast as one
+batched product); on an accelerator, and where all runs share one data set, they go together.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.compressed import drawn_clusters, normals_and_uniforms
+from sgdynamics.multipass import FixedData, first_selection, kick_size, move, next_selection
+from sgdynamics.precision import float64
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start, factor
+from sgdynamics.simulation.direct import direct_overlaps
+from sgdynamics.simulation.exact import LARGEST
+from sgdynamics.simulation.running import See, Simulator, run_keys
+
+HIGHEST = jax.lax.Precision.HIGHEST  # a GPU would multiply float32 with 10 bits of mantissa
+SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them read
+CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more of them gain nothing
+SHARE_OF_MEMORY = 0.5  # for the data sets of a group: finished runs leave by a copy of the others
+ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; another value makes other data
+
+
+class Data(NamedTuple):
+    """A data set: inputs (n, d), their signals (n, K), and label noise, or the labels of clusters (n)."""
+
+    inputs: Any
+    signals: Any
+    noise: Any
+
+
+class Weights(NamedTuple):
+    """The state of a run: rows (p, d), head (p), which samples are in use (n, or None for all), and the train risk at its first step."""
+
+    rows: Any
+    head: Any
+    selected: Any
+    first_risk: Any
+
+
+class Plan(NamedTuple):
+    """What compiled code depends on beside the problem's structure."""
+
+    selects: bool
+    hot: bool
+    shared: bool  # one data set for all runs
+    together: bool  # all runs a step, or a few steps of one run after the other
+
+
+class DirectFixedData(Simulator):
+    """Runs in d dimensions, the signals along the first K axes of each covariance block.
+
+    Each run has its own data set, drawn from its key, and starts with the rest of its rows along the next p axes (any other place is a
+    rotation of this one). With shared_data=True all runs read one data set, and start in random directions with the given overlaps.
+    The simulator holds the data sets of the group that `initial` began, so that they are not copied from step to step.
+    On the sphere rows cannot blow up; there a run has diverged when it makes a step longer than the sphere's diameter at a train risk
+    above that of its start (a sample with an unstable residual then pulls the row to itself, and neither lets go nor converges).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: FixedData,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        dtype: str = "float64",
+        seed: int = 0,
+        shared_data: bool = False,
+    ) -> None:
+        self.structure = problem.structure
+        self.dtype = np.dtype(dtype)
+        self.plan = Plan(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
+        cast = partial(np.asarray, dtype=self.dtype)
+        self.parameters = jax.tree.map(cast, problem.parameters)
+        self.algorithm = algorithm.parameters  # float64: a schedule counts steps, and few numbers depend on it
+        self.dimension, self.samples = dimension, algorithm.samples(dimension)
+        self.T, self.L = factor(problem, begin)
+        self.head = begin.a
+        self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
+        self.edges = (*self.first.tolist(), dimension)
+        self.spread = np.sqrt(np.repeat(problem.parameters["eigenvalues"], sizes))
+        self.signal_axes = self.first[:, None] + np.arange(problem.signals)
+        self.seed = seed
+        self.data: Data | None = None
+        check_memory(self)
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        self.data = None  # the last group's go before this group's come
+        keys = run_keys(self.seed, chosen)
+        numbers = (self.parameters, self.spread, self.signal_axes)
+        owners = run_keys(self.seed, np.array([SHARED])) if self.plan.shared else keys
+        self.data = _draw_data(self.structure, self.samples, self.dtype, *numbers, owners)
+        if self.plan.shared:
+            self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
+        rows = jnp.asarray(self._rows(chosen))
+        head = jnp.asarray(self.head[chosen], dtype=self.dtype)
+        selected = _first(self.samples, self.algorithm, keys) if self.plan.selects else None
+        begun = Weights(rows, head, selected, jnp.zeros(len(chosen)))
+        return begun._replace(first_risk=_train_risk(self.structure, self.plan, self.parameters, self.data, begun))
+
+    def _rows(self, chosen: np.ndarray) -> np.ndarray:
+        p, k = self.structure.width, self.structure.signals
+        rows = np.zeros((len(chosen), p, self.dimension), self.dtype)
+        for block, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True)):
+            rows[:, :, low : low + k] = self.T[chosen, block]
+            if not self.plan.shared:
+                rows[:, :, low + k : low + k + p] = self.L[chosen, block]
+                continue
+            for place, run in enumerate(chosen):
+                generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(int(run), block)))
+                frame = np.linalg.qr(generator.standard_normal((high - low - k, p)))[0]
+                rows[place, :, low + k : high] = self.L[run, block] @ frame.T
+        return rows
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        assert see is None, "first passages are not watched here"
+        numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
+        state, good = _advance(self.structure, self.plan, *numbers, self.data, state, keys, np.int64(begin), np.int64(end))
+        return state, good, seen
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
+        with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
+            M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), rows)
+        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state)}
+
+    def train_risk(self, state: Any) -> np.ndarray:
+        return np.asarray(_train_risk(self.structure, self.plan, self.parameters, self.data, state))
+
+    def keep(self, state: Any, index: np.ndarray) -> Any:
+        if not self.plan.shared:
+            self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
+        return super().keep(state, index)
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+    def bytes_of(self, runs: int) -> int:
+        """What these runs take in memory, about: data sets, and working space."""
+        p, k, n = self.structure.width, self.structure.signals, self.samples
+        data_set = n * (self.dimension + k + 1) * self.dtype.itemsize
+        a_run = (6 * p * (n + self.dimension) + 4 * n) * self.dtype.itemsize
+        sets = 1 if self.plan.shared else runs
+        return (sets + 1) * data_set + runs * a_run + 4 * 8 * max(ROW_NUMBERS, self.dimension)
+
+    def largest_group(self) -> int:
+        limit = SHARE_OF_MEMORY * available_bytes()
+        if jax.default_backend() == "cpu" and not self.plan.shared:
+            limit = min(limit, CPU_GROUP_BYTES)
+        one = self.bytes_of(2) - self.bytes_of(1)
+        return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // one) + 1))
+
+
+def available_bytes() -> float:
+    """Memory that is free on the device that JAX computes on: of a GPU what JAX may still take, else RAM; infinite where nobody says."""
+    if jax.default_backend() != "cpu":
+        stats = jax.local_devices()[0].memory_stats() or {}
+        return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0)) if "bytes_limit" in stats else np.inf
+    free = np.inf
+    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
+        if name in os.sysconf_names:
+            free = min(free, float(os.sysconf(name)) * os.sysconf("SC_PAGE_SIZE"))
+    try:  # files that are only cached count as free
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = float(lines["MemAvailable"].split()[0]) * 1024
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        return free if limit == "max" else min(free, float(limit) - float(used))
+    except (OSError, KeyError, ValueError):
+        return free
+
+
+def check_memory(simulator: DirectFixedData) -> None:
+    """Refuse what not even one run at a time has room for."""
+    needed, free = simulator.bytes_of(1), available_bytes()
+    if needed > free:
+        raise checks.reject(
+            "dimension",
+            simulator.dimension,
+            f"a data set of {simulator.samples} x {simulator.dimension} numbers in {simulator.dtype.name} needs {needed / 2**30:.3g} GiB "
+            f'with its working space, and {free / 2**30:.3g} GiB are free: take a smaller dimension or fewer samples, dtype="float32", '
+            'or method="exact"',
+        )
+
+
+def _step_key(key: Any, number: Any) -> Any:
+    # two folds: a step counter has 64 bits, fold_in takes 32
+    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 1), number >> 32), number & 0xFFFFFFFF)
+
+
+@float64
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, spread: Any, signal_axes: Any, keys: Any) -> Data:
+    """The data set of each key. Drawn in float64, also for float32: both precisions see the same data."""
+    dimension = spread.shape[0]
+    chunks = -(-samples * (dimension + 1) // ROW_NUMBERS)
+    rows = -(-samples // chunks)
+
+    def chunk(key: Any) -> Data:
+        normals = normals_and_uniforms(key, rows * (dimension + 1), 0)[0].reshape(rows, dimension + 1)
+        x, noise = normals[:, :dimension] * spread, normals[:, dimension]
+        if structure.clusters:
+            means, noise = drawn_clusters(parameters, noise)
+            x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(rows, -1))
+        x = x.astype(dtype)
+        signals = jnp.einsum("brk,nbk->nr", parameters["frame"], x[:, signal_axes], precision=HIGHEST)
+        return Data(x, signals.astype(dtype), noise.astype(dtype))
+
+    def one(key: Any) -> Data:
+        key = jax.random.fold_in(key, 0)
+        if chunks == 1:
+            return chunk(key)
+        parts = jax.lax.map(lambda number: chunk(jax.random.fold_in(key, number)), jnp.arange(chunks))
+        return jax.tree.map(lambda part: part.reshape(chunks * rows, *part.shape[2:])[:samples], parts)
+
+    return jax.lax.map(one, keys)
+
+
+@float64
+@partial(jax.jit, static_argnums=0)
+def _first(samples: int, algorithm: Any, keys: Any) -> Any:
+    draw = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, 2), 0, samples)[1])
+    return first_selection(algorithm, draw(keys))
+
+
+def _product(rows: Any, x: Any) -> Any:
+    """Fields (n, p) of inputs (n, d); one row as a vector, which is faster."""
+    if rows.shape[0] == 1:
+        return jnp.matmul(x, rows[0], precision=HIGHEST)[:, None]
+    return jnp.matmul(x, rows.T, precision=HIGHEST)
+
+
+def _weighted(h: Any, x: Any) -> Any:
+    """h^T x, (p, d)."""
+    if h.shape[1] == 1:
+        return jnp.matmul(h[:, 0], x, precision=HIGHEST)[None]
+    return jnp.matmul(h.T, x, precision=HIGHEST)
+
+
+def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -> tuple[Any, tuple[Any, Any]]:
+    """The mean loss over the data set, and dloss/dfields, dloss/dhead of each sample, (n, p) each."""
+    compute = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
+    loss, slopes = compute(_product(rows, data.inputs), data.signals, head, data.noise, parameters)
+    # a user's loss may hold float64 constants; a float32 simulation stays one, but for the one sum that is compared with a threshold
+    return jnp.mean(loss, dtype=jnp.float64), jax.tree.map(lambda value: value.astype(rows.dtype), slopes)
+
+
+def _over_runs(plan: Plan, function: Any, data: Data, *runs: Any) -> Any:
+    """function(data, ...) for every run."""
+    if plan.together:
+        return jax.vmap(function, in_axes=(None if plan.shared else 0, *[0] * len(runs)))(data, *runs)
+    return jax.lax.map(lambda one: function(*one), (data, *runs))
+
+
+@float64
+@partial(jax.jit, static_argnums=(0, 1))
+def _train_risk(structure: Any, plan: Plan, parameters: Any, data: Any, state: Weights) -> Any:
+    return _over_runs(plan, lambda data, rows, head: _losses(structure, parameters, data, rows, head)[0], data, state.rows, state.head)
+
+
+@float64
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance(
+    structure: Any, plan: Plan, parameters: Any, algorithm: Any, dimension: Any, data: Any, state: Weights, keys: Any, begin: Any, end: Any
+) -> tuple[Weights, Any]:
+    """All runs from step `begin` to step `end`, and for each the last step at which it was finite."""
+
+    def step(number: Any, data: Data, state: Weights, good: Any, key: Any) -> tuple[Weights, Any]:
+        state = fixed_data_step(structure, plan, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
+        limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
+        fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
+        return state, jnp.where(fine, number + 1, good)
+
+    if plan.together:
+
+        def all_runs(number: Any, carry: tuple[Weights, Any]) -> tuple[Weights, Any]:
+            return _over_runs(plan, partial(step, number), data, *carry, keys)
+
+        return jax.lax.fori_loop(begin, end, all_runs, (state, jnp.broadcast_to(begin, keys.shape)))
+
+    def one_run(data: Data, state: Weights, key: Any) -> tuple[Weights, Any]:
+        return jax.lax.fori_loop(begin, end, lambda number, now: step(number, data, now[0], now[1], key), (state, begin))
+
+    return _over_runs(plan, one_run, data, state, keys)
+
+
+def fixed_data_step(
+    structure: Any, plan: Plan, parameters: Any, algorithm: Any, dimension: Any, data: Data, state: Weights, key: Any, number: Any
+) -> Weights:
+    """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
+    rows, head, selected, first_risk = state
+    samples, dtype = data.noise.shape[0], rows.dtype
+    p = structure.width
+    risk, (h, head_h) = _losses(structure, parameters, data, rows, head)
+    if plan.selects:
+        h, head_h = (jnp.where(selected[:, None], part, 0) for part in (h, head_h))
+    share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
+    gradient, head_gradient = share * _weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
+    kick = head_kick = None
+    normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if plan.hot else 0, samples if plan.selects else 0)
+    if plan.hot:
+        noise = (kick_size(algorithm, number, dimension) * normals).astype(dtype)
+        kick, head_kick = noise[:-p].reshape(rows.shape), noise[-p:]
+    numbers = {name: algorithm[name].astype(dtype) for name in ("lr", "head_rate")}
+    decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}
+    moved, head = move(numbers, rows, head, gradient, head_gradient, kick, head_kick, decay, **flags)
+    if structure.sphere:
+        length = jnp.sum((numbers["lr"] * gradient) ** 2, axis=1)
+        moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
+    if plan.selects:
+        selected = next_selection(algorithm, selected, uniforms)
+    return Weights(moved, head, selected, first_risk)
