@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable
@@ -317,8 +318,17 @@ def headline(name: str, seeds: int, dimension: int, span: float, group: tuple[in
     )
     result = with_fractions(result)
     result.attrs |= {"seconds": time.perf_counter() - began, "device": str(jax.devices()[0]), "group": f"{index}/{groups}"}
-    sgd.save(result, out)
+    store(result, out)
     report(name, result)
+
+
+def store(result: xr.Dataset, out: Path) -> None:
+    try:
+        sgd.save(result, out)
+    except ModuleNotFoundError as error:
+        # a machine without the file format's library: nothing of minutes on a GPU is lost
+        print(f"{error}: kept as a pickled dictionary, for xarray.Dataset.from_dict")
+        out.with_suffix(".pickle").write_bytes(pickle.dumps(result.to_dict()))
 
 
 def report(name: str, result: xr.Dataset) -> None:
@@ -336,7 +346,7 @@ def combine(files: list[Path], out: Path) -> None:
     whole = xr.concat(parts, dim="run", combine_attrs="override")
     whole.attrs |= {"seconds": float(sum(part.attrs["seconds"] for part in parts)), "group": "all"}
     result = with_fractions(whole)
-    sgd.save(result, out)
+    store(result, out)
     report(json.loads(result.attrs["algorithm"])["kind"], result)
 
 
