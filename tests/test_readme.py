@@ -19,7 +19,7 @@ def test_readme_block(block, capsys):
     exec(compile(block, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     if "print" in block:
-        found = r"risk_theory|train_risk_theory|measured \d+\.\d+ \+- \d\.\d+\n.*: \d+\.\d+\n|effective dynamics at lr = 0.5, d = 200(?s:.*)u2 .*±.*±"
+        found = r"risk_theory|measured \d+\.\d+ \+- \d\.\d+\n.*: \d+\.\d+\n|effective dynamics at lr = 0.5, d = 200(?s:.*)u2 .*±.*±"
         assert re.search(found, shown)
 
 

@@ -17,6 +17,7 @@ from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
 from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
 from sgdynamics.analysis.regimes import Plateau, Regime, plateau, regime
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
+from sgdynamics.analysis.schedules import OptimalSchedule, optimal_schedule
 from sgdynamics.comparison import compare
 from sgdynamics.limits.covariance import increment_covariance
 from sgdynamics.limits.dmft import solve_dmft
@@ -55,6 +56,7 @@ __all__ = [
     "MultiIndex",
     "MultiPassSGD",
     "OnePassSGD",
+    "OptimalSchedule",
     "PersistentSGD",
     "Plateau",
     "Problem",
@@ -82,6 +84,7 @@ __all__ = [
     "load",
     "mean_field_density",
     "mean_field_random_start",
+    "optimal_schedule",
     "papers",
     "piecewise_rate",
     "plateau",

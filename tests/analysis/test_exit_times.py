@@ -32,6 +32,7 @@ def test_ode_exit_is_the_closed_solution_of_width_one():
     np.testing.assert_allclose(np.sort(some.times)[:2], np.sort(found.times)[:2], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_chain_is_stopped_at_its_own_first_step_below_the_level():
     """Compared with a scan of every step of the same runs; nothing depends on how many runs there are."""
     problem = phase(2, 0.1)
@@ -85,6 +86,7 @@ def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference,
     assert abs(corrected - chain.mean / p) < abs(ode.mean - chain.mean) / p
 
 
+@pytest.mark.slow
 def test_sde_exit_times_follow_the_formula():
     """From one start, 64 paths: the diffusive time (59) with that start, which is the SDE's own near m = 0."""
     problem = phase(1, 0.0)
@@ -149,6 +151,7 @@ def test_bad_input_and_what_did_not_leave():
     assert late.left == 0
 
 
+@pytest.mark.slow
 def test_the_optimal_rate_of_the_paper_does_not_learn():
     """Width 5 without label noise: at gamma_opt neither ODE nor chain leaves the bad states; at half the stable rate both do."""
     problem = phase(5)

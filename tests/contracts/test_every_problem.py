@@ -50,7 +50,18 @@ WITH_PATHS = ("softplus, trained, decay", "he2 on the sphere", "own problem, blo
 
 @pytest.mark.parametrize(
     "name",
-    slow(PROBLEMS, ("tanh and sign", "own activation", "multi-index", "own problem, blocks", "binary mixture", "own clusters, blocks")),
+    slow(
+        PROBLEMS,
+        (
+            "softplus, trained, decay",
+            "tanh and sign",
+            "own activation",
+            "multi-index",
+            "own problem, blocks",
+            "binary mixture",
+            "own clusters, blocks",
+        ),
+    ),
 )
 def test_every_method_takes_every_problem(name):
     problem = PROBLEMS[name]()

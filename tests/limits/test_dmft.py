@@ -139,6 +139,6 @@ def test_bad_input():
         sgd.solve_dmft(problem, descent, start, steps=[1], paths=10)
     with pytest.raises(ValueError, match="exactly one of"):
         sgd.solve_dmft(problem, descent, start, steps=[1], times=[1.0])
+    numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "rank": 2}
     with pytest.raises(ValueError, match="rank = 2 directions are not enough by step"):
-        numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "rank": 2}
         sgd.solve_dmft(problem, descent, start, steps=[60], **numbers)

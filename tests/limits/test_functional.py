@@ -38,6 +38,7 @@ def test_gradient_of_the_final_risk():
         assert total == pytest.approx(slope, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_solve_agrees_with_solve_ode_and_maps_over_lr():
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-2)
     begin = s0(problem)

@@ -215,6 +215,7 @@ def test_divergence_is_marked_not_hidden():
     assert np.isfinite(result.risk[1]).all()
 
 
+@pytest.mark.slow
 def test_sampled_noise_states_its_error():
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="tanh", noise=1e-3)
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), s0(problem), times=[4.0])

@@ -1,4 +1,4 @@
-"""Learning rates that depend on alpha: one schedule drives the ODE, the SDE, the exact chain and direct simulation."""
+"""Learning rates that depend on alpha: one schedule drives the ODE, the SDE, the exact chain, direct simulation and wide networks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics import functional
 from sgdynamics.clock import clock
+from sgdynamics.limits.mean_field import _clock
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 
@@ -51,6 +52,29 @@ def test_one_schedule_drives_every_method(problem):
     # and the schedule matters
     constant = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, alpha=ALPHA, dimension=D)
     assert np.abs(constant.M - theory.M).max() > 0.1
+
+
+def test_wide_networks_follow_the_schedule(problem):
+    """Rows in the span of the signals (q = 0) are the p = infinity system at any width: the ODE at small lr is it, at equal alpha."""
+    M, small = np.array([[0.3], [-0.2]]), 1e-6
+    algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([1 / small], [small, small / 4]))
+    alpha = np.array([0.0, 0.5, 3.0]) / small
+    limit = sgd.solve_mean_field(problem, algorithm, sgd.start(problem, M=M, q=np.zeros(2)), alpha=alpha)
+    theory = sgd.solve_ode(problem, algorithm, sgd.start(problem, M=M, Q=M @ M.T), alpha=alpha)
+    # t/p: the integral is 1/2, then 1 + 2/4; p = 2
+    assert np.allclose(limit.t, [0.0, 0.25, 0.75], atol=1e-12)
+    assert np.allclose(limit.alpha, alpha)
+    assert np.allclose(limit.t_sgd, theory.t, atol=1e-12)
+    for name in ("M", "risk"):
+        assert np.allclose(limit[name], theory[name], atol=1e-5), name
+        assert np.abs(limit[name][:, -1] - limit[name][:, 0]).max() > 0.03
+    # a schedule at its own times, and in steps of a batch: the same points
+    batches = sgd.OnePassSGD(lr=algorithm.lr, batch=3)
+    for given in ({"times": limit.t.values / 3}, {"steps": alpha * 10}):
+        when = _clock(problem, batches, **({"times": None, "alpha": None, "steps": None} | given), dimension=30)
+        assert np.allclose(when.t, limit.t / 3)
+        assert np.allclose(when.alpha, alpha)
+        assert np.allclose(when.step, alpha * 10)
 
 
 def test_a_constant_schedule_is_a_constant_rate(problem):
@@ -122,6 +146,27 @@ def test_gradient_through_a_schedule(problem):
         (
             lambda problem: sgd.solve_ode(problem, sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [1.0, 0.0])), begin(problem), times=[2.0]),
             "never gets there",
+        ),
+        (
+            lambda problem: sgd.solve_mean_field(
+                problem,
+                sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [1.0, 0.0])),
+                sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]),
+                times=[2.0],
+            ),
+            r"times = \[2.0\].* never gets there",
+        ),
+        (
+            lambda problem: sgd.solve_mean_field(
+                problem, sgd.OnePassSGD(lr=decaying), sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]), times=[2.0], alpha=[1.0]
+            ),
+            "received times, alpha",
+        ),
+        (
+            lambda problem: sgd.solve_mean_field(
+                problem, sgd.OnePassSGD(lr=decaying), sgd.start(problem, M=[[0.3], [0.1]], q=[1, 1]), steps=[2]
+            ),
+            "steps= needs a dimension",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def flat(state):
     return np.concatenate([M.reshape(*M.shape[:-2], -1), Q[(..., *np.triu_indices(Q.shape[-1]))]], axis=-1)
 
 
-@pytest.mark.parametrize("sphere", [False, True], ids=["free", "sphere"])
+@pytest.mark.parametrize("sphere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["free", "sphere"])
 def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(sphere):
     """The mean at d = 10, where the drift of relative order 1/d shows, with and without it; erf, whose gradients have light tails."""
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.3, constraint="sphere" if sphere else None)

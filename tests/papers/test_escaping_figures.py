@@ -16,6 +16,7 @@ def drawn(figure, tmp_path):
     return data
 
 
+@pytest.mark.slow
 def test_figure_2_ratios_are_near_one_and_flat(tmp_path):
     data = drawn(paper.figure_2, tmp_path)
     for name in ("annealed", "quenched", "corrected"):

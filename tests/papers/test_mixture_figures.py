@@ -140,6 +140,7 @@ def test_figure_2(tmp_path):
     arcs_hold(data, "binary")
 
 
+@pytest.mark.slow
 def test_figure_3(tmp_path):
     data = drawn(figure_3, tmp_path)
     good, runs = np.asarray(data.optimal)[:, -1], data.sizes["run"]
@@ -155,6 +156,7 @@ def test_figure_3(tmp_path):
     arcs_hold(data, "xor")
 
 
+@pytest.mark.slow
 def test_order_of_limits(tmp_path):
     data = drawn(order_of_limits, tmp_path)
     assert data.changed_late.max() < 0.05

@@ -81,6 +81,7 @@ def test_components():
     assert sum(one.stable for one in mixture_components("xor", 2)) == 12
 
 
+@pytest.mark.slow
 def test_representatives_are_fixed_points():
     for kind in ("binary", "xor"):
         points = [one.representative(AL) for one in mixture_components(kind)]

@@ -106,6 +106,7 @@ def test_noise_of_sgd_in_small_overlaps():
     assert qn.noise_share(6, 3, 1e-6) == pytest.approx(1e-4 * qn.noise_share(6, 3, 1e-2), rel=0.05)
 
 
+@pytest.mark.slow
 def test_figure_1_runs_lie_on_the_ode():
     data = figures._theory_beside_runs(100, 8.0, 3)
     assert data.sizes == {"time": figures.POINTS, "unit": 6, "signal": 3, "unit_other": 6}

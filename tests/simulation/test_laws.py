@@ -45,6 +45,7 @@ def test_mean_follows_the_ode_at_that_d(options):
             assert np.all(np.abs(found - expected) <= Z * table[f"{name}_standard_error"] + slack), (d, name)
 
 
+@pytest.mark.slow
 def test_three_blocks_theory_and_chain():
     problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=0.05, covariance=[(0.3, 0.5), (1.0, 0.3), (3.0, 0.2)])
     algorithm = sgd.OnePassSGD(lr=1.0, batch=2)

@@ -12,7 +12,7 @@ At a finite dimension d (still p = infinity) the perpendicular parts have unifor
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
-from sgdynamics.clock import clock
+from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian import pairs
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.mean_field_series import Basis
@@ -33,7 +33,7 @@ from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
-from sgdynamics.results import largest_share, record
+from sgdynamics.results import largest_share, record, time_coordinates
 
 __all__ = ["MeanFieldStart", "mean_field_density", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
@@ -135,7 +135,9 @@ def solve_mean_field(
     algorithm: OnePassSGD,
     start: MeanFieldStart | Start,
     *,
-    times: Any,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
     dimension: int | None = None,
     expectations: str = "auto",
     rtol: float = RTOL,
@@ -145,6 +147,11 @@ def solve_mean_field(
 
     d -> infinity with p, or p = infinity at `dimension` d. The equations are those of the module; lr and batch do not enter
     (lr/p -> 0), and label noise enters only the risk. Weight decay: in this clock its rate is wd = width * weight_decay, held fixed.
+    Give exactly one of `times` (in t/p), `alpha`, `steps` (with a dimension). The last two are those of the start's width,
+
+        t/p = (1/p) integral of lr/batch over alpha,
+
+    so that with a schedule too the result stands beside SGD of that width at equal alpha; only there does lr matter.
     expectations="series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
     committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
     The result has M, q, a, and the risk of the p = infinity system. Attributes: `error_particles`, the largest relative change of
@@ -155,8 +162,9 @@ def solve_mean_field(
     checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
-    t = clock(OnePassSGD(lr=0.0), times=times, dimension=None, whole_steps=False).t
     perpendicular = None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1) - problem.signals
+    when = _clock(problem, algorithm, times, alpha, steps, dimension)
+    t = when.t
     way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
     T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
@@ -202,7 +210,20 @@ def solve_mean_field(
         "error_integrator": error_integrator,
         "error_particles": error_particles,
     }
-    return _dataset(problem, algorithm, t, found, excess, diverged_at, attributes)
+    return _dataset(problem, algorithm, when, found, excess, diverged_at, attributes)
+
+
+def _clock(problem: Problem, algorithm: OnePassSGD, times: Any, alpha: Any, steps: Any, dimension: int | None) -> Clock:
+    """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
+    given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
+    if steps is not None:
+        given = {"alpha": clock(algorithm, **given, dimension=dimension, whole_steps=False).alpha}
+    # a batch p times as large has t/p for its t at equal alpha, whatever the schedule
+    wide = replace(algorithm, batch=algorithm.batch * problem.width)
+    found = clock(wide, **given, dimension=None, whole_steps=False)
+    if dimension is None or found.alpha is None:
+        return found
+    return replace(found, step=found.alpha * (dimension / algorithm.batch))
 
 
 def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way:
@@ -292,7 +313,7 @@ def _risk_of(way: _Way, numbers: Any, found: dict[str, np.ndarray]) -> tuple[np.
 def _dataset(
     problem: Problem,
     algorithm: OnePassSGD,
-    t: np.ndarray,
+    when: Clock,
     found: Any,
     excess: np.ndarray,
     diverged_at: np.ndarray,
@@ -306,11 +327,9 @@ def _dataset(
         "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "population risk"}),
         "excess_risk": (("run", "time"), excess, {"long_name": "excess risk"}),
     }
-    coordinates = {
-        "t": ("time", t, {"long_name": "mean-field time t/p = lr steps/(p d)"}),
-        "t_sgd": ("time", problem.width * t, {"long_name": "time lr steps/d of a network of this width: width times t"}),
-        "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
-    }
+    coordinates = time_coordinates(when, diverged_at)
+    coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
+    coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
     return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_mean_field", attributes))
 
 

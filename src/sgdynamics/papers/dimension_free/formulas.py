@@ -1,0 +1,118 @@
+"""The slides' units and closed scales ("Dimension-free limits of SGD for two-layer networks", Loureiro 2023).
+
+One-pass SGD, loss (y - f)^2/2, f = (1/p) sum_i a_i s(w_i.x), y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(Delta) z, x ~ N(0, I_d), |w*_r| = 1:
+
+    w_i <- w_i + delta_t (a_i s'(w_i.x) E x - wd w_i),   a_i <- a_i + eps delta_t (s(w_i.x) E - wd a_i),   E = y - f,  delta_t = gamma/(d p)
+
+The slides' time is t = steps gamma/(d p), the library's divided by p; their wd is p times the library's weight_decay, eps its head_rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.gaussian.nodes import REACH, gauss_legendre
+from sgdynamics.precision import float64
+from sgdynamics.problems import TeacherStudent
+from sgdynamics.problems.activations import activation as find_activation
+
+NODES = 200  # between two kinks: s'^2 exp(-x^2/2) on [-13, 13] to rounding for the activations that have a name
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A problem and an algorithm of the library that are the slides' (gamma, p, k, Delta, ...); `time_factor` is p."""
+
+    problem: TeacherStudent
+    algorithm: OnePassSGD
+    time_factor: float
+
+    def times(self, t: Any) -> np.ndarray:
+        """The library's time at the slides' t: p t."""
+        return self.time_factor * np.asarray(t, dtype=np.float64)
+
+    def steps(self, t: Any, d: int) -> np.ndarray:
+        """The number of steps up to the slides' t at dimension d, not rounded: t d p/gamma (infinite for gamma = 0)."""
+        d, rate = checks.whole("d", d, 1), float(self.algorithm.lr)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.times(t) * d / rate
+
+
+def setting(
+    gamma: float,
+    p: int,
+    k: int = 1,
+    Delta: float = 0.0,
+    *,
+    activation: Any = "erf",
+    teacher_activation: Any = None,
+    wd: float = 0.0,
+    eps: float = 1.0,
+    head: str = "fixed",
+    constraint: str | None = None,
+) -> Setting:
+    """The slides' parameters as a problem and an algorithm of the library.
+
+        lr = gamma,   noise = Delta,   weight_decay = wd/p,   head_rate = eps,   t = p times the slides' t
+
+    gamma = 0 is gradient flow. "Setting" and "Main theoretical result" of the slides, with the 1/2 of the loss and the gamma/d of the
+    step that their time delta_t = gamma/(d p) needs; gamma_a = eps gamma/d ("Single-index models").
+    """
+    gamma, wd = checks.number("gamma", gamma, 0.0), checks.number("wd", wd, 0.0)
+    p, k, Delta = checks.whole("p", p, 1), checks.whole("k", k, 1), checks.number("Delta", Delta, 0.0)
+    problem = TeacherStudent(
+        width=p,
+        teacher_width=k,
+        activation=activation,
+        teacher_activation=teacher_activation,
+        noise=Delta,
+        head=head,
+        constraint=constraint,
+        weight_decay=wd / p,
+    )
+    return Setting(problem, OnePassSGD(lr=gamma, head_rate=checks.number("eps", eps, 0.0)), float(p))
+
+
+def theorem_scale(gamma: float, p: int, d: int) -> float:
+    """The scale on which SGD leaves its ODE: E |Omega(steps) - Omega(t)|_inf <= exp(C t) sqrt(gamma/(d p)).
+
+    Veiga, Stephan, Loureiro, Krzakala, Zdeborova (2022), the slides' main result. Measured for erf: 0.45 to 0.64 times this, t <= 5.
+    """
+    gamma, p, d = checks.number("gamma", gamma, 0.0), checks.whole("p", p, 1), checks.whole("d", d, 1)
+    return math.sqrt(gamma / (d * p))
+
+
+def mean_field_scale(p: int, d: int) -> float:
+    """The scale of E |Q - M P^-1 M^T - diag(Q_perp)|_inf <= exp(C t) (p^(-1/2) + d^(-1/2)) in wide networks.
+
+    Arnaboldi, Stephan, Krzakala, Loureiro (2023), "Mean-field + high-d", where the sign before diag is misprinted.
+    """
+    p, d = checks.whole("p", p, 1), checks.whole("d", d, 1)
+    return p**-0.5 + d**-0.5
+
+
+@float64
+def plateau(gamma: float, p: int, Delta: float, activation: Any = "erf") -> float:
+    """Excess risk that label noise leaves in a network that has learned its teacher, to first order in gamma/p.
+
+        R = gamma Delta E[s'(x)^2]/(4 p),   x ~ N(0, 1)
+
+    Linearised at rows of norm 1: gradients phi = s'(w_i.x) x/p, so with H = E[phi phi^T] the rows' covariance solves
+    H C + C H = (gamma/d) Delta H, and R = tr(H C)/2 = (gamma/d) Delta tr(H)/4 with tr(H) = d E[s'^2]/p as d -> infinity. Directions
+    without curvature (equal rows) do not count at this order. For teachers with heads of one and orthogonal or distinct rows.
+    """
+    gamma, Delta, p = checks.number("gamma", gamma, 0.0), checks.number("Delta", Delta, 0.0), checks.whole("p", p, 1)
+    s = find_activation(activation, "activation")
+    edges = np.array([-REACH, *(kink for kink in s.kinks if abs(kink) < REACH), REACH])
+    node, weight = gauss_legendre(NODES)
+    lengths = np.diff(edges)[:, None]
+    x = edges[:-1, None] + lengths * node
+    slope = np.asarray(s.derivative(1)(x))
+    mean = float(np.sum(weight * lengths * slope**2 * np.exp(-(x**2) / 2))) / math.sqrt(2 * math.pi)
+    return gamma * Delta * mean / (4 * p)

@@ -1,0 +1,270 @@
+"""Figures B.1 to B.4 of "Stochasticity helps to navigate rough landscapes": ridge in place of the sphere, small eta, persistence times.
+
+Units, methods and sizes as in `main_figures`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, generalization_error, setting
+from sgdynamics.papers.rough_landscapes.style import (
+    COLORS,
+    LINES,
+    MARKS,
+    NAMES,
+    THREE,
+    UNITS,
+    average,
+    figure,
+    log_times,
+    plateau_share,
+    runs_of,
+)
+
+ETA, ALPHA, WARM = 0.01, 3.0, 0.2
+NUMBERS: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}
+TEST_SAMPLES = 2000  # fresh ones, for each run and time
+RIDGES = (0.0, 0.1, 1.0)
+PERSISTENCE = (0.05, 0.5, 2.0, 5.0)
+
+
+def measured_error(m: np.ndarray, q: np.ndarray, seed: int, samples: int) -> np.ndarray:
+    """Mean of (|h| - |h0|)^2 over fresh samples, for each entry of m and q: the test error (B.7), counted and not computed.
+
+    A fresh Gaussian input has fields of exactly the law h0 ~ N(0, 1), h = m h0 + sqrt(q - m^2) N(0, 1), so that no input is drawn.
+    """
+    random, flat = np.random.default_rng(seed), []
+    for one, norm in zip(m.ravel(), q.ravel(), strict=True):
+        h0, rest = random.standard_normal((2, samples))
+        flat.append(np.mean((np.abs(one * h0 + math.sqrt(max(norm - one**2, 0.0)) * rest) - np.abs(h0)) ** 2))
+    return np.array(flat).reshape(m.shape)
+
+
+def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed: int) -> xr.Dataset:
+    """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the average overlaps."""
+    each = []
+    for name in THREE:
+        one = setting(ALPHA, ETA, WARM, name, ridge=ridge, dimension=N, seed=seed, runs=count, rescale=rescale, **NUMBERS[name])
+        found = runs_of(one, t, N, seed + 1)
+        found["mse_run"] = (("run", "time"), measured_error(found["m"].values, found["q"].values, seed + 2, TEST_SAMPLES))
+        found["mse_own"] = (("run", "time"), generalization_error(found["q"].values, 1.0, found["m"].values))
+        means = {key: average(abs(found[key]) if key == "m" else found[key]) for key in ("m", "q", "loss", "mse_run", "mse_own")}
+        each.append(
+            xr.Dataset(
+                {
+                    "mse": ("time", means["mse_run"][0], {"long_name": "mean squared error on fresh samples, average over runs"}),
+                    "mse_error": ("time", means["mse_run"][1], {"long_name": "its standard error"}),
+                    "mse_formula": (
+                        "time",
+                        generalization_error(means["q"][0], 1.0, means["m"][0]),
+                        {"long_name": "(B.8) at the average overlaps"},
+                    ),
+                    "mse_formula_runs": ("time", means["mse_own"][0], {"long_name": "(B.8) of each run, averaged"}),
+                    "loss": ("time", means["loss"][0], {"long_name": "average training loss"}),
+                    "m": ("time", means["m"][0], {"long_name": "average |m|"}),
+                    "q": ("time", means["q"][0], {"long_name": "average q"}),
+                },
+                {"t": ("time", t)},
+            )
+        )
+    return xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
+
+
+def _draw_ridge(ax: Any, data: xr.Dataset, title: str, labels: bool) -> None:
+    inset = ax.inset_axes((0.13, 0.12, 0.4, 0.36))
+    t = data["t"].values + ETA
+    for name in THREE:
+        one = data.sel(algorithm=name)
+        ax.errorbar(
+            t[::2],
+            one["mse"][::2],
+            one["mse_error"][::2],
+            fmt=MARKS[name],
+            ms=3.5,
+            lw=0.8,
+            color=COLORS[name],
+            label=NAMES[name] if labels else None,
+        )
+        last = labels and name == THREE[-1]
+        ax.plot(t, one["mse_formula_runs"], color="k", lw=0.9, label="(B.8), average over runs" if last else None)
+        ax.plot(t, one["mse_formula"], color="0.5", lw=0.9, ls=":", label="(B.8) at average overlaps" if last else None)
+        inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
+    ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, ylim=(0, None))
+    inset.set(xscale="log", yscale="log")
+    inset.set_title("training loss", fontsize="small", pad=2)
+    inset.tick_params(labelsize="x-small")
+
+
+def _jensen(data: xr.Dataset) -> str:
+    each, mean = (float(np.abs((data["mse"] - data[name]).values).max()) for name in ("mse_formula_runs", "mse_formula"))
+    return f"measured error less (B.8): at most {each:.4f} run by run, {mean:.3f} at the average overlaps"
+
+
+def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Mean squared error of the three algorithms with ridge lambda = 0, .1, 1, against (B.8); insets: training loss.
+
+    The paper's figure B.1: alpha = 3, m0 = .2, N = 1000, eta = .01, l = .5, 250 runs (t <= 1000 and tau = 1 here, as in figure 2; the
+    caption has neither). The error is measured on fresh samples. (B.8) is drawn as the average over runs and, as in the paper, at the
+    average overlaps |m| and q, which is another number where runs differ (some recovered, some not). Quick: N = 100, 16 runs, t <= 30.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, end = (100, 16, 30.0) if quick else (1000, 250, 1000.0)
+    t = log_times(end, 40)
+    data = xr.concat([_ridge(N, count, t, ridge, True, seed) for ridge in RIDGES], "ridge").assign_coords(ridge=list(RIDGES))
+    fig = figure(3, 1.3)
+    for number, ax in enumerate(fig.subplots(1, 3, sharey=True)):
+        _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {RIDGES[number]:g}", number == 2)
+    fig.axes[0].set_ylabel("mean squared error")
+    fig.axes[2].legend(frameon=False, fontsize="small", loc="upper right")
+    fig.suptitle(rf"Ridge, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
+    last = data["mse"].isel(time=-1)
+    shown = "; ".join(f"{name}: " + ", ".join(f"{float(v):.3f}" for v in last.sel(algorithm=name)) for name in THREE)
+    data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs |= {
+        "claim": "(B.8) gives the error; SGD gains from lambda = 1, p-SGD is better at small lambda; double descent in time at lambda = 0 "
+        "and .1",
+        "verdict": f"{_jensen(data)}; error at the end for lambda = 0, .1, 1: {shown}; double descent of GD (rise above a former value): "
+        + ", ".join(f"{_rise(data['mse'].sel(algorithm='GD', ridge=ridge).values):.3f}" for ridge in RIDGES),
+    }
+    return fig, data
+
+
+def _rise(values: np.ndarray) -> float:
+    """How far a curve rises above a former minimum: 0 for one that only falls."""
+    return float(np.max(values - np.minimum.accumulate(values)))
+
+
+def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Mean squared error with ridge lambda = .5, with the gradient divided by the batch fraction (left) and not (right).
+
+    The paper's figure B.2: the parameters of B.1. Quick: N = 100, 16 runs, t <= 30.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, end = (100, 16, 30.0) if quick else (1000, 250, 1000.0)
+    t = log_times(end, 40)
+    data = xr.concat([_ridge(N, count, t, 0.5, rescale, seed) for rescale in (True, False)], "gradient")
+    data = data.assign_coords(gradient=["rescaled", "not rescaled"])
+    fig = figure(2, 1.3)
+    for number, ax in enumerate(fig.subplots(1, 2, sharey=True)):
+        title = r"gradient divided by $\ell$" if number == 0 else r"gradient not divided by $\ell$"
+        _draw_ridge(ax, data.isel(gradient=number), title, number == 0)
+    fig.axes[0].set_ylabel("mean squared error")
+    fig.axes[0].legend(frameon=False, fontsize="small", loc="upper right")
+    fig.suptitle(rf"Ridge $\lambda$ = 0.5, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}")
+    last = data["mse"].isel(time=-1)
+    shown = "; ".join(f"{name} {float(last.sel(algorithm=name)[0]):.3f}, {float(last.sel(algorithm=name)[1]):.3f}" for name in THREE)
+    data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "ridge_strength": 0.5, "N": N, "runs": count, "seed": seed}
+    data.attrs |= {
+        "units": UNITS,
+        "claim": "dividing by l is better for p-SGD, not dividing for SGD",
+        "verdict": f"error at the end, divided by l and not: {shown}; {_jensen(data)}",
+    }
+    return fig, data
+
+
+def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Smaller and smaller learning rates: SGD becomes GD, persistent SGD does not.
+
+    The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005, .0001 (tau = 1 and t <= 100 here;
+    the caption has neither). All runs of a number have the same data set and start, so that differences between algorithms are paired.
+    Quick: N = 100, 24 runs, eta = .02, .005, .00125, t <= 10.
+    """
+    seed = checks.whole("seed", seed, 0)
+    rates = (0.02, 0.005, 0.00125) if quick else (0.01, 0.001, 0.0005, 0.0001)
+    N, count, end = (100, 24, 10.0) if quick else (1000, 250, 100.0)
+    t = log_times(end, 30, grid=rates[0])
+    variables: dict[str, Any] = {}
+    found: dict[str, list[xr.Dataset]] = {name: [] for name in THREE}
+    for name in THREE:
+        for eta in rates:
+            one = setting(ALPHA, eta, WARM, name, dimension=N, seed=seed, runs=count, **NUMBERS[name])
+            found[name].append(runs_of(one, t, N, seed + 1))
+    dims = ("algorithm", "rate", "time")
+    for key in ("m", "loss"):
+        values = [[average(abs(one[key])) for one in found[name]] for name in THREE]
+        variables[key] = (dims, np.array([[mean for mean, _ in row] for row in values]), {"long_name": f"average {key}"})
+        variables[f"{key}_error"] = (dims, np.array([[error for _, error in row] for row in values]), {"long_name": "its standard error"})
+    gaps = {name: [_distance(found[name][i], found["GD"][i]) for i in range(len(rates))] for name in THREE[1:]}
+    data = xr.Dataset(variables, {"t": ("time", t), "eta": ("rate", list(rates)), "algorithm": list(THREE)})
+    data["gap"] = (
+        ("algorithm", "rate"),
+        [[0.0] * len(rates), *gaps.values()],
+        {"long_name": "largest difference of the average loss to GD"},
+    )
+    fig = figure(2, 1.2)
+    for ax, key, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
+        for name in THREE:
+            for number, eta in enumerate(rates):
+                strength = 0.3 + 0.7 * number / (len(rates) - 1)
+                last = number == len(rates) - 1
+                style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": strength}
+                ax.plot(
+                    t + rates[0],
+                    data[key].sel(algorithm=name)[number],
+                    label=rf"{NAMES[name]}, $\eta$ = {eta:g}" if last else None,
+                    **style,
+                )
+        ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=label, ylim=(0, None))
+    fig.axes[0].legend(frameon=False, fontsize="small")
+    shown = ", ".join(f"{eta:g}" for eta in rates)
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}; faint to strong: $\eta$ = {shown}", fontsize="medium")
+    text = "; ".join(f"{name}: " + ", ".join(f"{gap:.4f}" for gap in gaps[name]) for name in gaps)
+    data.attrs = {"alpha": ALPHA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs |= {
+        "claim": "as eta falls the curves of SGD collapse on those of GD; those of p-SGD have another limit",
+        "verdict": f"largest difference of the average loss to GD for eta = {shown}: {text}",
+    }
+    return fig, data
+
+
+def _distance(one: xr.Dataset, other: xr.Dataset) -> float:
+    return float(np.abs(np.nanmean((one["loss"] - other["loss"]).values, axis=0)).max())
+
+
+def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Single runs of persistent SGD at tau = .05, .5, 2, 5: long persistence ends the plateaus, and delays the start.
+
+    The paper's figure B.4: alpha = 3, l = .5, m0 = .2, N = 1000, eta = .01, 50 runs (t <= 1000 here). Quick: N = 100, 14 runs, t <= 50.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, end = (100, 14, 50.0) if quick else (1000, 50, 1000.0)
+    t = log_times(end, 60)
+    found = []
+    for tau in PERSISTENCE:
+        one = setting(ALPHA, ETA, WARM, "p-SGD", l=0.5, tau=tau, dimension=N, seed=seed, runs=count)
+        found.append(runs_of(one, t, N, seed + 1)[["m", "loss"]])
+    data = xr.concat(found, "tau").assign_coords(tau=list(PERSISTENCE))
+    shares = [fraction_recovered(one["loss"].isel(time=-1).values)[0] for one in found]
+    data["recovered"] = ("tau", shares, {"long_name": "share of runs with a loss below 1e-7 at the end"})
+    data["plateau"] = (
+        "tau",
+        [plateau_share(t, np.abs(one["m"].values)) for one in found],
+        {"long_name": "share of unrecovered time on plateaus"},
+    )
+    early = [float(np.interp(1.0, t, np.median(np.abs(one["m"].values), axis=0))) for one in found]
+    data["early"] = ("tau", early, {"long_name": "median |m| at t = 1"})
+    fig = figure(2, 2)
+    for number, ax in enumerate(fig.subplots(2, 2, sharex=True, sharey=True).flat):
+        for values in np.abs(data["m"].isel(tau=number).values):
+            ax.plot(t + ETA, values, lw=0.7, alpha=0.8)
+        ax.axvline(PERSISTENCE[number], color="0.5", lw=0.9, ls=":")
+        ax.set(xscale="log", title=rf"$\tau$ = {PERSISTENCE[number]:g}: {shares[number]:.0%} recovered", ylim=(0, 1.03))
+    for ax in fig.axes[2:]:
+        ax.set_xlabel(r"$t + \eta$")
+    for ax in fig.axes[::2]:
+        ax.set_ylabel("$|m|$")
+    fig.suptitle(rf"Persistent SGD, $\alpha$ = 3, $\ell$ = 0.5, $m_0$ = 0.2, $\eta$ = {ETA}, $N$ = {N}; dotted: $t = \tau$")
+    data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs |= {
+        "claim": "longer persistence leaves fewer runs at plateaus, but m stays low until t = tau",
+        "verdict": f"for tau = {', '.join(map(str, PERSISTENCE))}: recovered at t = {end:g}: {', '.join(f'{x:.0%}' for x in shares)}; "
+        f"unrecovered time on plateaus: {', '.join(f'{x:.1%}' for x in data['plateau'].values)}; "
+        f"median |m| at t = 1: {', '.join(f'{value:.2f}' for value in early)}",
+    }
+    return fig, data

@@ -1,0 +1,165 @@
+"""Figures 1 to 3 of "Stochasticity helps to navigate rough landscapes": traps of gradient descent, and what noise does to them.
+
+Each gives (fig, data) in the paper's units. The runs are SGD itself in N dimensions (`method="direct"`, float32), theory is DMFT at the
+same finite eta. Full size (quick=False) is the paper's N = 1000 and meant for a GPU; data.attrs has the claim and a measured verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, setting
+from sgdynamics.papers.rough_landscapes.style import (
+    COLORS,
+    LINES,
+    NAMES,
+    RECOVERED,
+    THREE,
+    UNITS,
+    average,
+    beside,
+    draw_beside,
+    figure,
+    gap_text,
+    log_times,
+    plateau_share,
+    runs_of,
+    share_text,
+    theory_of,
+)
+
+ETA = 0.01
+WARM = (0.5, 0.65, 0.8)
+TROUBLE: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}  # of figures 2 and 3
+
+
+def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Gradient descent from warm starts m0 = .5, .65, .8 at alpha = 2: averages against DMFT, and single runs on one data set.
+
+    Above, a new data set for each run, and a start with overlap m0 (that of (11) fluctuates, which at finite N only adds noise to the
+    comparison); below, all runs of the three panels on one and the same data set from starts (11) of their own. The caption is not in
+    the text: N = 1000, eta = .01, 100 runs above and 40 below, t <= 10 here. Quick: N = 200, 32 and 16 runs, above t <= 4.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, seeds, end, paths = (200, 32, 16, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
+    t, t_seed = np.linspace(0, end, 41), np.linspace(0, 10.0, 51)
+    parts, single = [], []
+    for number, m0 in enumerate(WARM):
+        one = setting(2.0, ETA, m0)
+        parts.append(beside(theory_of(one, t, paths, seed + number), runs_of(one, t, N, seed + 20 + number, count)))
+        several = setting(2.0, ETA, m0, dimension=N, seed=seed + 30 + number, runs=seeds)
+        single.append(np.abs(runs_of(several, t_seed, N, seed + 40, shared_data=True)["m"].values))
+    data = xr.concat(parts, "start").assign_coords(m0=("start", list(WARM)), t_seed=("time_seed", t_seed))
+    data["m_seed"] = (("start", "run", "time_seed"), np.stack(single), {"long_name": "|m| of runs on one data set"})
+    ends = data["m_seed"].values[:, :, -1]
+    shares = ", ".join(f"{np.mean(one > RECOVERED):.0%} from m0 = {m0}" for m0, one in zip(WARM, ends, strict=True))
+    beaten = bool(ends[0].max() > RECOVERED > ends[1].min())
+    data.attrs = {
+        "alpha": 2.0,
+        "eta": ETA,
+        "N": N,
+        "runs": count,
+        "seeds": seeds,
+        "paths": paths,
+        "seed": seed,
+        "units": UNITS,
+        "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 = .65 while some from .5 recover; "
+        "all recover from m0 = .8",
+        "verdict": f"runs less DMFT at most: {gap_text(data)}; on one data set above m = {RECOVERED} at t = 10: {shares}; "
+        f"a run from m0 = .5 recovered while one from m0 = .65 did not: {'yes' if beaten else 'no'}",
+    }
+    fig = figure(3, 2)
+    axes = fig.subplots(2, 3, sharex="row", sharey=True)
+    for column, m0 in enumerate(WARM):
+        draw_beside(axes[0, column], data.isel(start=column), "m", 3)
+        axes[0, column].set_title(rf"$m_0$ = {m0}")
+        for values in data["m_seed"].isel(start=column).values:
+            axes[1, column].plot(t_seed, values, lw=0.8, alpha=0.8)
+        axes[1, column].axhline(1, color="0.7", lw=0.8, zorder=0)
+        axes[1, column].set_xlabel("$t$")
+    axes[0, 0].set_ylabel(f"average $m$, {count} data sets")
+    axes[1, 0].set_ylabel(f"$|m|$ of {seeds} runs, one data set")
+    axes[0, 2].legend(frameon=False, loc="lower right")
+    fig.suptitle(rf"Gradient descent, $\alpha$ = 2, $\eta$ = {ETA}, $N$ = {N}")
+    return fig, data
+
+
+def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
+    """GD, SGD and p-SGD at alpha = 3 from m0 = .2, on the same data sets from the same starts."""
+    t = log_times(end, 60)
+    each = []
+    for name in THREE:
+        one = setting(3.0, ETA, 0.2, name, dimension=N, seed=seed, runs=count, **TROUBLE[name])
+        each.append(runs_of(one, t, N, seed + 1)[["m", "loss"]])
+    data = xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
+    found = [fraction_recovered(one["loss"].isel(time=-1).values) for one in each]
+    data["recovered"] = ("algorithm", [share for share, _ in found], {"long_name": "share of runs with a loss below 1e-7 at the end"})
+    data["recovered_error"] = ("algorithm", [error for _, error in found], {"long_name": "its standard error"})
+    data.attrs = {"alpha": 3.0, "eta": ETA, "m0": 0.2, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    return data
+
+
+def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Average magnetization and training loss of GD, SGD and p-SGD at alpha = 3, m0 = .2, l = .5, tau = 1.
+
+    The paper's figure 2: N = 1000, eta = .01, 500 runs, t = 1000; its fractions with a loss below 1e-7 are 9%, 30%, 99%. The 1e-7 is
+    read as the mean loss (20), not the sum (2). |m| is averaged, because a few runs recover -w0. Quick: N = 100, 24 runs, t = 60.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, end = (100, 24, 60.0) if quick else (1000, 500, 1000.0)
+    data = _three(N, count, end, seed)
+    fig = figure(2, 1.2)
+    left, right = fig.subplots(1, 2)
+    t = data["t"].values + ETA
+    for name in THREE:
+        one = data.sel(algorithm=name)
+        share = f"{NAMES[name]}: {float(one['recovered']):.0%} recovered"
+        style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.6}
+        for ax, values in ((left, abs(one["m"])), (right, one["loss"])):
+            mean, error = average(values)
+            ax.plot(t, mean, label=share, **style)
+            ax.fill_between(t, mean - error, mean + error, color=COLORS[name], alpha=0.2, lw=0)
+    left.set(xscale="log", xlabel=r"$t + \eta$", ylabel="average $|m|$", ylim=(0, 1.03))
+    right.set(xscale="log", xlabel=r"$t + \eta$", ylabel="average training loss", ylim=(0, None))
+    right.legend(frameon=False, loc="upper right", fontsize="small")
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
+    each = ", ".join(f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in THREE)
+    data.attrs |= {
+        "claim": "at t = 1000 and N = 1000 the loss is below 1e-7 in 9% (GD), 30% (SGD), 99% (p-SGD) of the runs",
+        "verdict": f"at t = {end:g} and N = {N}: {each}",
+    }
+    return fig, data
+
+
+def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Single runs of GD, SGD and p-SGD, with the parameters of figure 2: plateaus and jumps, which p-SGD does not have.
+
+    The paper's figure 3: 50 runs each, a data set for each. `plateau` is the share of the time points past t = 1 at which a run that
+    has not recovered moves by less than .002 in |m| while t grows by a fifth. Quick: N = 100, 16 runs, t = 60.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, end = (100, 16, 60.0) if quick else (1000, 50, 1000.0)
+    data = _three(N, count, end, seed)
+    t = data["t"].values
+    shares = []
+    fig = figure(3, 1.2)
+    for ax, name in zip(fig.subplots(1, 3, sharey=True), THREE, strict=True):
+        m = np.abs(data["m"].sel(algorithm=name).values)
+        for values in m:
+            ax.plot(t + ETA, values, lw=0.7, alpha=0.8)
+        shares.append(plateau_share(t, m))
+        ax.set(xscale="log", xlabel=r"$t + \eta$", title=NAMES[name], ylim=(0, 1.03))
+        ax.text(0.04, 0.93, f"{float(data['recovered'].sel(algorithm=name)):.0%} recovered", transform=ax.transAxes)
+    fig.axes[0].set_ylabel("$|m|$")
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}")
+    data["plateau"] = ("algorithm", shares, {"long_name": "share of the unrecovered time past t = 1 that is spent on plateaus"})
+    data.attrs |= {
+        "claim": "GD has long plateaus and sudden jumps, p-SGD is not stuck in one region for long, SGD is in between",
+        "verdict": "share of unrecovered time (in log t, past t = 1) on plateaus: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in zip(THREE, shares, strict=True)),
+    }
+    return fig, data

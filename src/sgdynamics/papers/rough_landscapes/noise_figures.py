@@ -1,0 +1,280 @@
+"""Figures 4 to 7 of "Stochasticity helps to navigate rough landscapes": which noise, how much of it, its DMFT, and random starts.
+
+Units, methods and sizes as in `main_figures`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy import optimize
+
+from sgdynamics import checks
+from sgdynamics.papers.rough_landscapes.formulas import Setting, setting, stability_limit, unstable_share
+from sgdynamics.papers.rough_landscapes.style import (
+    COLORS,
+    LINES,
+    NAMES,
+    RECOVERED,
+    UNITS,
+    beside,
+    crossing,
+    draw_beside,
+    figure,
+    gap_text,
+    log_times,
+    runs_of,
+    theory_of,
+    threshold_line,
+)
+
+ETA, ALPHA, WARM = 0.01, 3.0, 0.2
+SMALL_STEPS = {0.01: 0.001, 0.05: 0.0025, 0.1: 0.005}  # eta at small l; the paper has .0025 at l = .01, where runs explode
+EXPLODING = ((0.01, 0.0025), (0.01, 0.001), (0.05, 0.01), (0.05, 0.0025), (0.1, 0.01), (0.1, 0.005))  # (l, eta)
+RANDOM = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 2.0}}  # of figure 7
+
+
+def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Median magnetization and loss of p-SGD at several batch sizes and persistence times, and of Langevin at several temperatures.
+
+    The paper's figure 4: alpha = 3, m0 = .2, N = 1000, 250 runs, t = 1000 with T switched to zero at t = 700; tau = 1 (left), l = .5
+    (centre, with vanilla SGD), eta = .01 but for small l. At l = .01 the printed eta = .0025 is beyond the stability line (a sample
+    with h^2 - h0^2 > 2 l/eta overshoots) and the runs explode: eta = .001 here; a fourth column, not in the paper, shows which pairs
+    (l, eta) do, against the number of unstable samples that is expected at the start. Medians are over the runs that have not exploded.
+    Quick: N = 100, 12 runs, t = 30 with T = 0 from t = 20, four curves a panel.
+    """
+    seed = checks.whole("seed", seed, 0)
+    N, count, end, off = (100, 12, 30.0, 20.0) if quick else (1000, 250, 1000.0, 700.0)
+    batches = (0.05, 0.3, 0.9, 1.0) if quick else (0.01, 0.05, 0.1, 0.3, 0.9, 0.95, 1.0)
+    taus = (0.1, 1.0, 5.0) if quick else (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
+    hot = (0.0, 0.5, 2.0, 10.0) if quick else (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+    common: dict[str, Any] = {"dimension": N, "seed": seed, "runs": count}
+    panels: dict[str, dict[str, Setting]] = {
+        "batch": {rf"$\ell$ = {b:g}": setting(ALPHA, SMALL_STEPS.get(b, ETA), WARM, "p-SGD", l=b, tau=1.0, **common) for b in batches},
+        "persistence": {
+            "SGD": setting(ALPHA, ETA, WARM, "SGD", l=0.5, **common),
+            **{rf"$\tau$ = {tau:g}": setting(ALPHA, ETA, WARM, "p-SGD", l=0.5, tau=tau, **common) for tau in taus},
+        },
+        "temperature": {f"$T$ = {T:g}": setting(ALPHA, ETA, WARM, "Langevin", T=(T, off), **common) for T in hot},
+    }
+    t = log_times(end, 50)
+    variables: dict[str, Any] = {}
+    best = []
+    for panel, curves in panels.items():
+        found = [runs_of(one, t, N, seed + 1) for one in curves.values()]
+        names = (f"curve_{panel}", "time")
+        variables[f"m_{panel}"] = (names, np.stack([np.nanmedian(np.abs(one["m"].values), axis=0) for one in found]))
+        variables[f"loss_{panel}"] = (names, np.stack([np.nanmedian(one["loss"].values, axis=0) for one in found]))
+        lost = [float(np.isnan(one["m"].values[:, -1]).mean()) for one in found]
+        variables[f"exploded_{panel}"] = (names[:1], lost, {"long_name": "share of runs that exploded"})
+        # when a curve gets to recovery, or else how far it gets
+        reached = [crossing(t, values, RECOVERED) for values in variables[f"m_{panel}"][1]]
+        order = [
+            (time if math.isfinite(time) else end * (3 - values[-1]))
+            for time, values in zip(reached, variables[f"m_{panel}"][1], strict=True)
+        ]
+        winner = int(np.argmin(order))
+        inner = 0 < winner < len(order) - 1
+        best.append(f"{panel}: {list(curves)[winner].replace('$', '')} ({'inside' if inner else 'at an end of'} the list)")
+    data = xr.Dataset(
+        variables, {"t": ("time", t), **{f"curve_{panel}": [_plain(name) for name in curves] for panel, curves in panels.items()}}
+    )
+    data = data.merge(_explosions(N, 12 if quick else 100, 2.0 if quick else 10.0, seed + 2))
+    bad = data["exploded"].values
+    data.attrs = {
+        "alpha": ALPHA,
+        "m0": WARM,
+        "N": N,
+        "runs": count,
+        "switched_off_at": off,
+        "seed": seed,
+        "units": UNITS,
+        "claim": "intermediate batch sizes, persistence times and temperatures are best; l = .01 was run at eta = .0025",
+        "verdict": "best (first to a median of .99, else highest at the end): "
+        + "; ".join(_plain(part) for part in best)
+        + f"; at l = .01 exploded {bad[0]:.0%} of the runs with eta = .0025, {bad[1]:.0%} with eta = .001",
+    }
+    return _draw_noise(data, panels, t, off), data
+
+
+def _plain(label: str) -> str:
+    return label.replace("$", "").replace("\\ell", "l").replace("\\tau", "tau")
+
+
+def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:
+    """The share of p-SGD runs that explode by t = end, for some (l, eta), and the number of unstable samples expected at the start."""
+    share, expected = [], []
+    for l, eta in EXPLODING:  # noqa: E741
+        one = setting(ALPHA, eta, WARM, "p-SGD", l=l, tau=1.0, dimension=N, seed=seed, runs=count)
+        found = runs_of(one, np.array([0.0, end]), N, seed)
+        share.append(float(np.isnan(found["m"].values[:, -1]).mean()))
+        expected.append(ALPHA * N * unstable_share(eta, l, WARM))
+    pairs = np.array(EXPLODING)
+    limits = [stability_limit(eta, b) for b, eta in EXPLODING]
+    return xr.Dataset(
+        {
+            "exploded": ("pair", share, {"long_name": f"share of {count} runs that exploded by t = {end:g}"}),
+            "unstable_samples": ("pair", expected, {"long_name": "samples above the stability limit at the start, expected"}),
+            "stability_limit": ("pair", limits, {"long_name": "2 l/eta"}),
+        },
+        {"pair_l": ("pair", pairs[:, 0]), "pair_eta": ("pair", pairs[:, 1])},
+    )
+
+
+def _draw_noise(data: xr.Dataset, panels: dict[str, dict[str, Setting]], t: np.ndarray, off: float) -> Any:
+    from matplotlib import colormaps
+
+    fig = figure(4, 2)
+    axes = fig.subplots(2, 4)
+    titles = {"batch": r"p-SGD, $\tau$ = 1", "persistence": r"p-SGD and SGD, $\ell$ = 0.5", "temperature": "Langevin"}
+    for column, (panel, curves) in enumerate(panels.items()):
+        upper, lower = axes[:, column]
+        for number, label in enumerate(curves):
+            color = "k" if label == "SGD" else colormaps["viridis"](0.9 * number / (len(curves) - 1))
+            style = {"color": color, "lw": 1.4, "ls": ":" if label == "SGD" else "-"}
+            upper.plot(t + ETA, data[f"m_{panel}"].values[number], label=label, **style)
+            lower.plot(t + ETA, data[f"loss_{panel}"].values[number], **style)
+        upper.set(xscale="log", title=titles[panel], ylim=(0, 1.03))
+        lower.set(xscale="log", yscale="log", xlabel=r"$t + \eta$", ylim=(1e-8, 3))
+        threshold_line(lower)
+        upper.legend(frameon=False, fontsize="small", loc="upper left")
+        if panel == "temperature":
+            for ax in (upper, lower):
+                ax.axvline(off, color="0.7", lw=0.8, zorder=0)
+    axes[0, 0].set_ylabel("median $|m|$")
+    axes[1, 0].set_ylabel("median training loss")
+    _draw_stability(axes[0, 3], axes[1, 3], data)
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs")
+    return fig
+
+
+def _draw_stability(upper: Any, lower: Any, data: xr.Dataset) -> None:
+    """Above, the stability line in the plane of l and eta; below, what explodes."""
+    N, names = data.attrs["N"], [f"{b:g}, {eta:g}" for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)]
+    grid = np.geomspace(0.005, 1, 40)
+    for number, style in ((1.0, "-"), (0.01, "--")):
+        upper.plot(grid, [_line(b, number / (ALPHA * N)) for b in grid], color="C3", ls=style, label=f"{number:g} unstable expected")
+    for l, eta, share in zip(data["pair_l"].values, data["pair_eta"].values, data["exploded"].values, strict=True):  # noqa: E741
+        upper.plot(l, eta, "o", color="C3" if share > 0.05 else "C0", ms=6)
+        upper.annotate(f"{share:.0%}", (l, eta), textcoords="offset points", xytext=(0, 6), ha="center", fontsize="small")
+    upper.set(xscale="log", yscale="log", xlabel=r"$\ell$", ylabel=r"$\eta$", title="share of runs that explode", ylim=(5e-4, 0.3))
+    upper.legend(frameon=False, fontsize="small", loc="upper left")
+    place = np.arange(len(names))
+    lower.barh(place, data["exploded"].values, color="C3", height=0.6)
+    for at, value in zip(place, data["unstable_samples"].values, strict=True):
+        lower.text(0.98, at, f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
+    lower.set(yticks=place, yticklabels=names, xlim=(0, 1.25), xticks=[0, 0.5, 1], xlabel="share of runs that explode")
+    lower.set_title(r"$\ell, \eta$; right: unstable samples at $t = 0$", fontsize="small")
+    lower.invert_yaxis()
+
+
+def _line(b: float, share: float) -> float:
+    """The eta at which this share of the samples is unstable at the start; the share depends on l/eta alone."""
+    ratio = optimize.brentq(lambda x: math.log(unstable_share(math.exp(-x), 1.0, WARM) / share), math.log(1e-3), math.log(60.0))
+    return b * math.exp(-float(ratio))  # pyright: ignore[reportArgumentType]
+
+
+def _theory_figure(one: Setting, title: str, sizes: tuple[int, int, float, int], seed: int) -> tuple[Any, xr.Dataset]:
+    """Average m and loss of runs against DMFT at the same eta."""
+    N, count, end, paths = sizes
+    t = np.linspace(0, end, 51)
+    data = beside(theory_of(one, t, paths, seed), runs_of(one, t, N, seed + 1, count))
+    fig = figure(2, 1.2)
+    for ax, name, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $m$", "average training loss"), strict=True):
+        draw_beside(ax, data, name, 2)
+        ax.set(xlabel="$t$", ylabel=label)
+    fig.axes[0].legend(frameon=False, loc="lower right")
+    fig.suptitle(f"{title}, $N$ = {N}, {count} runs", fontsize="medium")
+    data.attrs = {"alpha": ALPHA, "m0": WARM, "eta": ETA, "N": N, "runs": count, "paths": paths, "seed": seed, "units": UNITS}
+    data.attrs |= {"claim": "very good agreement between DMFT and the average of runs", "verdict": f"largest gaps: {gap_text(data)}"}
+    return fig, data
+
+
+def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Persistent SGD against its DMFT: average magnetization and training loss.
+
+    The caption is not in the text: alpha = 3, m0 = .2, l = .5, tau = 1, eta = .01, N = 1000, 250 runs, t <= 10 here. DMFT is at the
+    same eta. The loss of the runs has a drift of order 1/N. Quick: N = 200, 64 runs, t <= 1.5.
+    """
+    seed = checks.whole("seed", seed, 0)
+    sizes = (200, 64, 1.5, 16384) if quick else (1000, 250, 10.0, 131072)
+    numbers: dict[str, Any] = {"l": 0.5, "tau": 1.0}
+    one = setting(ALPHA, ETA, WARM, "p-SGD", **numbers)
+    title = r"Persistent SGD, $\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $\eta$ = 0.01"
+    fig, data = _theory_figure(one, title, sizes, seed)
+    data.attrs |= numbers
+    return fig, data
+
+
+def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Langevin against its DMFT: average magnetization and training loss.
+
+    The caption is not in the text: alpha = 3, m0 = .2, T = 1, eta = .01, N = 1000, 250 runs, t <= 10 here. DMFT is at the same eta,
+    with two directions a step. Quick: N = 200, 64 runs, t <= 1.
+    """
+    seed = checks.whole("seed", seed, 0)
+    sizes = (200, 64, 1.0, 16384) if quick else (1000, 250, 10.0, 65536)
+    one = setting(ALPHA, ETA, WARM, "Langevin", T=1.0)
+    title = r"Langevin, $\alpha$ = 3, $m_0$ = 0.2, $T$ = 1, $\eta$ = 0.01"
+    fig, data = _theory_figure(one, title, sizes, seed)
+    data.attrs["T"] = 1.0
+    return fig, data
+
+
+def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Gradient descent and persistent SGD from random starts at alpha = 2.5, for growing N: medians of |m| and of the loss.
+
+    Section 5.5: m0 = 0, l = .5, tau = 2, N = 100, 500, 1000, 2500. The caption is not in the text: eta = .01, 100 runs, t <= 1000 here.
+    Quick: N = 30, 60, 120, 12 runs, t <= 200.
+    """
+    seed = checks.whole("seed", seed, 0)
+    sizes, count, end = ((30, 60, 120), 12, 200.0) if quick else ((100, 500, 1000, 2500), 100, 1000.0)
+    t = log_times(end, 50)
+    medians: dict[str, list[list[np.ndarray]]] = {"m": [], "loss": []}
+    for N in sizes:
+        for part in medians.values():
+            part.append([])
+        for name, numbers in RANDOM.items():
+            one = setting(2.5, ETA, 0.0, name, dimension=N, seed=seed + N, runs=count, **numbers)
+            found = runs_of(one, t, N, seed + N)
+            for key, part in medians.items():
+                part[-1].append(np.nanmedian(np.abs(found[key].values), axis=0))
+    dims = ("size", "algorithm", "time")
+    data = xr.Dataset(
+        {
+            "m": (dims, np.array(medians["m"]), {"long_name": "median |m|"}),
+            "loss": (dims, np.array(medians["loss"]), {"long_name": "median loss"}),
+        },
+        {"t": ("time", t), "N": ("size", list(sizes)), "algorithm": list(RANDOM)},
+    )
+    reached = [crossing(t, data["m"].sel(algorithm="p-SGD").values[number], 0.9) for number in range(len(sizes))]
+    data["time_to_recover"] = ("size", reached, {"long_name": "time at which the median |m| of p-SGD is .9"})
+    plateaus = data["m"].sel(algorithm="GD").isel(time=-1).values
+    fig = figure(2, 2) if len(sizes) == 4 else figure(3, 1.2)
+    for number, ax in enumerate(np.ravel(fig.subplots(*((2, 2) if len(sizes) == 4 else (1, 3)), sharey=True))):
+        inset = ax.inset_axes((0.2, 0.58, 0.36, 0.34))
+        for name in RANDOM:
+            one = data.isel(size=number).sel(algorithm=name)
+            style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.5}
+            ax.plot(t + ETA, one["m"], label=NAMES[name], **style)
+            inset.plot(t + ETA, one["loss"], **style)
+        inset.set(xscale="log", ylim=(0, None))
+        inset.set_title("loss", fontsize="small", pad=2)
+        inset.tick_params(labelsize="x-small")
+        ax.set(xscale="log", title=f"$N$ = {sizes[number]}", xlabel=r"$t + \eta$", ylim=(0, 1.03))
+    for ax in fig.axes[:: 2 if len(sizes) == 4 else 3]:
+        ax.set_ylabel("median $|m|$")
+    fig.axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {ETA}, {count} runs")
+    data.attrs = {"alpha": 2.5, "eta": ETA, "m0": 0.0, "l": 0.5, "tau": 2.0, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs |= {
+        "claim": "GD stays at a plateau that falls with N, p-SGD recovers the signal, in a time compatible with log N",
+        "verdict": "median |m| of GD at the end: "
+        + ", ".join(f"{value:.2f} (N = {N})" for N, value in zip(sizes, plateaus, strict=True))
+        + "; time at which that of p-SGD is .9: "
+        + ", ".join(f"{value:.3g}" if math.isfinite(value) else "never" for value in reached),
+    }
+    return fig, data

@@ -1,0 +1,154 @@
+"""What the figures share: runs and DMFT in the paper's units, save points, averages, colours."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics.limits.dmft import solve_dmft
+from sgdynamics.papers.rough_landscapes.formulas import THRESHOLD, Setting, fraction_recovered
+from sgdynamics.simulation import simulate
+
+RECOVERED = 0.99  # of |m|, where the loss need not be below its threshold yet
+THREE = ("GD", "SGD", "p-SGD")
+COLORS = {"GD": "C3", "SGD": "C2", "p-SGD": "C0", "Langevin": "C1"}
+LINES = {"GD": "-", "SGD": ":", "p-SGD": "--", "Langevin": "-."}
+MARKS = {"GD": "^", "SGD": "s", "p-SGD": "o"}
+NAMES = {"GD": "GD", "SGD": "SGD", "p-SGD": "persistent SGD", "Langevin": "Langevin"}
+UNITS = "those of the paper: t = eta steps, gradient summed over the samples, mean loss of (h^2 - h0^2)^2/4"
+
+
+def log_times(end: float, points: int, grid: float = 0.01) -> np.ndarray:
+    """0 and times that are equally spaced in log t, on multiples of `grid`."""
+    steps = np.unique(np.round(np.geomspace(1, end / grid, points)).astype(np.int64))
+    return np.concatenate([[0.0], steps * grid])
+
+
+def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | None = None, shared_data: bool = False) -> xr.Dataset:
+    """m, q and the mean loss (20) of the setting's runs (run, time), in float32, a data set a run unless shared.
+
+    `runs` is for a setting without a dimension, whose start has overlaps of exactly m0.
+
+    A run whose loss is below the threshold has recovered the signal: it stops there, and keeps its values. One that explodes is NaN.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of explosions: figures count them
+        found = simulate(
+            one.problem,
+            one.algorithm,
+            one.start,
+            steps=one.steps(t),
+            dimension=dimension,
+            runs=runs,
+            seed=seed,
+            method="direct",
+            dtype="float32",
+            shared_data=shared_data,
+            stop_at=THRESHOLD / one.loss_factor,
+        )
+    return xr.Dataset(
+        {
+            "m": (("run", "time"), found["M"].values[:, :, 0, 0], {"long_name": "magnetization m"}),
+            "q": (("run", "time"), found["Q"].values[:, :, 0, 0], {"long_name": "norm q"}),
+            "loss": (("run", "time"), one.loss_factor * found["train_risk"].values, {"long_name": "mean training loss"}),
+        },
+        {"t": ("time", t)},
+    )
+
+
+def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
+    """m and loss of DMFT (time), at the same finite eta, with their standard errors."""
+    found = solve_dmft(one.problem, one.algorithm, one.start, steps=one.steps(t), paths=paths, seed=seed, dtype="float32").isel(run=0)
+    half = one.loss_factor
+    return xr.Dataset(
+        {
+            "m": ("time", found["M"].values[:, 0, 0]),
+            "m_error": ("time", found["M_standard_error"].values[:, 0, 0]),
+            "loss": ("time", half * found["train_risk"].values),
+            "loss_error": ("time", half * found["train_risk_standard_error"].values),
+        },
+        {"t": ("time", t)},
+    )
+
+
+def average(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over runs and its standard error; runs that diverged are left out from then on."""
+    each, axis = values.values, values.dims.index("run")
+    count = np.maximum(np.isfinite(each).sum(axis=axis), 1)
+    return np.nanmean(each, axis=axis), np.nanstd(each, axis=axis) / np.sqrt(np.maximum(count - 1, 1))
+
+
+def share_text(loss: xr.DataArray) -> str:
+    """The share of runs below the threshold at the end, for a verdict."""
+    share, error = fraction_recovered(loss.isel(time=-1).values)
+    return f"{share:.0%} ({error:.0%})"
+
+
+def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
+    """Averages of the runs beside DMFT, and their gaps in standard errors."""
+    variables: dict[str, Any] = {}
+    for name in ("m", "loss"):
+        mean, error = average(runs[name])
+        both = np.hypot(error, theory[f"{name}_error"].values)
+        gap = mean - theory[name].values
+        variables |= {
+            f"{name}_mean": ("time", mean, {"long_name": f"average {name} of the runs"}),
+            f"{name}_error": ("time", error, {"long_name": "its standard error"}),
+            f"{name}_dmft": ("time", theory[name].values, {"long_name": f"{name} by DMFT"}),
+            f"{name}_dmft_error": ("time", theory[f"{name}_error"].values, {"long_name": "its standard error"}),
+            f"{name}_gap": ("time", gap, {"long_name": "runs less DMFT"}),
+            f"{name}_z": ("time", gap / np.where(both > 0, both, np.inf), {"long_name": "the same in standard errors"}),
+        }
+    return xr.Dataset(variables, {"t": theory["t"]})
+
+
+def gap_text(data: xr.Dataset) -> str:
+    """The largest gaps between runs and DMFT, for a verdict."""
+    parts = []
+    for name in ("m", "loss"):
+        gap, z = np.abs(data[f"{name}_gap"].values), np.abs(data[f"{name}_z"].values)
+        parts.append(f"{name} {gap.max():.4f} (at most {z.max():.1f} standard errors)")
+    return ", ".join(parts)
+
+
+def draw_beside(ax: Any, data: xr.Dataset, name: str, every: int, labels: bool = True) -> None:
+    """Grey dots with error bars for the runs, a red line for DMFT with a band of its standard error."""
+    t, mean, error, line = (data[key].values for key in ("t", f"{name}_mean", f"{name}_error", f"{name}_dmft"))
+    chosen = slice(None, None, every)
+    ax.errorbar(
+        t[chosen], mean[chosen], error[chosen], fmt="o", ms=4, lw=1, color="0.55", label="average of runs" if labels else None, zorder=1
+    )
+    ax.plot(t, line, color="C3", lw=1.5, label="DMFT" if labels else None, zorder=2)
+    spread = data[f"{name}_dmft_error"].values
+    ax.fill_between(t, line - spread, line + spread, color="C3", alpha=0.25, lw=0, zorder=0)
+
+
+def figure(columns: float, rows: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(3.6 * columns, 2.9 * rows + 0.3), layout="constrained")
+
+
+def threshold_line(ax: Any) -> None:
+    ax.axhline(THRESHOLD, color="0.6", lw=0.8, ls="-", zorder=0)
+
+
+def crossing(t: np.ndarray, values: np.ndarray, level: float) -> float:
+    """The first time at which a curve is at the level or above; NaN where it never is."""
+    above = np.flatnonzero(values >= level)
+    return float(t[above[0]]) if above.size else math.nan
+
+
+def plateau_share(t: np.ndarray, m: np.ndarray) -> float:
+    """Share of (run, time) past t = 1, not recovered, at which |m| changes by less than .002 until 1.2 t."""
+    quiet, seen = 0, 0
+    for start in np.flatnonzero((t > 1) & (1.2 * t < t[-1])):
+        later = int(np.searchsorted(t, 1.2 * t[start]))
+        open_runs = m[:, start] < RECOVERED
+        quiet += int(np.sum(np.ptp(m[open_runs, start : later + 1], axis=1) < 0.002))
+        seen += int(open_runs.sum())
+    return quiet / max(seen, 1)

@@ -1,0 +1,188 @@
+"""Figures of phase retrieval on a fixed data set: they draw, come back from a file, and measure what they say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import sgdynamics as sgd
+from sgdynamics.papers import rough_landscapes as paper
+from sgdynamics.papers.rough_landscapes import appendix_figures, main_figures, noise_figures, style
+from tests.conftest import Z
+
+
+def drawn(name, tmp_path):
+    """The data of a quick figure that draws, and comes back from a file as it was."""
+    fig, data = getattr(paper, name)(quick=True)
+    fig.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+    xr.testing.assert_identical(sgd.load(sgd.save(data, tmp_path / "data.nc")), data)
+    assert data.attrs["claim"]
+    assert data.attrs["verdict"]
+    return data
+
+
+# what the figures measure with
+
+
+def test_log_times_are_on_the_grid_of_every_learning_rate():
+    t = style.log_times(40.0, 30)
+    assert t[0] == 0
+    assert t[-1] == pytest.approx(40.0)
+    assert np.all(np.diff(t) > 0)
+    for eta in (0.01, 0.005, 0.0025, 0.001):
+        np.testing.assert_allclose(t / eta, np.round(t / eta), atol=1e-6)
+
+
+def test_average_leaves_exploded_runs_out():
+    mean, error = style.average(xr.DataArray([[1.0, 2.0], [3.0, math.nan], [5.0, 4.0]], dims=("run", "time")))
+    np.testing.assert_allclose(mean, [3.0, 3.0])
+    np.testing.assert_allclose(error, [2 / math.sqrt(3), math.sqrt(2) / math.sqrt(2)])
+
+
+def test_measured_error_is_the_formula_within_its_error():
+    m, q = np.array([[0.2, -0.9], [0.7, 0.0]]), np.array([[1.0, 1.3], [0.6, 0.4]])
+    measured = appendix_figures.measured_error(m, q, seed=1, samples=40_000)
+    np.testing.assert_allclose(measured, paper.generalization_error(q, 1.0, m), atol=Z * 1.5 / math.sqrt(40_000))
+
+
+def test_plateau_share_counts_quiet_times_of_runs_that_have_not_recovered():
+    t = np.linspace(0, 10, 101)
+    stuck, moving, done = np.full_like(t, 0.5), 0.05 * t, np.ones_like(t)
+    assert style.plateau_share(t, np.stack([stuck, done])) == 1.0
+    assert style.plateau_share(t, moving[None]) == 0.0
+    assert style.plateau_share(t, np.stack([stuck, moving])) == 0.5
+    assert style.plateau_share(t, done[None]) == 0.0
+
+
+def test_crossing_is_the_first_time_above():
+    assert style.crossing(np.arange(4.0), np.array([0.0, 0.6, 0.4, 0.9]), 0.5) == 1.0
+    assert math.isnan(style.crossing(np.arange(2.0), np.zeros(2), 0.5))
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6", "7", "b1", "b2", "b3", "b4"])
+def test_figures_refuse_a_seed_that_is_none(number):
+    with pytest.raises(ValueError, match="seed"):
+        getattr(paper, f"figure_{number}")(quick=True, seed=-1)
+
+
+def made_up(one, t, dimension, seed, runs=None, shared_data=False):
+    """Runs that nobody ran: for what a figure does with them at full size."""
+    random, count = np.random.default_rng(seed), min(runs or one.start.runs, 20)
+    m = np.linspace(0.2, 1, len(t)) * random.uniform(0.5, 1, (count, 1))
+    variables = {"m": m, "q": 1 + 0.3 * m, "loss": np.exp(-20 * m)}
+    return xr.Dataset({name: (("run", "time"), value) for name, value in variables.items()}, {"t": ("time", t)})
+
+
+def made_up_theory(one, t, paths, seed):
+    m = np.linspace(0.2, 0.9, len(t))
+    return xr.Dataset({name: ("time", m) for name in ("m", "m_error", "loss", "loss_error")}, {"t": ("time", t)})
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6", "7", "b1", "b2", "b3", "b4"])
+def test_full_size_draws(number, monkeypatch, tmp_path):
+    """The paper's lists of parameters and layout, without the hours of simulation."""
+    for module in (main_figures, noise_figures, appendix_figures):
+        monkeypatch.setattr(module, "runs_of", made_up)
+        monkeypatch.setattr(module, "theory_of", made_up_theory, raising=False)
+    monkeypatch.setattr(appendix_figures, "TEST_SAMPLES", 10)
+    fig, data = getattr(paper, f"figure_{number}")()
+    assert fig.axes
+    assert max(np.atleast_1d(data.attrs.get("N", data.get("N")))) >= 1000
+    xr.testing.assert_identical(sgd.load(sgd.save(data, tmp_path / "data.nc")), data)
+
+
+# the figures
+
+
+def test_figure_b2(tmp_path):
+    data = drawn("figure_b2", tmp_path)
+    # (B.8) run by run is the measured error, up to the sampling of the test set: 2000 samples a run, 16 runs
+    gap = np.abs(data["mse"] - data["mse_formula_runs"])
+    assert float(gap.max()) < Z * 1.5 / math.sqrt(2000 * data.attrs["runs"])
+    # gradient descent has no batches to rescale
+    np.testing.assert_array_equal(*(data["mse_formula"].sel(algorithm="GD", gradient=kind) for kind in ("rescaled", "not rescaled")))
+    # at t = 0 (C.2): q = 1 + m^2
+    np.testing.assert_allclose(data["q"].isel(time=0), 1 + 0.2**2, atol=Z * 1.5 / math.sqrt(100 * 16) + 0.05)
+
+
+@pytest.mark.slow
+def test_figure_1(tmp_path):
+    data = drawn("figure_1", tmp_path)
+    for name in ("m", "loss"):
+        assert float(np.abs(data[f"{name}_z"]).max()) < 5.5  # the standard error of DMFT is from four replicates
+        assert float(np.abs(data[f"{name}_gap"]).max()) < 0.06
+    ends = data["m_seed"].isel(time_seed=-1)
+    reached = (ends > 0.99).mean("run")
+    assert float(reached[2]) > 0.9 > float(reached[0])
+    # one data set: the runs of a panel start apart, on the sphere
+    assert float(data["m_seed"].isel(time_seed=0).std("run").min()) > 0.01
+
+
+@pytest.mark.slow
+def test_figures_2_and_3(tmp_path):
+    data = drawn("figure_2", tmp_path)
+    assert float(data["recovered"].sel(algorithm="p-SGD")) > float(data["recovered"].sel(algorithm="GD"))
+    # all three from the same starts, on the same data sets
+    np.testing.assert_allclose(data["loss"].isel(time=0).std("algorithm"), 0.0, atol=1e-5)
+    data = drawn("figure_3", tmp_path)
+    share = data["plateau"]
+    assert float(share.sel(algorithm="GD")) > 0.1 > float(share.sel(algorithm="p-SGD"))
+
+
+@pytest.mark.slow
+def test_figure_4(tmp_path):
+    data = drawn("figure_4", tmp_path)
+    assert data["exploded"].values[0] > 0.2  # l = .01 with the printed eta
+    assert data["exploded"].values[1] == 0.0  # and with a smaller one
+    assert np.all(data["exploded"].values[data["unstable_samples"].values < 0.01] == 0)
+    for panel in ("batch", "persistence", "temperature"):
+        np.testing.assert_allclose(data[f"m_{panel}"].isel(time=0), 0.2, atol=0.1)
+    # noise of Langevin does not go away by itself: at the time of the switch the loss is higher the hotter, and then it falls
+    before = data["loss_temperature"].values[:, np.searchsorted(data["t"].values, 20.0) - 1]
+    assert np.all(np.diff(before) > 0)
+    assert np.all(data["loss_temperature"].values[1:, -1] < before[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["figure_5", "figure_6"])
+def test_figures_5_and_6(name, tmp_path):
+    data = drawn(name, tmp_path)
+    for key in ("m", "loss"):
+        assert float(np.abs(data[f"{key}_z"]).max()) < 6  # four replicates, and a drift of order 1/N of the loss
+    assert float(np.abs(data["loss_gap"]).max()) < 0.06
+
+
+@pytest.mark.slow
+def test_figure_7(tmp_path):
+    data = drawn("figure_7", tmp_path)
+    last = data["m"].isel(time=-1)
+    assert np.all(last.sel(algorithm="p-SGD") > last.sel(algorithm="GD"))
+    assert float(last.sel(algorithm="p-SGD").max()) > 0.9
+
+
+@pytest.mark.slow
+def test_figure_b1(tmp_path):
+    data = drawn("figure_b1", tmp_path)
+    assert float(np.abs(data["mse"] - data["mse_formula_runs"]).max()) < Z * 1.5 / math.sqrt(2000 * data.attrs["runs"])
+    # a ridge of 1 keeps weights short
+    assert float(data["q"].sel(ridge=1.0, algorithm="GD")[-1]) < float(data["q"].sel(ridge=0.0, algorithm="GD")[-1])
+
+
+@pytest.mark.slow
+def test_figure_b3(tmp_path):
+    gap = drawn("figure_b3", tmp_path)["gap"]
+    vanilla, persistent = gap.sel(algorithm="SGD").values, gap.sel(algorithm="p-SGD").values
+    assert np.all(np.diff(vanilla) < 0)
+    assert vanilla[-1] < 0.2 * vanilla[0]
+    assert persistent[-1] > 0.7 * persistent[0]
+
+
+@pytest.mark.slow
+def test_figure_b4(tmp_path):
+    data = drawn("figure_b4", tmp_path)
+    assert np.all(np.diff(data["early"].values) < 0.03)  # the longer the persistence, the later
+    assert np.all(data["recovered"].values >= 0)

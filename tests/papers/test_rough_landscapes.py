@@ -1,0 +1,427 @@
+"""Phase retrieval on a fixed data set: the paper's settings, closed formulas and kernel equations against independent computations."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+import sgdynamics as sgd
+from sgdynamics.multipass import kick_size
+from sgdynamics.papers.rough_landscapes import formulas
+from sgdynamics.papers.rough_landscapes.kernels import kernel_dmft
+from sgdynamics.precision import float64
+from tests.conftest import FALSE_ALARM, same_law, slow
+
+FOUR = {
+    "GD": {},
+    "SGD": {"l": 0.5},
+    "p-SGD": {"l": 0.5, "tau": 0.3},
+    "Langevin": {"T": 1.5},
+}
+
+
+def gaussian_mean(f, m, q=1.0, q0=1.0, nodes=24):
+    """<f(h, h0)> for <h^2> = q, <h0^2> = q0, <h h0> = m, by Gauss-Hermite: exact for the polynomials here."""
+    x, weight = np.polynomial.hermite_e.hermegauss(nodes)
+    weight = weight / weight.sum()
+    h0 = math.sqrt(q0) * x[:, None]
+    h = m / q0 * h0 + math.sqrt(q - m**2 / q0) * x[None, :]
+    return float(weight @ f(h, h0) @ weight)
+
+
+def slope(h, h0):
+    return h**3 - h * h0**2
+
+
+def curvature(h, h0):
+    return 3 * h**2 - h0**2
+
+
+@float64
+def kick(algorithm, step, N):
+    return float(kick_size(algorithm.parameters, step, N))
+
+
+def too_far(replicates):
+    """How many standard errors from so many replicates are a false alarm at the stated rate (Student's law, not the normal one)."""
+    return float(stats.t.isf(FALSE_ALARM / 2, replicates - 1))
+
+
+# settings
+
+
+@pytest.mark.parametrize("name", list(FOUR))
+@pytest.mark.parametrize("ridge", [None, 0.7])
+def test_setting_makes_the_papers_step(name, ridge):
+    """One step in the paper's words, on drawn data, against the library's step with the setting's numbers."""
+    alpha, eta, N = 2.5, 0.02, 12
+    one = formulas.setting(alpha, eta, 0.3, name, ridge=ridge, **FOUR[name])
+    random = np.random.default_rng(1)
+    M = round(alpha * N)
+    xi, w0, w = random.standard_normal((M, N)), random.standard_normal(N), random.standard_normal(N)
+    w0 *= math.sqrt(N) / np.linalg.norm(w0)
+    s = random.uniform(size=M) < 0.5 if "l" in FOUR[name] else np.ones(M)
+    noise = random.standard_normal(N)
+    h, h0 = xi @ w / math.sqrt(N), xi @ w0 / math.sqrt(N)
+    l, T = FOUR[name].get("l", 1.0), FOUR[name].get("T", 0.0)  # noqa: E741
+    paper = w - eta * ((s * slope(h, h0)) @ xi / (l * math.sqrt(N)) + (ridge or 0.0) * w) + math.sqrt(2 * T * eta) * noise
+    # the library: rows of norm O(1), loss (h^2 - h0^2)^2/2
+    algorithm, W = one.algorithm, w / math.sqrt(N)
+    gradient = (s * 2 * slope(h, h0)) @ xi / (algorithm.divisor * M)
+    ours = W - algorithm.lr * (gradient + one.problem.weight_decay * W) + kick(algorithm, 0, N) * noise
+    np.testing.assert_allclose(ours * math.sqrt(N), paper, rtol=1e-12)
+    assert algorithm.samples(N) == M
+    assert (one.problem.constraint == "sphere") == (ridge is None)
+    np.testing.assert_allclose(algorithm.switching() if name != "GD" and T == 0 else one.numbers.switching, one.numbers.switching)
+    assert one.loss_factor * (h[0] ** 2 - h0[0] ** 2) ** 2 / 2 == pytest.approx((h[0] ** 2 - h0[0] ** 2) ** 2 / 4)
+    assert one.steps(1.3) == round(1.3 / eta)
+    assert one.library_time(1.3) == pytest.approx(one.steps(1.3) * algorithm.lr)
+    assert one.paper_time(one.library_time(1.3)) == pytest.approx(1.3)
+
+
+def test_switched_temperature_ends_at_its_time():
+    one = formulas.setting(3.0, 0.01, 0.2, "Langevin", T=(1.5, 7.0))
+    inside, outside = (kick(one.algorithm, step, 100) for step in (699, 700))
+    assert inside == pytest.approx(math.sqrt(2 * 1.5 * 0.01 / 100))
+    assert outside == 0.0
+    assert [one.numbers.temperature(step) for step in (699, 700)] == [1.5, 0.0]
+
+
+@pytest.mark.parametrize("ridge", [None, 0.5])
+def test_start_has_the_law_of_drawn_vectors(ridge):
+    N, runs, m0 = 8, 4000, 0.4
+    begin = formulas.setting(3.0, 0.01, m0, ridge=ridge, dimension=N, runs=runs, seed=3).start
+    random = np.random.default_rng(4)
+    w0, z = random.standard_normal((runs, N)), random.standard_normal((runs, N))
+    w0 *= math.sqrt(N) / np.linalg.norm(w0, axis=1, keepdims=True)
+    if ridge is None:
+        c = np.array([np.roots([a, 2 * b, N * (m0**2 - 1)]).max() for a, b in zip((z**2).sum(1), m0 * (z * w0).sum(1), strict=True)])
+        w = m0 * w0 + c[:, None] * z
+    else:
+        w = m0 * w0 + z
+    same_law(begin.M[:, 0, 0], (w * w0).sum(axis=1) / N, "m")
+    same_law(begin.Q[:, 0, 0], (w**2).sum(axis=1) / N, "q")
+    limit = formulas.setting(3.0, 0.01, m0, ridge=ridge).start
+    assert limit.M.item() == m0
+    assert limit.Q.item() == pytest.approx(1.0 if ridge is None else 1 + m0**2)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"algorithm": "sgd"}, "choose one of 'GD', 'SGD'"),
+        ({"l": 0.5}, "'SGD' or 'p-SGD'"),
+        ({"algorithm": "SGD", "l": 0.0}, "l = 0"),
+        ({"algorithm": "SGD", "l": 1.5}, "at most 1"),
+        ({"algorithm": "p-SGD", "l": 0.5}, "tau = None"),
+        ({"algorithm": "p-SGD", "l": 0.1, "tau": 0.05}, "give 0.09 or more"),
+        ({"tau": 1.0}, "tau = 1.0"),
+        ({"T": 1.0}, "Langevin"),
+        ({"algorithm": "Langevin", "T": -1.0}, "T = -1"),
+        ({"m0": 1.2}, "between -1 and 1"),
+        ({"eta": 0.0}, "eta"),
+        ({"alpha": -2}, "alpha"),
+        ({"ridge": -0.1}, "ridge"),
+        ({"runs": 3}, "runs = 3"),
+        ({"dimension": 1.5}, "dimension"),
+    ],
+)
+def test_setting_refuses(change, word):
+    with pytest.raises(ValueError, match=word.replace("(", r"\(")):
+        formulas.setting(**{"alpha": 3.0, "eta": 0.01, "m0": 0.2, **change})
+
+
+# closed formulas
+
+
+@pytest.mark.parametrize(("alpha", "m0", "l", "T"), [(2.0, 0.5, 1.0, 0.0), (3.0, 0.2, 0.5, 0.7), (1.7, -0.9, 0.1, 3.0)])
+def test_closed_values_by_quadrature(alpha, m0, l, T):  # noqa: E741
+    found = formulas.closed_values(alpha, m0, l, T)
+    # s is independent of the fields at t = 0: <s> = <s^2> = l
+    expected = {
+        "loss": gaussian_mean(lambda h, h0: (h**2 - h0**2) ** 2 / 4, m0),
+        "mu": alpha * gaussian_mean(lambda h, h0: h0 * slope(h, h0), m0),
+        "nu_hat": -alpha * gaussian_mean(lambda h, h0: h * slope(h, h0), m0) + T,
+        "delta_nu": alpha * gaussian_mean(curvature, m0),
+        "M_C": alpha / l * gaussian_mean(lambda h, h0: slope(h, h0) ** 2, m0),
+        "M_R": alpha / l * gaussian_mean(lambda h, h0: curvature(h, h0) ** 2, m0),
+    }
+    for name, value in expected.items():
+        assert getattr(found, name) == pytest.approx(value, abs=1e-10), name
+
+
+@pytest.mark.parametrize(
+    ("alpha", "eta", "m0", "l", "T"), [(2.0, 0.01, 0.5, 1.0, 0.0), (3.0, 0.01, 0.2, 0.5, 0.0), (3.0, 0.05, 0.4, 0.3, 2.0)]
+)
+def test_first_step_by_quadrature(alpha, eta, m0, l, T):  # noqa: E741
+    """The gradient's mean lies in the plane of w and w0 (Stein), and independent samples add <g^2> to its square."""
+    along = alpha * gaussian_mean(curvature, m0)
+    across = alpha * gaussian_mean(lambda h, h0: -2 * h * h0, m0)
+    square = along**2 + across**2 + 2 * along * across * m0 + alpha / l * gaussian_mean(lambda h, h0: slope(h, h0) ** 2, m0)
+    m = m0 - eta * (along * m0 + across)
+    norm = 1 - 2 * eta * (along + across * m0) + eta**2 * square + 2 * T * eta
+    assert formulas.first_step(alpha, eta, m0, l, T) == pytest.approx(m / math.sqrt(norm), abs=1e-12)
+
+
+def test_first_step_of_the_reference():
+    assert formulas.first_step(2.0, 0.01, 0.5) == pytest.approx(0.514890, abs=1e-6)
+    assert formulas.first_step(3.0, 0.01, 0.2, 0.5) == pytest.approx(0.211387, abs=1e-6)
+
+
+@pytest.mark.parametrize(("q", "q0", "m"), [(1.0, 1.0, 0.3), (1.7, 0.8, -0.9), (0.6, 1.0, 0.0), (1.21, 1.0, 1.1), (0.0, 1.0, 0.0)])
+def test_generalization_error_by_quadrature(q, q0, m):
+    """E(|h| - |h0|)^2 in polar coordinates, where the radius gives <r^2> = 2 and the kinks are known angles."""
+    angle = math.acos(np.clip(m / math.sqrt(q * q0), -1, 1)) if q > 0 else 0.0
+
+    def at(theta):
+        return (math.sqrt(q) * abs(math.cos(theta - angle)) - math.sqrt(q0) * abs(math.cos(theta))) ** 2
+
+    kinks = sorted({0.0, 2 * math.pi} | {(x + math.pi / 2 + k * math.pi) % (2 * math.pi) for x in (0.0, angle) for k in (0, 1)})
+    value = sum(integrate.quad(at, *ends, epsabs=1e-13)[0] for ends in pairwise(kinks)) / math.pi
+    assert formulas.generalization_error(q, q0, m) == pytest.approx(value, abs=1e-10)
+
+
+def test_generalization_error_on_the_sphere_falls_and_refuses():
+    m = np.linspace(0, 1, 50)
+    error = formulas.generalization_error(1.0, 1.0, m)
+    assert np.all(np.diff(error) < 0)
+    assert error[-1] == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match="m"):
+        formulas.generalization_error(1.0, 1.0, 1.1)
+
+
+@pytest.mark.parametrize(("eta", "l"), [(0.01, 1.0), (0.0025, 0.01)])
+def test_stability_limit_of_one_sample(eta, l):  # noqa: E741
+    limit, h0 = formulas.stability_limit(eta, l), 0.3
+    for factor, grows in ((0.99, False), (1.01, True)):
+        h = math.sqrt(h0**2 + factor * limit)
+        assert (abs(h - eta / l * slope(h, h0)) > h) == grows
+
+
+def test_unstable_share_by_counting():
+    eta, l, m = 0.0025, 0.01, 0.2  # noqa: E741
+    random, count = np.random.default_rng(0), 400_000
+    h0 = random.standard_normal(count)
+    h = m * h0 + math.sqrt(1 - m**2) * random.standard_normal(count)
+    above = int(np.sum(h**2 - h0**2 > formulas.stability_limit(eta, l)))
+    assert stats.binomtest(above, count, formulas.unstable_share(eta, l, m)).pvalue > FALSE_ALARM
+    assert 3000 * formulas.unstable_share(eta, l, m) > 5 > 0.1 > 3000 * formulas.unstable_share(0.001, l, m)
+
+
+def test_fraction_recovered_counts_diverged_runs_as_lost():
+    share, error = formulas.fraction_recovered([1e-9, 2e-7, math.nan, 5e-8])
+    assert share == 0.5
+    assert 0.2 < error < 0.3
+    assert formulas.fraction_recovered([1.0] * 10)[1] > 0
+    with pytest.raises(ValueError, match="loss"):
+        formulas.fraction_recovered([])
+
+
+# the kernel equations
+
+
+@pytest.mark.parametrize("name", list(FOUR))
+def test_kernels_start_at_the_closed_values(name):
+    alpha, eta, m0 = 3.0, 1e-4, 0.4
+    l, T = FOUR[name].get("l", 1.0), FOUR[name].get("T", 0.0)  # noqa: E741
+    found = kernel_dmft(alpha, eta, m0, steps=2, paths=1 << 16, replicates=16, seed=1, **FOUR[name])
+    closed, far = formulas.closed_values(alpha, m0, l, T), too_far(16)
+    error = found.standard_error
+    # vanilla SGD forgets: s(t) and s(0) are independent, <s s'> = l^2 in place of l
+    memory = l if name == "SGD" else 1.0
+    for value, sampled, expected, change in (
+        (found.loss[0], error["loss"][0], closed.loss, 0.0),
+        (found.delta_nu[0], error["delta_nu"][0], closed.delta_nu, 0.0),
+        (found.M_C[0, 0], error["M_C"][0, 0], closed.M_C, 0.0),
+        (found.M_R[1, 0], error["M_R"][1, 0], memory * closed.M_R, 50 * eta),  # one step after 0+
+        (found.m[1], error["m"][1], formulas.first_step(alpha, eta, m0, l, T), 0.0),
+    ):
+        assert abs(value - expected) < far * sampled + change * expected
+    assert error["M_R"][1, 0] < 0.03 * found.M_R[1, 0]
+    np.testing.assert_allclose(np.diag(found.C), 1.0, rtol=1e-12)
+
+
+def test_kernels_choose_the_algorithm_and_refuse():
+    short = {"alpha": 3.0, "eta": 0.01, "m0": 0.2, "steps": 1, "paths": 800}
+    assert kernel_dmft(**short, l=0.5).m[1] == kernel_dmft(**short, l=0.5, algorithm="SGD").m[1]
+    with pytest.raises(ValueError, match="paths"):
+        kernel_dmft(**{**short, "paths": 100})
+    with pytest.raises(ValueError, match="Langevin"):
+        kernel_dmft(**short, T=1.0, algorithm="GD")
+
+
+def dense(name, N, alpha, eta, m0, steps, random, kicked, ridge=None):
+    """The paper's algorithm in N dimensions: m, loss, C(t, 0) and the response to a kick +-size on every weight before step `kicked`."""
+    l, T = FOUR[name].get("l", 1.0), FOUR[name].get("T", 0.0)  # noqa: E741
+    on = eta / FOUR[name]["tau"] if "tau" in FOUR[name] else l
+    xi = random.standard_normal((round(alpha * N), N)) / math.sqrt(N)
+    w0 = random.standard_normal(N)
+    w0 *= math.sqrt(N) / np.linalg.norm(w0)
+    z = random.standard_normal(N)
+    z -= z @ w0 / N * w0
+    z *= math.sqrt(N) / np.linalg.norm(z)
+    first = m0 * w0 + (math.sqrt(1 - m0**2) if ridge is None else 1.0) * z
+    h0, signs, size = xi @ w0, random.choice([-1.0, 1.0], N), 1e-5
+    w = np.stack([first, first])
+    s = random.uniform(size=len(h0)) < l
+    out = {"m": [], "loss": [], "C": [], "R": []}
+    for t in range(steps + 1):
+        if t == kicked:
+            w[1] += size * signs
+        h = w @ xi.T
+        out["m"].append(w[0] @ w0 / N)
+        out["loss"].append(np.mean((h[0] ** 2 - h0**2) ** 2) / 4)
+        out["C"].append(w[0] @ first / N)
+        out["R"].append((w[1] - w[0]) @ signs / (N * size))
+        w = (1 - eta * (ridge or 0.0)) * w - eta / l * (s * slope(h, h0)) @ xi + math.sqrt(2 * T * eta) * random.standard_normal(N)
+        if ridge is None:
+            w *= math.sqrt(N) / np.linalg.norm(w, axis=1, keepdims=True)
+        u = random.uniform(size=len(h0))
+        s = np.where(s, u >= on * (1 - l) / l, u < on)
+    return {key: np.array(value) for key, value in out.items()}
+
+
+@pytest.mark.parametrize(("name", "ridge"), [("GD", None), ("SGD", None), ("p-SGD", None), ("Langevin", None), ("p-SGD", 2.0)])
+def test_kernels_follow_the_algorithm_in_many_dimensions(name, ridge):
+    """m, loss, correlation with the start, and the response to a kick at step 4, up to 12 steps, at N = 250."""
+    N, runs, steps, kicked = 250, 16, 12, 4
+    random = np.random.default_rng(7)
+    each = [dense(name, N, 3.0, 0.02, 0.4, steps, random, kicked, ridge) for _ in range(runs)]
+    theory = kernel_dmft(3.0, 0.02, 0.4, steps=steps, paths=1 << 13, replicates=16, seed=2, ridge=ridge, **FOUR[name])
+    columns = {"m": theory.m, "loss": theory.loss, "C": theory.C[:, 0], "R": theory.R[:, kicked]}
+    spread = theory.standard_error
+    errors = {"m": spread["m"], "loss": spread["loss"], "C": spread["C"][:, 0], "R": spread["R"][:, kicked]}
+    for key, expected in columns.items():
+        values = np.stack([one[key] for one in each])[:, kicked + 1 :]
+        error = np.hypot(values.std(axis=0, ddof=1) / math.sqrt(runs), errors[key][kicked + 1 :])
+        gap = np.abs(values.mean(axis=0) - expected[kicked + 1 :])
+        # 3/N is the size of what a finite N adds
+        assert np.all(gap < too_far(16) * error + 3 / N), f"{key}: {np.max(gap / error):.1f} standard errors"
+        assert np.all(error < 0.03), key
+
+
+# DMFT
+
+
+def papers_numbers(one, steps, paths, replicates=16, dtype="float64", **more):
+    """m and loss (time) of sgd.solve_dmft in the paper's units, with standard errors; and the Dataset."""
+    found = sgd.solve_dmft(
+        one.problem, one.algorithm, one.start, steps=steps, paths=paths, replicates=replicates, seed=3, dtype=dtype, **more
+    ).isel(run=0)
+    values = {
+        "m": (found["M"].values[:, 0, 0], found["M_standard_error"].values[:, 0, 0]),
+        "loss": tuple(one.loss_factor * found[name].values for name in ("train_risk", "train_risk_standard_error")),
+    }
+    return values, found
+
+
+@pytest.mark.parametrize("name", slow(FOUR, ("GD", "SGD", "Langevin")))
+def test_two_forms_of_dmft_agree(name):
+    """The paper's kernels, by NumPy, against sgd.solve_dmft: m, loss, C(t, t'), R(t, t') on 30 steps. Both have 16 replicates."""
+    steps, last = np.array([0, 15, 30]), 30
+    one = formulas.setting(3.0, 0.02, 0.4, name, **FOUR[name])
+    values, found = papers_numbers(one, steps, 1 << 15, two_time=True)
+    for key in ("C", "R"):
+        values[key] = (found[key].values[:, :, 0, 0], found[f"{key}_standard_error"].values[:, :, 0, 0])
+    kernels = kernel_dmft(3.0, 0.02, 0.4, steps=last, paths=1 << 15, replicates=16, seed=4, **FOUR[name])
+    # the error of R is known where no replicate's probe has opened another number of directions than its twin
+    largest = {"m": 0.02, "loss": 0.02, "C": 0.01, "R": 0.05 if name != "GD" else 1.0}
+    for key, (value, error) in values.items():
+        other, spread = getattr(kernels, key), kernels.standard_error[key]
+        chosen = steps if other.ndim == 1 else np.ix_(steps, steps)
+        both = np.hypot(error, spread[chosen])
+        assert np.all(np.abs(value - other[chosen]) <= too_far(16) * both + 1e-9), key
+        assert np.all(both < largest[key]), key
+
+
+# (alpha, m0, more), then t: (m, its error, loss, its error), at eta = .01
+REFERENCE = {
+    "GD .5": (
+        (2.0, 0.5, "GD", {}),
+        {
+            0.1: (0.6056, 1e-4, 0.32056, 4e-5),
+            0.5: (0.7482, 2e-4, 0.0993, 2e-4),
+            1.0: (0.8051, 4e-4, 0.0543, 1e-4),
+            2.0: (0.8490, 5e-4, 0.0301, 2e-4),
+            5.0: (0.8832, 6e-4, 0.0165, 1e-4),
+            10.0: (0.8930, 9e-4, 0.0129, 2e-4),
+        },
+    ),
+    "GD .8": (
+        (2.0, 0.8, "GD", {}),
+        {
+            0.1: (0.8675, 1e-4, 0.11364, 2e-5),
+            0.5: (0.9342, 1e-4, 0.02287, 1e-5),
+            1.0: (0.9590, 1e-4, 0.00934, 1e-5),
+            2.0: (0.9785, 1e-4, 0.00327, 1e-5),
+            5.0: (0.9940, 1e-4, 0.00056, 1e-5),
+            10.0: (0.9987, 1e-4, 0.00009, 1e-5),
+        },
+    ),
+    "p-SGD": (
+        (3.0, 0.2, "p-SGD", {"l": 0.5, "tau": 1.0}),
+        {
+            0.1: (0.2736, 1e-4, 0.6329, 3e-4),
+            0.5: (0.3406, 7e-4, 0.4261, 5e-4),
+            1.0: (0.372, 1e-3, 0.3375, 6e-4),
+            2.0: (0.407, 1e-3, 0.2669, 6e-4),
+            5.0: (0.453, 2e-3, 0.2111, 7e-4),
+            10.0: (0.502, 3e-3, 0.183, 1e-3),
+        },
+    ),
+}
+
+
+def follows_the_reference(case, end, paths, dtype, most):
+    """Values of an independent solution with up to 131,072 paths, to t = end; `most` bounds the standard error of m."""
+    (alpha, m0, name, more), rows = REFERENCE[case]
+    one = formulas.setting(alpha, 0.01, m0, name, **more)
+    t = [time for time in rows if time <= end]
+    values, _ = papers_numbers(one, one.steps(t), paths, dtype=dtype)
+    for column, key in ((0, "m"), (2, "loss")):
+        expected = np.array([rows[time][column : column + 2] for time in t]).T
+        value, error = values[key]
+        z = np.abs(value - expected[0]) / np.hypot(error, expected[1])
+        assert np.all(z < too_far(16)), f"{key}: {z.round(1)}"
+    assert np.all(values["m"][1] < most)
+
+
+@pytest.mark.parametrize("case", list(REFERENCE))
+def test_dmft_follows_the_reference_for_a_while(case):
+    follows_the_reference(case, 0.5 if case == "p-SGD" else 1.0, 1 << 15, "float64", 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(REFERENCE))
+def test_dmft_follows_the_reference(case):
+    follows_the_reference(case, 10.0, 1 << 15, "float32", 0.03 if case == "p-SGD" else 0.02)  # .025 at t = 10
+
+
+def sgd_becomes_gradient_descent(solve):
+    """The effect of vanilla SGD's noise is proportional to eta; that of p-SGD has a limit. At l = .2, where noise is large; t = .1."""
+    more = {"GD": {}, "SGD": {"l": 0.2}, "p-SGD": {"l": 0.2, "tau": 0.3}}
+    loss = {name: np.array([solve(eta, round(0.1 / eta), name, numbers) for eta in (0.01, 0.0025)]) for name, numbers in more.items()}
+    vanilla, persistent = loss["SGD"] - loss["GD"], loss["p-SGD"] - loss["GD"]  # about .030, .006 and .20, .20, to .003
+    assert vanilla[0] > 0.015
+    assert vanilla[1] < 0.5 * vanilla[0]
+    assert vanilla[1] < 0.25 * persistent[1]
+    assert abs(persistent[1] - persistent[0]) < 0.15 * persistent[0]
+
+
+def test_sgd_becomes_gradient_descent_at_small_steps():
+    def solve(eta, steps, name, numbers):
+        return kernel_dmft(3.0, eta, 0.4, steps=steps, paths=1 << 15, replicates=8, seed=6, **numbers).loss[-1]
+
+    sgd_becomes_gradient_descent(solve)
+
+
+@pytest.mark.slow
+def test_sgd_becomes_gradient_descent_at_small_steps_in_solve_dmft():
+    def solve(eta, steps, name, numbers):
+        return papers_numbers(formulas.setting(3.0, eta, 0.4, name, **numbers), [steps], 1 << 16)[0]["loss"][0][-1]
+
+    sgd_becomes_gradient_descent(solve)
