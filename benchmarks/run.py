@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: chain against direct, cost in d, ODE against Euler; exit times, first solve, mixtures.
+"""Ratios measured side by side in one run: chain against direct, cost in d, ODE against Euler; exit times, first solve, mixtures, DMFT.
 
     make bench            everything (a few minutes on 2 cores)
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import dmft_iteration
 import mixtures
 import sgdynamics as sgd
 from sgdynamics import compressed, functional
@@ -136,7 +137,7 @@ def exit_times() -> tuple[str, float, float, bool]:
 def main() -> int:
     with jax.enable_x64(True):
         rows = [*simulation(), integrator()]
-    rows += [exit_times(), first_solve(), *mixtures.rows()]
+    rows += [exit_times(), first_solve(), *mixtures.rows(), *dmft_iteration.rows()]
     met = True
     for label, value, target, at_least in rows:
         good = value >= target if at_least else value <= target

@@ -42,6 +42,7 @@ class Layout:
     selects: bool
     hot: bool
     limit: bool  # d -> infinity: chi at its mean, no white noise on the first directions
+    probed: bool = False  # rows have a change of first order beside them; at d -> infinity only
 
     @property
     def first(self) -> int:
@@ -54,9 +55,14 @@ class Layout:
         return self.structure.width * (2 if self.hot else 1)
 
     @property
+    def spanned(self) -> int:
+        """Gradients of a step, each a vector in sample space: those of the rows, and of their change."""
+        return self.structure.width * (2 if self.probed else 1)
+
+    @property
     def opened(self) -> int:
         """Directions that a step may open."""
-        return self.normals
+        return self.spanned + (self.structure.width if self.hot else 0)
 
 
 class Known(NamedTuple):
@@ -71,6 +77,7 @@ class Known(NamedTuple):
     selected: Any  # (n,)
     signals: Any  # (n, K)
     labels: Any  # (n,): noise draws, or labels of a mixture
+    change: Any = None  # (p, blocks, capacity): how rows change with a small kick, where that is asked for
 
 
 class Draws(NamedTuple):
@@ -83,6 +90,7 @@ class Draws(NamedTuple):
     along: Any  # (capacity, p, blocks): white noise along known directions
     lower: Any  # (p, p, blocks): white noise of the rows along each other's new directions
     head: Any  # (p,)
+    change: Any  # (p, blocks, n): normals for the directions that a change opens
 
 
 def begin(
@@ -122,6 +130,7 @@ def _widened(state: Known, room: int) -> Known:
         P=jnp.pad(state.P, ((0, 0), (0, more), (0, 0))),
         A=jnp.pad(state.A, ((0, 0), (0, 0), (0, more), (0, 0))),
         rows=jnp.pad(state.rows, ((0, 0), (0, 0), (0, 0), (0, more))),
+        change=None if state.change is None else jnp.pad(state.change, ((0, 0), (0, 0), (0, 0), (0, more))),
     )
 
 
@@ -130,15 +139,17 @@ def next_room(room: int, most: int) -> int:
     return min(2 * room if room < 512 else room + room // 2, most)
 
 
-def fields_of(state: Known) -> Any:
+def fields_of(rows: Any, A: Any) -> Any:
     """lambda (n, p)."""
-    return jnp.einsum("pbk,bkn->np", state.rows, state.A, precision="highest")
+    return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
 def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
     structure = layout.structure
-    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields_of(state), state.signals, state.head, state.labels, parameters)
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
+        fields_of(state.rows, state.A), state.signals, state.head, state.labels, parameters
+    )
     rows = jnp.moveaxis(state.rows, 1, 0)
     return {
         "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
@@ -173,6 +184,8 @@ def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
         jax.random.normal(along_key, (room, p, blocks), dtype) if layout.hot else None,
         lower.reshape(p, p, blocks),
         head,
+        # a key of its own: runs with and without a change have the same numbers otherwise
+        jax.random.normal(jax.random.fold_in(along_key, 1), (p, blocks, n), dtype) if layout.probed else None,
     )
 
 
@@ -192,11 +205,20 @@ def step(
     structure = layout.structure
     p, blocks = structure.width, structure.blocks
     dtype = state.A.dtype
-    h, head_gradient = sample_gradients(structure, parameters, fields_of(state), state.signals, state.head, state.labels)
+    fields = fields_of(state.rows, state.A)
+    h, head_gradient = sample_gradients(structure, parameters, fields, state.signals, state.head, state.labels)
     weight = (state.selected if layout.selects else jnp.ones_like(state.labels)).astype(dtype) / (algorithm["divisor"] * samples).astype(
         dtype
     )
     g = h.T * weight
+    normals = draws.normals[:p]
+    if layout.probed:
+        # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
+        def slopes(fields: Any) -> Any:
+            return sample_gradients(structure, parameters, fields, state.signals, state.head, state.labels)[0]
+
+        _, bent = jax.jvp(slopes, (fields,), (fields_of(state.change, state.A),))
+        g, normals = jnp.concatenate([g, bent.T * weight]), jnp.concatenate([normals, draws.change])
     gradient = jnp.einsum("bkn,pn->pbk", state.A, g, precision="highest")
     spread = jnp.sqrt(parameters["eigenvalues"]).astype(dtype)
     P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
@@ -208,11 +230,12 @@ def step(
             return jnp.sqrt(jnp.maximum(free, 0.0)).astype(dtype)
         return chi(jax.random.fold_in(key, index), free, draws.lengths[index], draws.uniforms[index]).astype(dtype)
 
-    for unit in range(p):
-        both = outside(P, jnp.concatenate([g[unit][None], draws.normals[unit]]), 2)
-        size = jnp.sqrt(jnp.sum(both[0] ** 2))
-        grows = (size > tolerance * jnp.sqrt(jnp.sum(g[unit] ** 2))) & jnp.any(sizes - opened > 0)
-        new = jnp.where(grows, both[0] / jnp.where(grows, size, 1.0), 0.0)
+    for unit in range(layout.spanned):
+        both = outside(P, jnp.concatenate([g[unit][None], normals[unit]]), 2)
+        square = jnp.sum(both[0] ** 2)
+        grows = (square > tolerance**2 * jnp.sum(g[unit] ** 2)) & jnp.any(sizes - opened > 0)
+        size = jnp.sqrt(jnp.where(grows, square, 1.0))
+        new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
         open_block = (grows & (sizes - opened > 0)).astype(dtype)
         found = (spread * open_block)[:, None] * (length(unit, opened)[:, None] * new + rest)
@@ -233,26 +256,36 @@ def step(
             there = (sizes - opened > 0).astype(dtype)
             A = A.at[:, opened].set((spread * there)[:, None] * turned[unit])
             others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * there
-            kick = kick.at[:, :, opened].set(others.at[unit].set(length(p + unit, opened) * there))
+            kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * there))
             opened = opened + jnp.any(there > 0)
         kick = (amount * kick).reshape(p, -1)
         head_kick = amount * draws.head.astype(dtype) * (0.0 if layout.limit else 1.0)
 
     numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm | {"temperature": 0.0})
+    decay = parameters["weight_decay"].astype(dtype)
     rows, head = move(
         numbers,
         state.rows.reshape(p, -1),
         state.head,
-        gradient.reshape(p, -1),
+        gradient[:p].reshape(p, -1),
         jnp.sum(head_gradient * weight[:, None], axis=0),
         kick,
         head_kick,
-        parameters["weight_decay"].astype(dtype),
+        decay,
         structure.trained,
         structure.sphere,
     )
     selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
-    return Known(P, A, rows.reshape(state.rows.shape), head, spanned, opened, selected, state.signals, state.labels)
+    rows = rows.reshape(state.rows.shape)
+    change = state.change
+    if layout.probed:
+        change = change * (1 - numbers["lr"] * decay) - numbers["lr"] * gradient[p:]
+        if structure.sphere:
+            # the kick is across the rows: returning to the sphere shortens it as it shortens them
+            free = state.rows * (1 - numbers["lr"] * decay) - numbers["lr"] * gradient[:p]
+            free = free if kick is None else free + kick.reshape(free.shape)
+            change = change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
+    return Known(P, A, rows, head, spanned, opened, selected, state.signals, state.labels, change)
 
 
 def advance(
@@ -295,7 +328,7 @@ def _together(state: Known) -> int:
 def short(layout: Layout, state: Known) -> bool:
     """Whether memory ended before the steps did."""
     room = state.P.shape[1]
-    return int(np.max(state.opened)) + layout.opened > room or int(np.max(state.spanned)) + layout.structure.width > room
+    return int(np.max(state.opened)) + layout.opened > room or int(np.max(state.spanned)) + layout.spanned > room
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
@@ -328,7 +361,7 @@ def _advance(
 
     def fits(carry: tuple[Any, Known, Any]) -> Any:
         number, state, _ = carry
-        enough = (jnp.max(state.opened) + layout.opened <= room) & (jnp.max(state.spanned) + layout.structure.width <= room)
+        enough = (jnp.max(state.opened) + layout.opened <= room) & (jnp.max(state.spanned) + layout.spanned <= room)
         return (jnp.min(number) < end) & enough
 
     def loop(advanced: Any, carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,6 @@ MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond th
 POINT_BYTES = 1 << 27  # quasi-random numbers made at a time
 FEWEST_PATHS = 64  # of one replicate
 SHARE_OF_MEMORY = 0.8
-PROBE = 1e-3  # size of the kick that measures a response, by differences of two paths that share their random numbers
 
 
 @float64
@@ -63,7 +63,7 @@ def solve_dmft(
     whose spread gives every quantity X its X_standard_error. `tolerance`: a gradient whose part outside of what is known is smaller than
     this share of it opens no new direction, so that smooth algorithms stay of low rank (the attribute `rank` tells how low).
     two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
-    two more sweeps a save point.
+    one more sweep of twice the cost a save point.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
     for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what the machine has unless given).
     A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
@@ -167,7 +167,7 @@ class _Sweep:
         self, state: conditioning.Known, keys: Any, given: Any, now: int, end: int, most: int = 0
     ) -> tuple[conditioning.Known, np.ndarray]:
         numbers = (self.parameters, self.algorithm, self.sizes)
-        state, good = conditioning.advance(self.layout, *numbers, self.tolerance, self.most + most, state, keys, given, now, end)
+        state, good = conditioning.advance(self.layout, *numbers, self.tolerance, self.most, state, keys, given, now, end)
         if conditioning.short(self.layout, state) and np.any(good < end):
             raise ValueError(
                 f"rank = {self.most - self.layout.first - self.layout.opened} directions are not enough by step {int(good.min())}: give a "
@@ -176,8 +176,7 @@ class _Sweep:
         return state, good
 
     def probe(self, state: conditioning.Known, points: _Points) -> _Probe:
-        both = tuple(_kicked(self.layout, self.parameters, np.asarray(size, self.dtype), state, points.probe()) for size in (PROBE, -PROBE))
-        return _Probe(both, np.asarray(state.opened))
+        return _Probe(_kicked(self.layout, self.parameters, state, points.probe()), np.asarray(state.opened))
 
     def responses(self, probes: list[tuple[int, _Probe]], count: int) -> np.ndarray:
         """R(t, t') at the present t: (replicate, t', unit, unit'), 0 for later t'."""
@@ -189,29 +188,28 @@ class _Sweep:
 
 
 class _Probe:
-    """Two copies of the replicates, kicked one way and the other along fresh directions, one a unit."""
+    """A copy of the replicates whose rows were kicked along a fresh direction each, to first order."""
 
-    def __init__(self, both: tuple[conditioning.Known, conditioning.Known], slots: np.ndarray) -> None:
-        self.both, self.slots = both, slots
+    def __init__(self, state: conditioning.Known, slots: np.ndarray) -> None:
+        self.state, self.slots = state, slots
 
     def advanced(self, sweep: _Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
-        more = sweep.layout.structure.width
-        first, second = (sweep.advance(state, keys, given, now, end, most=more)[0] for state in self.both)
-        return _Probe((first, second), self.slots)
+        layout = replace(sweep.layout, probed=True)
+        most = 2 * sweep.most + layout.opened
+        numbers = (sweep.parameters, sweep.algorithm, sweep.sizes, sweep.tolerance, most)
+        state, _ = conditioning.advance(layout, *numbers, self.state, keys, given, now, end)
+        return _Probe(state, self.slots)
 
     def response(self, fractions: np.ndarray, p: int) -> np.ndarray:
-        """(replicate, unit, kicked unit): how far rows have moved along the kicks, per unit kick."""
-        found = []
-        for state in self.both:
-            rows = np.asarray(state.rows, dtype=np.float64)
-            along = np.stack([rows[np.arange(len(rows)), :, :, self.slots + unit] for unit in range(p)], axis=-1)
-            found.append(np.einsum("ripj,p->rij", along, np.sqrt(fractions)))
-        return (found[0] - found[1]) / (2 * PROBE)
+        """(replicate, unit, kicked unit): how far rows move along the kicks, per unit kick."""
+        change = np.asarray(self.state.change, dtype=np.float64)
+        along = np.stack([change[np.arange(len(change)), :, :, self.slots + unit] for unit in range(p)], axis=-1)
+        return np.einsum("ribj,b->rij", along, np.sqrt(fractions))
 
 
 @partial(jax.jit, static_argnums=0)
-def _kicked(layout: conditioning.Layout, parameters: Any, size: Any, state: conditioning.Known, normals: Any) -> conditioning.Known:
-    """Rows moved by `size` along a fresh direction each; memory is made for these directions."""
+def _kicked(layout: conditioning.Layout, parameters: Any, state: conditioning.Known, normals: Any) -> conditioning.Known:
+    """Replicates that know one more direction for each unit, along which its row is kicked to first order."""
     p = layout.structure.width
     spread = jnp.sqrt(parameters["eigenvalues"]).astype(state.A.dtype)
     share = jnp.sqrt(parameters["fractions"]).astype(state.A.dtype)
@@ -222,12 +220,12 @@ def _kicked(layout: conditioning.Layout, parameters: Any, size: Any, state: cond
             jnp.pad(state.A, ((0, 0), (0, p), (0, 0))),
             jnp.pad(state.rows, ((0, 0), (0, 0), (0, p))),
         )
-        blocks = A.shape[0]
-        fresh = conditioning.outside(P, normals.reshape(p * blocks, -1), 2).reshape(p, blocks, -1)
+        fresh = conditioning.outside(P, normals.reshape(p * A.shape[0], -1), 2).reshape(p, A.shape[0], -1)
+        change = jnp.zeros_like(rows)
         for unit in range(p):
             A = A.at[:, state.opened + unit].set(spread[:, None] * fresh[unit])
-            rows = rows.at[unit, :, state.opened + unit].set(size * share)
-        return state._replace(P=P, A=A, rows=rows, opened=state.opened + p)
+            change = change.at[unit, :, state.opened + unit].set(share)
+        return state._replace(P=P, A=A, rows=rows, opened=state.opened + p, change=change)
 
     return jax.vmap(one)(state, normals)
 
