@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow lint bench clean
+.PHONY: demo test slow lint bench gallery docs clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
@@ -27,6 +27,17 @@ lint: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/run.py
+
+gallery: $(VENV)/.ready
+	$(BIN)/python -m sgdynamics.gallery --quick --out output/gallery
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
+	@echo "open output/docs/index.html"
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) output

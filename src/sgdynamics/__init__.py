@@ -5,6 +5,8 @@ State a problem and an algorithm; get the theory, the finite-dimension simulatio
 
 from sgdynamics import functional, papers, plot, updates
 from sgdynamics.algorithms import OnePassSGD, piecewise_rate
+from sgdynamics.analysis.certificate import Certificate
+from sgdynamics.analysis.certify import certify
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
 from sgdynamics.analysis.exponents import (
     generative_exponent,
@@ -39,12 +41,15 @@ from sgdynamics.problems import (
     random_start,
     start,
 )
+from sgdynamics.problems.bridge import overlaps_of
 from sgdynamics.results import algorithm_of, load, problem_of, save, start_from
 from sgdynamics.simulation import simulate
+from sgdynamics.sweeps import PowerLaw, fit_exponent, sweep
 from sgdynamics.version import __version__
 
 __all__ = [
     "Activation",
+    "Certificate",
     "EffectiveDynamics",
     "EffectiveScaling",
     "ExitTimes",
@@ -59,6 +64,7 @@ __all__ = [
     "OptimalSchedule",
     "PersistentSGD",
     "Plateau",
+    "PowerLaw",
     "Problem",
     "Regime",
     "SampleComplexity",
@@ -67,11 +73,13 @@ __all__ = [
     "TeacherStudent",
     "__version__",
     "algorithm_of",
+    "certify",
     "compare",
     "effective_dynamics",
     "effective_scaling",
     "exit_time",
     "exit_time_of",
+    "fit_exponent",
     "fixed_points",
     "functional",
     "generative_exponent",
@@ -85,6 +93,7 @@ __all__ = [
     "mean_field_density",
     "mean_field_random_start",
     "optimal_schedule",
+    "overlaps_of",
     "papers",
     "piecewise_rate",
     "plateau",
@@ -102,5 +111,6 @@ __all__ = [
     "solve_sde",
     "start",
     "start_from",
+    "sweep",
     "updates",
 ]

@@ -149,6 +149,93 @@ def _region(ax: Any, name: str, x: tuple[float, float], y: tuple[float, float], 
         ax.text(np.sqrt(x[0] * x[1]), np.sqrt(y[0] * y[1]), f"{name}\n{method}", ha="center", va="center", fontsize=9, color="0.25")
 
 
+def phase_diagram(
+    dataset: xr.Dataset, x: str, y: str, value: str | None = None, ax: Any = None, *, log: bool | None = None, label: str | None = None
+) -> tuple[Any, Any]:
+    """A heat map of one number over two swept parameters: cells centred on the points, logarithmic axes where the grid is.
+
+    `value`: a variable over x and y (a mean is taken over `run`); it may be left out where there is only one. log=None: logarithmic
+    colours where the values are positive and span more than a factor of 100. Failed points are hatched, points without a value grey.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.patches import Patch, Rectangle
+
+    for argument, name in (("x", x), ("y", y)):
+        known = [str(dim) for dim in dataset.dims if dim in dataset.coords]
+        if name not in known or np.asarray(dataset[name]).dtype.kind not in "iuf" or dataset.sizes[name] < 2:
+            raise checks.reject(
+                argument, name, f"{checks.did_you_mean(name, known)}give a swept number of two values or more: {', '.join(known)}"
+            )
+    fig, ax = _axes(ax, (6.4, 4.6))
+    name, table = _table(dataset, x, y, value)
+    edges = []
+    for axis, set_scale in ((x, ax.set_xscale), (y, ax.set_yscale)):
+        borders, scale = _cell_edges(np.asarray(dataset[axis], dtype=float))
+        set_scale(scale)
+        edges.append(borders)
+    values = np.ma.masked_invalid(table)
+    span = values.max() > 100 * values.min() > 0 if values.count() else False
+    norm = LogNorm() if (span if log is None else log) else None
+    ax.set_facecolor("0.85")
+    mesh = ax.pcolormesh(*edges, values, norm=norm, cmap="viridis", shading="flat", rasterized=table.size > 2500)
+    fig.colorbar(mesh, ax=ax, label=label or str(dataset[name].attrs.get("long_name", name)), pad=0.02)
+    failed = np.zeros(table.shape, dtype=bool)
+    if "failed" in dataset and {x, y} <= set(dataset["failed"].dims):
+        rest = [dim for dim in dataset["failed"].dims if dim not in (x, y)]
+        failed = np.asarray((dataset["failed"] != "").any(rest).transpose(y, x))
+    for row, column in np.argwhere(failed):
+        corner = edges[0][column], edges[1][row]
+        size = edges[0][column + 1] - corner[0], edges[1][row + 1] - corner[1]
+        ax.add_patch(Rectangle(corner, *size, facecolor="white", edgecolor="0.4", hatch="////", lw=0))
+    keys = [Patch(facecolor="white", edgecolor="0.4", hatch="////", label="failed")] if failed.any() else []
+    keys += [Patch(facecolor="0.85", label="no value")] if np.any(np.isnan(table) & ~failed) else []
+    if keys:
+        ax.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)
+    ax.set(xlim=(edges[0][0], edges[0][-1]), ylim=(edges[1][0], edges[1][-1]))
+    ax.set_xlabel(PARAMETER_LABELS.get(x, x))
+    ax.set_ylabel(PARAMETER_LABELS.get(y, y))
+    return fig, ax
+
+
+PARAMETER_LABELS = {"noise": "label noise", "weight_decay": "weight decay", "head_rate": "rate of the head", "dimension": "dimension $d$"}
+
+
+def _table(dataset: xr.Dataset, x: str, y: str, value: str | None) -> tuple[str, np.ndarray]:
+    """One number at every point (rows along y), and the name of the variable that it is."""
+    over = [str(name) for name, one in dataset.data_vars.items() if one.dtype.kind in "iuf" and {x, y} <= set(one.dims)]
+    if value is None:
+        over = [name for name in over if not name.startswith("error_")]
+        if len(over) != 1:
+            raise checks.reject("value", value, f"say which variable to show: {', '.join(over)}")
+        value = over[0]
+    if value not in over:
+        raise checks.reject("value", value, f"{checks.did_you_mean(value, over)}variables over {x} and {y} are {', '.join(over)}")
+    shown = dataset[value]
+    if "run" in shown.dims:
+        shown = shown.mean("run")
+    left = [str(dim) for dim in shown.dims if dim not in (x, y) and shown.sizes[dim] > 1]
+    if left:
+        raise checks.reject("value", value, f"it also varies along {', '.join(left)}: choose one place with dataset.isel({left[0]}=...)")
+    return value, np.asarray(shown.squeeze([dim for dim in shown.dims if dim not in (x, y)]).transpose(y, x), dtype=float)
+
+
+def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
+    """Borders half way between points: in the logarithm where the points are spaced so, or span more than a factor of 100."""
+    steps = np.diff(points)
+    if np.any(steps <= 0):
+        raise checks.reject("x, y", points.tolist(), "the grid of a phase diagram must increase: sort it with dataset.sortby(...)")
+    even = np.ptp(steps) <= 1e-6 * np.abs(steps).max()
+    log = (
+        points[0] > 0
+        and not even
+        and (np.ptp(np.diff(np.log(points))) <= 1e-6 * np.log(points[-1] / points[0]) or points[-1] > 100 * points[0])
+    )
+    places = np.log(points) if log else points
+    middle = (places[1:] + places[:-1]) / 2
+    edges = np.concatenate([[2 * places[0] - middle[0]], middle, [2 * places[-1] - middle[-1]]])
+    return (np.exp(edges), "log") if log else (edges, "linear")
+
+
 def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 

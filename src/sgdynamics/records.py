@@ -62,7 +62,7 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
     if kind == "overlaps":
         _names("start", "start", values, start, skip=("problem",))
         return start(problem, **values)
-    _names("start", "random_start", values, random_start, skip=("problem",))
+    _names("start", "random_start", values, random_start, skip=("problem",), given=("dimension",))
     if values.get("dimension", dimension) is None:
         raise ValueError("start: a random start needs a dimension")
     return random_start(problem, **{"dimension": dimension, **values})
@@ -72,14 +72,21 @@ def _kind(what: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> str:
     if "kind" not in values:
         raise ValueError(f"{what}: give its kind, one of {', '.join(kinds)}")
     kind = values.pop("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise checks.reject(f"{what} kind", kind, f"{checks.did_you_mean(kind, kinds)}choose one of {', '.join(kinds)}")
     return kind
 
 
-def _names(what: str, kind: str, values: Mapping[str, Any], maker: Callable[..., Any], skip: tuple[str, ...] = ()) -> None:
-    """Refuse names that the maker does not take, with what was probably meant."""
-    known = [name for name in inspect.signature(maker).parameters if name not in skip]
+def _names(
+    what: str, kind: str, values: Mapping[str, Any], maker: Callable[..., Any], skip: tuple[str, ...] = (), given: tuple[str, ...] = ()
+) -> None:
+    """Refuse names that the maker does not take, with what was probably meant, and ask for those it needs and is not `given` elsewhere."""
+    parameters = {name: one for name, one in inspect.signature(maker).parameters.items() if name not in skip}
+    known = list(parameters)
     for name in values:
         if name not in known:
             raise ValueError(f"{what}: {kind} has no {name!r}: {checks.did_you_mean(name, known)}it takes {', '.join(known)}")
+    needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in values and name not in given]
+    if missing:
+        raise ValueError(f"{what}: {kind} needs {', '.join(missing)}")

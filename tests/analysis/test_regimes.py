@@ -14,6 +14,7 @@ from scipy import optimize, special
 import sgdynamics as sgd
 from sgdynamics import functional, plot
 from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL, place, plateau, regime
+from sgdynamics.papers.dimension_free import plateau as slides_plateau
 from tests.conftest import Z, s0
 
 mpl.use("Agg")
@@ -290,6 +291,8 @@ def long_runs_end_on_the_plateau(problem, rates, rtol=1e-6):
         # the run has the first of four samplings, which is within 3 standard errors of their mean, as one of any four numbers is
         assert abs(end - found.excess_risk) < rtol * end + 3 * found.error
         assert found.error < 1e-3 * end
+        # the slides' formula is its leading term
+        assert slides_plateau(lr, problem.width, problem.noise, problem.activation.name) == pytest.approx(found.leading, rel=1e-9)
         # and they come back at the rate that was said, two of its times e^-2 (from this start others do not see the slowest mode)
         if problem.activation.name == "erf":
             assert (later - end) / (early - end) == pytest.approx(np.exp(-2), rel=0.05)

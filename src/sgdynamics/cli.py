@@ -1,0 +1,261 @@
+"""The command line `sgdynamics`: parses and calls; no science.
+
+Bad input is one line on stderr and exit code 2; a computation that fails is one line and exit code 1 (`--debug` shows where).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+# everything else is imported in the commands that need it, so that --help does not wait for it
+
+
+class _OneLine(TyperGroup):
+    """Errors as one line on stderr, the same in a shell and in a test."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        given = list(more.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
+        with warnings.catch_warnings():
+            warnings.showwarning = _warned
+            try:
+                result = super().main(*args, standalone_mode=False, **more)
+            except Exception as error:
+                if "--debug" in given:
+                    raise
+                _stop(*_explained(error, self.commands))
+            except KeyboardInterrupt:
+                _stop("stopped", 130)
+        if not standalone_mode:
+            return result
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _explained(error: Exception, commands: Any) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if type(error).__name__ == "Abort":
+        return "stopped", 130
+    if hasattr(error, "format_message"):  # of the command line itself
+        message = str(error.format_message())  # type: ignore[attr-defined]
+        if message.startswith("No such command"):
+            name = message.split("'")[1]
+            close = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
+            message = f"no command {name!r}: {f'did you mean {close[0]!r}? ' if close else ''}choose one of {', '.join(commands)}"
+        elif hasattr(error, "possibilities"):
+            close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.5)  # type: ignore[attr-defined]
+            message = f"no option {error.option_name!r}{f': did you mean {close[0]!r}?' if close else ''}"  # type: ignore[attr-defined]
+        elif message.startswith("Missing command"):
+            message = f"give a command, one of {', '.join(commands)} (sgdynamics --help says more)"
+        return message, 2
+    if isinstance(error, (ValueError, OSError)):
+        return str(error) or type(error).__name__, 2
+    return f"{type(error).__name__}: {error} (add --debug to see where)", 1
+
+
+def _stop(message: str, code: int) -> None:
+    print(f"sgdynamics: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _warned(message: Any, *_: Any, **__: Any) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+app = typer.Typer(
+    cls=_OneLine,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="The exact high-dimensional dynamics of SGD: theory, finite-dimension simulation, and the two side by side.",
+    epilog="A problem file is TOML with the tables [problem], [algorithm], [start] and one for each command, see examples/*.toml.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+File = Annotated[Path, typer.Argument(help="Problem file (.toml), or a result (.nc) to compute again.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", help="Folder for what is written; made if it is not there.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+
+
+@app.callback()
+def _common(debug: Debug = False) -> None:
+    """The exact high-dimensional dynamics of SGD: theory, finite-dimension simulation, and the two side by side."""
+
+
+@app.command(short_help="Solve and simulate: NetCDF, picture, table.")
+def run(
+    file: File,
+    out: Out = Path("output"),
+    name: Annotated[str, typer.Option(help="Name of the files written; that of FILE unless given.", show_default=False)] = "",
+    format: Annotated[str, typer.Option(help="Pictures to write: png, pdf, both or none.")] = "png",
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Solve and simulate what [run] states: NetCDF, a picture, and a table of theory beside simulation."""
+    from sgdynamics import checks, problem_files
+    from sgdynamics.results import save
+
+    kinds = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}[
+        checks.choice("format", format, ("png", "pdf", "both", "none"))
+    ]
+    plan = problem_files.plan(problem_files.read(file))
+    name = name or file.stem
+    results = {method: problem_files.solve(plan, method, False if quiet else None) for method in plan.calls}
+    out.mkdir(parents=True, exist_ok=True)
+    files = [save(results, out / f"{name}.nc")]
+    if kinds:
+        from sgdynamics.tables import picture
+
+        fig = picture(results, str(plan.record.get("title", name)))
+        for kind in kinds:
+            files.append(out / f"{name}.{kind}")
+            fig.savefig(files[-1], dpi=150)
+    from sgdynamics.tables import beside, print_beside
+
+    found = beside(results)
+    found["files"] = [str(one) for one in files]
+    _answer(found, json_, print_beside)
+
+
+@app.command(short_help="Theory beside simulation, in standard errors.")
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.nc", help="Theory.", show_default=False)],
+    second: Annotated[Path | None, typer.Argument(metavar="[B.nc]", help="Simulation; A.nc unless given.", show_default=False)] = None,
+    theory: Annotated[str, typer.Option(help="Which result of A.nc, where it has several.", show_default=False)] = "",
+    simulation: Annotated[str, typer.Option(help="Which result of B.nc, where it has several.", show_default=False)] = "",
+    json_: Json = False,
+) -> None:
+    """Theory beside simulation: differences in standard errors, variable by variable."""
+    from sgdynamics import problem_files
+    from sgdynamics.tables import compared, picked, print_compared
+
+    one = picked(problem_files.results_in(first), theory, "theory", sampled=False, file=first)
+    other = picked(problem_files.results_in(second or first), simulation, "simulation", sampled=True, file=second or first)
+    _answer(compared(one, other), json_, print_compared)
+
+
+@app.command(name="exit-time", short_help="When runs leave their plateau.")
+def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
+    """When runs leave their plateau, by each method that [exit_time] names."""
+    from sgdynamics import problem_files
+    from sgdynamics.analysis import exit_times
+    from sgdynamics.tables import exit_row, print_exits
+
+    problem, algorithm, start, calls = problem_files.exit_calls(problem_files.read(file))
+    rows = []
+    for arguments in calls.values():
+        rows.append(exit_row(exit_times.exit_time(problem, algorithm, start, progress=False if quiet else None, **arguments)))
+    _answer({"exit_times": rows}, json_, print_exits)
+
+
+@app.command(short_help="Eigenvalues of the risk's Hessian.")
+def hessian(file: File, json_: Json = False) -> None:
+    """All eigenvalues of the risk's Hessian at the start, with multiplicities."""
+    from sgdynamics import problem_files
+    from sgdynamics.analysis.landscape import hessian_spectrum
+    from sgdynamics.tables import print_hessian, spectrum
+
+    problem, start, arguments = problem_files.hessian_call(problem_files.read(file))
+    _answer(spectrum(hessian_spectrum(problem, start, **arguments)), json_, print_hessian)
+
+
+@app.command(short_help="A grid of solutions, resumable.")
+def sweep(
+    file: File,
+    out: Out = Path("output"),
+    workers: Annotated[int, typer.Option(help="Processes; all cores unless given.", show_default=False)] = 0,
+    shard: Annotated[str, typer.Option(help="I/N: only every N-th group of points, from the I-th (0..N-1).", show_default=False)] = "",
+    scheduler: Annotated[str, typer.Option(help="Address of a Dask scheduler.", show_default=False)] = "",
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """A grid of solutions as [sweep] states it, resumable; one labelled NetCDF file."""
+    from sgdynamics import problem_files
+    from sgdynamics.results import save
+    from sgdynamics.sweeps import sweep as swept
+    from sgdynamics.tables import print_sweep, sweep_summary
+
+    solver, arguments = problem_files.sweep_call(problem_files.read(file))
+    out.mkdir(parents=True, exist_ok=True)
+    arguments.setdefault("store", str(out / f"{file.stem}.sweep"))
+    arguments |= {"workers": workers} if workers else {}
+    arguments |= {"scheduler": scheduler} if scheduler else {}
+    arguments |= {"shard": _shard(shard)} if shard else {}
+    result = swept(solver, progress=False if quiet else None, **arguments)
+    found = sweep_summary(result, list(arguments["over"]))
+    found["store"] = arguments["store"]
+    if not shard:
+        found["files"] = [str(save(result, out / f"{file.stem}-sweep.nc"))]
+    _answer(found, json_, print_sweep)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    from sgdynamics import checks
+
+    parts = text.split("/")
+    if len(parts) != 2 or not all(part.isdigit() for part in parts) or not int(parts[0]) < int(parts[1]):
+        raise checks.reject("shard", text, "give I/N with I from 0 to N - 1, as in 0/4")
+    return int(parts[0]), int(parts[1])
+
+
+@app.command(short_help="Make one figure, with claim and verdict.")
+def figure(
+    document: Annotated[str, typer.Argument(help="One of the five documents, see `sgdynamics figures`.", show_default=False)],
+    number: Annotated[str, typer.Argument(help="Its number (2, b1) or name (escape_times).", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, under half a minute.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    out: Out = Path("output"),
+    json_: Json = False,
+) -> None:
+    """Make one figure of a document: picture, data, the claim it checks and the verdict."""
+    from sgdynamics import gallery
+
+    found = gallery.make(gallery.find(document, number), out, quick=quick, seed=seed, again=True)
+    if found["error"]:
+        raise RuntimeError(found["error"])
+    _answer(
+        found, json_, lambda said: print(f"claim: {said['claim']}\n{said['verdict']}\n{', '.join(said['files'])} ({said['seconds']} s)")
+    )
+
+
+@app.command(short_help="List every figure with one line each.")
+def figures(json_: Json = False) -> None:
+    """List every figure with one line each."""
+    from sgdynamics import gallery
+    from sgdynamics.tables import print_figures
+
+    rows = [{"document": one.document, "number": one.number, "line": one.line} for one in gallery.ENTRIES]
+    _answer({"figures": rows}, json_, print_figures)
+
+
+@app.command(short_help="Versions, devices, cache.")
+def info(json_: Json = False) -> None:
+    """Versions, devices, precision and the compilation cache."""
+    from sgdynamics.tables import machine, print_machine
+
+    _answer(machine(), json_, print_machine)
+
+
+def _answer(found: Any, as_json: bool, show: Any) -> None:
+    if as_json:
+        from sgdynamics.tables import plain
+
+        print(json.dumps(plain(found), allow_nan=False))
+    else:
+        show(found)
+
+
+def main() -> None:
+    """The entry point of the command `sgdynamics`."""
+    app(prog_name="sgdynamics")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The pages of the gallery: index.md beside the pictures, and one index.html that holds them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+from pathlib import Path
+from typing import Any
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
+h2 { margin-top: 3rem; border-bottom: 1px solid #ccc } h3 { margin: 2.2rem 0 .4rem } img { max-width: 100%; height: auto }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top }
+.reproduced { color: #17692f } .differs { color: #a03000 } .undecided { color: #666 } .failed { color: #b00020; font-weight: 600 }
+small { color: #666 } a { color: #1a4fa0 }
+"""
+
+
+WORDS = {"undecided": "not decided at this size"}
+
+
+def write_pages(out: str | Path, found: list[dict[str, Any]]) -> tuple[Path, Path]:
+    """index.md (pictures as links) and index.html (pictures inside, nothing else needed) for what `gallery.make` returned."""
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = (folder / "index.md", folder / "index.html")
+    for page, text in zip(pages, (markdown(found), webpage(folder, found)), strict=True):
+        unfinished = page.with_name(f".{page.name}.{os.getpid()}.part")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(page)
+    return pages
+
+
+def _stem(one: dict[str, Any]) -> str:
+    return f"{one['document']}-{one['number']}"
+
+
+def _title(one: dict[str, Any]) -> str:
+    named = one["number"] if len(one["number"]) > 2 else f"figure {one['number'].upper()}"
+    return f"{named.replace('_', ' ')}: {one['line']}"
+
+
+def _state(one: dict[str, Any]) -> str:
+    if one["error"]:
+        return "failed"
+    word = one["verdict"].split(":")[0]
+    return word if word in ("reproduced", "differs") else "undecided"
+
+
+def _word(one: dict[str, Any]) -> str:
+    return WORDS.get(_state(one), _state(one))
+
+
+def _parameters(one: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}" for name, value in one["parameters"].items()
+    )
+
+
+def _summary(found: list[dict[str, Any]]) -> str:
+    counts = [(sum(_state(one) == state for one in found), state) for state in ("reproduced", "differs", "undecided", "failed")]
+    said = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
+    quick = sum(one["quick"] for one in found)
+    sizes = f"{quick} of quick and {len(found) - quick} of full size" if 0 < quick < len(found) else "quick sizes" if quick else "full size"
+    return f"{len(found)} figures ({sizes}, version {found[0]['version']}): {said}." if found else "No figures yet."
+
+
+def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    from sgdynamics.gallery import DOCUMENTS
+
+    return {DOCUMENTS[name]: [one for one in found if one["document"] == name] for name in dict.fromkeys(one["document"] for one in found)}
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """The page as Markdown."""
+    lines = ["# Gallery", "", _summary(found), "", "| document | figure | verdict | time |", "| --- | --- | --- | --- |"]
+    for title, group in _documents(found).items():
+        lines += [f"| {title} | {_title(one)} | {_word(one)} | {one['seconds']} s |" for one in group]
+    for title, group in _documents(found).items():
+        lines += ["", f"## {title}"]
+        for one in group:
+            lines += ["", f"### {_title(one)}", ""]
+            if one["error"]:
+                lines += [f"**Failed** after {one['seconds']} s: {one['error']}"]
+                continue
+            lines += [
+                f"![{_title(one)}]({_stem(one)}.png)",
+                "",
+                f"- Claim: {one['claim']}",
+                f"- Verdict: **{_word(one)}**: {_numbers(one)}",
+            ]
+            lines += [f"- Parameters: {_parameters(one)}", f"- Data: [{_stem(one)}.nc]({_stem(one)}.nc), {one['seconds']} s"]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(one: dict[str, Any]) -> str:
+    return one["verdict"].partition(": ")[2]
+
+
+def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
+    """The page as HTML with the pictures inside."""
+    parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Gallery</title><style>{STYLE}</style><h1>Gallery</h1>"]
+    parts.append(f"<p>{html.escape(_summary(found))}</p><table>")
+    for title, group in _documents(found).items():
+        parts.append(f"<tr><th colspan='3'>{html.escape(title)}</th></tr>")
+        for one in group:
+            link = f"<a href='#{_stem(one)}'>{html.escape(_title(one))}</a>"
+            parts.append(f"<tr><td>{link}</td><td class='{_state(one)}'>{_word(one)}</td><td>{one['seconds']} s</td></tr>")
+    parts.append("</table>")
+    for title, group in _documents(found).items():
+        parts.append(f"<h2>{html.escape(title)}</h2>")
+        for one in group:
+            parts.append(f"<h3 id='{_stem(one)}'>{html.escape(_title(one))}</h3>")
+            if one["error"]:
+                parts.append(f"<p class='failed'>failed after {one['seconds']} s: {html.escape(one['error'])}</p>")
+                continue
+            image = base64.b64encode((folder / f"{_stem(one)}.png").read_bytes()).decode()
+            parts.append(f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>")
+            parts.append(
+                f"<p>Claim: {html.escape(one['claim'])}<br>"
+                f"Verdict: <b class='{_state(one)}'>{_word(one)}</b>: {html.escape(_numbers(one))}<br>"
+            )
+            parts.append(f"<small>{html.escape(_parameters(one))}; data: {_stem(one)}.nc; {one['seconds']} s</small></p>")
+    return "\n".join(parts) + "</html>\n"

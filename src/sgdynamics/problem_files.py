@@ -1,0 +1,332 @@
+"""Problem files (TOML) and what a result records, turned into solver calls: every key is checked before anything is computed.
+
+    [problem], [algorithm]      records, as in `sgdynamics.records`
+    [start]                     {kind = "random", seed = 0, ...} or overlaps {M = ..., Q = ...}; random unless given
+                                (at the dimension of the command's own table, else of [run], unless it names one)
+    [run]                       methods, one of times/alpha/steps, dimension, runs, seed; [run.ode], [run.exact], ...: more for one method
+    [exit_time], [hessian]      arguments of `exit_time` (with methods) and `hessian_spectrum`
+    [sweep], [sweep.over]       a solver, its arguments, and what is varied
+
+Times and what is varied are lists, or ranges {from = 0, to = 4, points = 21, spacing = "linear" | "log"}.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.analysis.landscape import hessian_spectrum
+from sgdynamics.limits.dmft import solve_dmft
+from sgdynamics.limits.mean_field import solve_mean_field
+from sgdynamics.limits.ode import solve_ode
+from sgdynamics.limits.sde import solve_sde
+from sgdynamics.problems.spiked_tensor import SpikedTensor
+from sgdynamics.records import algorithm_from, problem_from, start_of
+from sgdynamics.results import encode, load, start_from
+from sgdynamics.simulation import simulate
+
+TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
+WHEN = ("times", "alpha", "steps")
+COMMON = ("dimension", "runs", "seed")
+# method: solver, what fixes it to this method, which of dimension, runs, seed it takes from [run]
+METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
+    "ode": (solve_ode, {}, ()),
+    "sde": (solve_sde, {}, COMMON),
+    "mean_field": (solve_mean_field, {}, ()),
+    "dmft": (solve_dmft, {}, ("seed",)),
+    "exact": (simulate, {"method": "exact"}, COMMON),
+    "direct": (simulate, {"method": "direct"}, COMMON),
+    "tensor": (simulate, {"method": "tensor"}, COMMON),
+}
+SAMPLED = ("sde", "exact", "direct", "tensor")  # runs that scatter; the others are theory
+EXIT_METHODS = ("ode", "sde", "exact", "direct")
+LARGEST_STATEMENT = 50_000  # characters: HDF5 keeps attributes below 64 kB
+RECORDED = ("dimension", "seed", "dtype", "paths", "replicates", "tolerance", "higher_order")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a file states: `record` is the file in plain values, `calls` the arguments of each method."""
+
+    record: dict[str, Any]
+    problem: Any
+    algorithm: Any
+    start: Any
+    when: dict[str, Any]
+    calls: dict[str, dict[str, Any]]
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The record in a TOML file, or the one that a result (.nc) keeps of the run that made it."""
+    file = Path(path)
+    if not file.is_file():
+        close = checks.did_you_mean(file.name, [other.name for other in file.parent.glob("*")] if file.parent.is_dir() else [])
+        raise checks.reject("file", str(path), f"no such file; {close}".rstrip("; "))
+    if file.suffix == ".nc":
+        return _statement(next(iter(results_in(file).values())))
+    try:
+        record = tomllib.loads(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise checks.reject("file", str(path), "this is no text: give a problem file (.toml) or a result (.nc)") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from None
+    _only("the file", record, TABLES)
+    for name in TABLES[1:]:
+        if not isinstance(record.get(name, {}), Mapping):
+            raise checks.reject(name, record[name], f"this is a table: write [{name}] and its keys below it")
+    for name in ("problem", "algorithm"):
+        if name not in record:
+            raise ValueError(f"{path}: the table [{name}] is missing")
+    return record
+
+
+def results_in(path: str | Path) -> dict[str, xr.Dataset]:
+    """The results in a NetCDF file by name; a file of a single one has it under the name of its method."""
+    import h5py
+
+    file = Path(path)
+    if not file.is_file():
+        raise checks.reject("file", str(path), "no such file")
+    try:
+        with h5py.File(file) as content:
+            groups = [name for name, part in content.items() if isinstance(part, h5py.Group)]
+        found = {name: load(file, group=name) for name in groups} or {"": load(file)}
+    except OSError:
+        raise checks.reject("file", str(path), "this is no NetCDF file, or it is not whole") from None
+    if "" in found:
+        found = {method_of(found[""]): found[""]}
+    for name, result in found.items():
+        if "t" not in result.coords or "method" not in result.attrs:
+            raise checks.reject("file", f"{path} ({name})", "this is no trajectory that the library made")
+    return found
+
+
+def method_of(result: xr.Dataset) -> str:
+    """The name in METHODS of the method that made a result."""
+    name = str(result.attrs.get("method", "result"))
+    return name.removeprefix("solve_").removeprefix("simulate-")
+
+
+def _statement(result: xr.Dataset) -> dict[str, Any]:
+    """What would make this result again: the file it was made from, else its attributes, save points and first state."""
+    if "statement" in result.attrs:
+        return json.loads(result.attrs["statement"])
+    method = method_of(result)
+    checks.choice("the result's method", method, tuple(METHODS))
+    if float(result["t"][0]) != 0.0:
+        raise ValueError("this result does not record its start, and its first save point is after 0: save t = 0 too")
+    first = start_from(result, 0)
+    if "r2" in result:
+        begin = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
+    elif "q" in result:
+        begin = {"M": result["M"].values[:, 0], "q": result["q"].values[:, 0], "a": result["a"].values[:, 0]}
+    else:
+        blocks = "M_block" in result
+        begin = {"M": first.M_blocks if blocks else first.M, "Q": first.Q_blocks if blocks else first.Q, "a": first.a}  # type: ignore[union-attr]
+    problem = json.loads(result.attrs["problem"])
+    whole = method in ("exact", "direct", "tensor", "dmft") and "step" in result.coords
+    t = result["t"].values * (problem["width"] if method == "mean_field" else 1)
+    run: dict[str, Any] = {"methods": [method], "steps" if whole else "times": (result["step"].values if whole else t).tolist()}
+    known = inspect.signature(METHODS[method][0]).parameters
+    run[method] = {name: _plain(result.attrs[name]) for name in RECORDED if name in result.attrs and name in known}
+    if "higher_order" in run[method]:
+        run[method]["higher_order"] = bool(run[method]["higher_order"])
+    return {
+        "problem": problem,
+        "algorithm": json.loads(result.attrs["algorithm"]),
+        "start": {"kind": "overlaps", **{name: value.tolist() for name, value in begin.items()}},
+        "run": run,
+    }
+
+
+def plan(record: Mapping[str, Any]) -> Plan:
+    """The solver calls that [run] states."""
+    table = _table(record, "run")
+    _only("[run]", table, ("methods", *WHEN, *COMMON, *METHODS))
+    methods = _methods("run", table, tuple(METHODS))
+    for name in METHODS:
+        if name in table and name not in methods:
+            raise ValueError(f"[run.{name}] is there, but {name!r} is not among methods = {methods}")
+    problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
+    calls: dict[str, dict[str, Any]] = {}
+    for name in methods:
+        solver, fixed, common = METHODS[name]
+        own = table.get(name, {})
+        if not isinstance(own, Mapping):
+            raise checks.reject(f"run.{name}", own, "give a table of arguments of this method")
+        _only(f"[run.{name}]", own, _arguments(solver, ("method", *WHEN)))
+        calls[name] = {**{key: table[key] for key in common if key in table}, **own, **fixed}
+        if "dimension" in common and "dimension" not in calls[name]:
+            raise ValueError(f"[run]: method {name!r} runs at a finite dimension: give dimension = ...")
+    return Plan(dict(record), problem, algorithm, _start(problem, record, table), _when("[run]", table), calls)
+
+
+def solve(made: Plan, method: str, progress: bool | None = None) -> xr.Dataset:
+    """One method of a plan; the result says in its attribute `statement` what it was made from."""
+    solver = METHODS[method][0]
+    arguments, when = dict(made.calls[method]), dict(made.when)
+    if "progress" in inspect.signature(solver).parameters:
+        arguments["progress"] = progress
+    if method == "mean_field" and "times" in when:
+        when["times"] = np.asarray(when["times"]) / made.problem.width  # its clock is t/p
+    result = solver(made.problem, made.algorithm, made.start, **when, **arguments)
+    statement = encode(made.record)
+    if len(statement) <= LARGEST_STATEMENT:
+        result.attrs["statement"] = statement
+    return result
+
+
+def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict[str, Any]]]:
+    """Problem, algorithm, start, and the arguments of `exit_time` for each method that [exit_time] names."""
+    table = _table(record, "exit_time")
+    names = _arguments(exit_time, ("method",))
+    _only("[exit_time]", table, ("methods", *names))
+    methods = _methods("exit_time", table, EXIT_METHODS)
+    problem, algorithm = _network("exit_time", record), algorithm_from(record["algorithm"])
+    rest = {key: value for key, value in table.items() if key != "methods"}
+    calls = {}
+    for method in methods:
+        drop = COMMON if method == "ode" else ()
+        calls[method] = {"method": method, **{key: value for key, value in rest.items() if key not in drop}}
+    return problem, algorithm, _start(problem, record, table), calls
+
+
+def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Problem, start and the arguments of `hessian_spectrum`; [hessian] may be left out."""
+    table = record.get("hessian", {})
+    _only("[hessian]", table, _arguments(hessian_spectrum, ()))
+    problem = _network("hessian", record)
+    return problem, _start(problem, record, table), {**({"dimension": _dimension(record, table)} if "run" in record else {}), **table}
+
+
+def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The solver of [sweep] and all arguments of `sgd.sweep`; what [sweep] does not say of times and sizes is taken from [run]."""
+    table = dict(_table(record, "sweep"))
+    named = table.pop("solver", None)
+    if named is None:
+        raise ValueError(f"[sweep]: give solver = ..., one of {', '.join((*METHODS, 'exit_time'))}")
+    checks.choice("sweep.solver", named, (*METHODS, "exit_time"))
+    solver, fixed = (exit_time, {}) if named == "exit_time" else METHODS[named][:2]
+    known = _arguments(solver, () if named == "exit_time" else ("method",))
+    _only("[sweep]", table, ("over", "store", "workers", *known))
+    over = table.pop("over", None)
+    if not isinstance(over, Mapping) or not over:
+        raise ValueError("[sweep.over]: give at least one parameter to vary and its values")
+    varied = {name: _values(f"sweep.over.{name}", value) for name, value in over.items()}
+    settings = {name: table.pop(name) for name in ("store", "workers") if name in table}
+    given = _sweep_defaults(record, named)
+    if named != "exit_time" and not set(WHEN) & set(table):
+        given |= _when("[sweep]", record.get("run", {}))
+    told = {name: _values(f"sweep.{name}", value) if name in WHEN else value for name, value in table.items()}
+    arguments = {name: value for name, value in {**given, **told, **fixed}.items() if name not in varied}
+    begin = dict(record.get("start", {"kind": "random"}))
+    size = _dimension(record, table)
+    # overlaps need no dimension; a random start has that of the runs, and the d -> infinity theory has none
+    if not {"M", "m", "dimension"} & set(begin) and not {"dimension", "start.dimension"} & {*arguments, *varied} and size is not None:
+        begin["dimension"] = size
+    problem_from(record["problem"])
+    algorithm_from(record["algorithm"])
+    parts = {"problem": record["problem"], "algorithm": record["algorithm"], "start": begin}
+    return solver.__name__, {**parts, "over": varied, **settings, **arguments}
+
+
+def _sweep_defaults(record: Mapping[str, Any], named: str) -> dict[str, Any]:
+    """What the tables [run] or [exit_time] say, as far as this method takes it from there."""
+    if named != "exit_time":
+        source = record.get("run", {})
+        return {**{name: source[name] for name in METHODS[named][2] if name in source}, **source.get(named, {})}
+    source = dict(record.get("exit_time", {}))
+    methods = source.pop("methods", ["ode"])
+    method = methods[0] if len(methods) == 1 else "ode"
+    return {"method": method, **{name: value for name, value in source.items() if method != "ode" or name not in COMMON}}
+
+
+def _start(problem: Any, record: Mapping[str, Any], table: Mapping[str, Any]) -> Any:
+    return start_of(problem, record.get("start", {}), dimension=_dimension(record, table))
+
+
+def _dimension(record: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
+    return table.get("dimension", record.get("run", {}).get("dimension"))
+
+
+def _network(what: str, record: Mapping[str, Any]) -> Any:
+    problem = problem_from(record["problem"])
+    if isinstance(problem, SpikedTensor):
+        raise checks.reject(
+            "problem kind", "SpikedTensor", f"{what.replace('_', ' ')} is for networks; use fixed points and closed formulas"
+        )
+    return problem
+
+
+def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if name not in record:
+        raise ValueError(f"the table [{name}] is missing: it says what to compute")
+    return record[name]
+
+
+def _methods(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:
+    methods = table.get("methods")
+    if not isinstance(methods, list) or not methods:
+        raise checks.reject(f"{where}.methods", methods, f"give a list of some of {', '.join(known)}")
+    for method in methods:
+        checks.choice(f"{where}.methods", method, known)
+    return list(dict.fromkeys(methods))
+
+
+def _when(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    given = [name for name in WHEN if name in table]
+    if len(given) != 1:
+        raise ValueError(f"{where}: give exactly one of times, alpha, steps (received {', '.join(given) or 'none of them'})")
+    points = _values(f"{where.strip('[]')}.{given[0]}", table[given[0]])
+    if given[0] == "steps" and isinstance(table["steps"], Mapping):
+        points = np.unique(np.rint(points)).astype(int).tolist()
+    return {given[0]: points}
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    """A list as it is, or the numbers of a range."""
+    if isinstance(value, list):
+        if not value:
+            raise checks.reject(name, value, "give at least one value")
+        return value
+    if not isinstance(value, Mapping):
+        raise checks.reject(name, value, "give a list, or a range {to = ..., points = ...}")
+    _only(name, value, ("from", "to", "points", "spacing"))
+    for key in ("to", "points"):
+        if key not in value:
+            raise ValueError(f"{name}: a range needs {key} = ...")
+    spacing = checks.choice(f"{name}.spacing", value.get("spacing", "linear"), ("linear", "log"))
+    first = checks.number(f"{name}.from", value.get("from", 0.0))
+    last = checks.number(f"{name}.to", value["to"], above=first)
+    points = checks.whole(f"{name}.points", value["points"], 2)
+    if spacing == "linear":
+        return np.linspace(first, last, points).tolist()
+    return np.geomspace(checks.number(f"{name}.from", first, above=0.0), last, points).tolist()
+
+
+def _only(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse a key that means nothing here, with what was probably meant."""
+    for name in table:
+        if name not in known:
+            raise ValueError(f"{where} has no {name!r}: {checks.did_you_mean(name, known)}it takes {', '.join(known)}")
+
+
+def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[str, ...]:
+    """What a solver may be told in a file: its keyword arguments."""
+    parameters = inspect.signature(solver).parameters.values()
+    left_out = ("progress", *without)
+    return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.name not in left_out)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,178 @@
+"""`sweep`: any solver over any parameters, as one labelled Dataset."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.progress import meter
+from sgdynamics.results import encode
+from sgdynamics.sweeps.compute import together
+from sgdynamics.sweeps.identity import plain
+from sgdynamics.sweeps.jobs import Job
+from sgdynamics.sweeps.points import Plan, Point, groups, plan
+from sgdynamics.sweeps.rows import MISSING, Stack, chosen, dataset, joined
+from sgdynamics.sweeps.running import answers
+from sgdynamics.sweeps.store import Store
+from sgdynamics.version import __version__
+
+BETWEEN_WRITES = 0.25  # seconds: a piece holds what has finished since the last one, so that cheap points do not drown in files
+
+
+def sweep(
+    solver: Any,
+    *,
+    over: Any,
+    problem: Any = None,
+    algorithm: Any = None,
+    start: Any = None,
+    store: Any = None,
+    workers: int | None = None,
+    scheduler: Any = None,
+    shard: tuple[int, int] | None = None,
+    progress: bool | None = None,
+    **arguments: Any,
+) -> xr.Dataset:
+    """Any solver at every point of a grid, over={"lr": [...], "problem.noise": [...]}, or of a list, over=[{"lr": 0.1, ...}, ...].
+
+    solver: "solve_ode", "solve_sde", "solve_mean_field", "solve_dmft", "simulate", "exit_time", or a function of the parameters that
+    returns a Dataset, a dataclass, a dictionary of numbers or a number. `problem` and `algorithm` are the base that points vary: objects,
+    or records {"kind": "TeacherStudent", ...}. `start`: a start, a record {"kind": "random", "seed": 0}, or a function of (problem,
+    parameters). `arguments` are those of the solver. Names are dotted ("problem.noise", "algorithm.lr", "start.seed"), or bare where one
+    thing has them; "dimension", "seed", "runs" are the solver's before the start's. A function in place of a list makes a parameter
+    depend on others: {"dimension": [...], "lr": lambda dimension: 0.1 / dimension}; it is a variable of the result.
+
+    The result has the swept parameters as dimensions (a list: "point"), then the solver's own; what is shorter at some points is filled
+    with NaN. `failed` has the error of every point that has one; the others go on. Points that differ only in numbers are solved together
+    by the ODE (solve_ode, and exit_time with method="ode"), elsewhere they share their compilation.
+
+    workers: processes on this machine (None: this process as long as little is left to do, then all cores; scripts need
+    `if __name__ == "__main__":`); scheduler: the address or Client of a Dask cluster instead. The numbers do not depend on either.
+    store: a folder where every finished piece is written at once. A sweep that was stopped goes on from there, and so does one with more
+    values; failed points are tried again. shard=(i, n) computes every n-th group, for arrays of jobs that share a store, and returns
+    what is there so far; a last call without shard puts everything together.
+    """
+    job = Job(solver, problem, algorithm, start, arguments)
+    made = plan(job, over)
+    workers, part = _checked(workers, shard, store)
+    swept = list(made.titles)
+    folder = None if store is None else Store(store, job)
+    parts, versions = ([], [__version__]) if folder is None else folder.read()
+    done = {name for piece in parts for name, failed in zip(piece.names, piece.failed, strict=True) if not failed}
+    complete = {point.name for point in made.points} <= done
+    tasks = [] if complete else _tasks(job, made.points, done, part)
+    values = {point.name: _values(point) for point in made.points}
+    total = sum(len(points) for points, _ in tasks)
+    waiting: list[Stack] = []
+    last = 0.0
+    running = answers(job, tasks, swept, workers, scheduler)
+    try:
+        with meter(f"sweep, {job.name}, {total} points", total, progress) as shown:
+            for stack in running:
+                waiting.append(stack)
+                shown.advance(len(stack))
+                if folder is not None and time.monotonic() - last > BETWEEN_WRITES:
+                    parts.append(_written(folder, waiting, values))
+                    waiting, last = [], time.monotonic()
+    finally:
+        # also where the user stops it: what is finished is kept
+        if folder is not None and waiting:
+            parts.append(_written(folder, waiting, values))
+            waiting = []
+        running.close()
+    result = _result(job, made, chosen(parts + waiting, [point.name for point in made.points]), versions)
+    _report(result, job.name)
+    return result
+
+
+def _checked(workers: Any, shard: Any, store: Any) -> tuple[int | None, tuple[int, int]]:
+    workers = None if workers is None else checks.whole("workers", workers, 1)
+    if shard is None:
+        return workers, (0, 1)
+    if store is None:
+        raise checks.reject("shard", shard, "shards meet in a store: give store= too")
+    try:
+        index, count = (checks.whole("shard", one, 0) for one in shard)
+    except (TypeError, ValueError):
+        raise checks.reject("shard", shard, "give (i, n): this is part i of n, counted from 0") from None
+    if not index < count:
+        raise checks.reject("shard", shard, "give (i, n) with i = 0, ..., n - 1")
+    return workers, (index, count)
+
+
+def _tasks(job: Job, points: list[Point], done: set[str], shard: tuple[int, int]) -> list[tuple[list[Point], int]]:
+    """Groups with what they still lack. They are those of the whole sweep: what is finished changes neither groups nor shards."""
+    sizes: dict[int, int] = {}
+
+    def size(point: Point) -> int:
+        sizes[point.index] = together(job, point)
+        return sizes[point.index]
+
+    found = []
+    at_once = 1
+    for number, group in enumerate(groups(points, size)):
+        at_once = sizes.get(group[0].index, at_once)  # of its family, which begins with a point that was asked
+        missing = [point for point in group if point.name not in done]
+        if missing and number % shard[1] == shard[0]:
+            found.append((missing, at_once))
+    return found
+
+
+def _values(point: Point) -> str:
+    return json.dumps({".".join(path): plain(value) for path, value in point.values.items()})
+
+
+def _written(folder: Store, stacks: list[Stack], values: dict[str, str]) -> Stack:
+    stack = joined(stacks)
+    folder.write(stack, [values[name] for name in stack.names])
+    return stack
+
+
+def _result(job: Job, made: Plan, stack: Stack, versions: Iterable[str]) -> xr.Dataset:
+    variables, coordinates = dataset(stack, made.dims)
+    shape = tuple(len(labels) for labels in made.dims.values())
+    for name, labels in made.dims.items():
+        coordinates[name] = (name, _array(labels), {"long_name": made.titles.get(name, name)})
+    for name, (dim, labels) in made.along.items():
+        coordinates[name] = (dim, _array(labels), {"long_name": made.titles[name]})
+    for name, labels in made.dependent.items():
+        variables[name] = (tuple(made.dims), _array(labels).reshape(shape), {"long_name": made.titles[name]})
+    for name, texts in (("failed", stack.failed), ("warning", stack.warning)):
+        variables[name] = (tuple(made.dims), np.array(texts, dtype=str).reshape(shape))
+    shared = job.describe()
+    attributes = {
+        "sweep": job.name,
+        "over": encode({made.titles.get(name, name): labels for name, labels in made.dims.items()}),
+        "fixed": encode({name: value for name, value in shared.items() if value is not None}),
+        "points": len(made.points),
+        "version": ", ".join(versions),
+        **stack.texts,
+    }
+    for name in ("problem", "algorithm"):
+        if name in shared:
+            attributes[name] = encode(shared[name])
+    return xr.Dataset(variables, coordinates, attributes)
+
+
+def _array(labels: list[Any]) -> np.ndarray:
+    if any(isinstance(value, str) for value in labels):
+        return np.array([value if isinstance(value, str) else f"{value:g}" for value in labels], dtype=str)
+    return np.array(labels)
+
+
+def _report(result: xr.Dataset, name: str) -> None:
+    """One warning for all points: how many failed or warned, and the first of them."""
+    failed = np.asarray(result["failed"]).reshape(-1)
+    bad = [text for text in failed if text and text != MISSING]
+    if bad:
+        warnings.warn(f"sweep: {len(bad)} of {len(failed)} points failed (variable 'failed'); the first: {bad[0]}", stacklevel=3)
+    told = [text for text in np.asarray(result["warning"]).reshape(-1) if text]
+    if told:
+        warnings.warn(f"sweep: {len(told)} of {len(failed)} points warned (variable 'warning'); the first: {told[0]}", stacklevel=3)

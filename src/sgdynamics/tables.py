@@ -1,0 +1,326 @@
+"""What the command line shows: plain values for --json, and tables of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.comparison import COMPARED
+from sgdynamics.comparison import compare as compare_results
+from sgdynamics.problem_files import SAMPLED, method_of
+
+ROWS = 11  # lines of a table of times
+
+
+def plain(value: Any) -> Any:
+    """For JSON: NumPy values as Python ones, NaN as null, infinities as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def picked(results: dict[str, xr.Dataset], name: str, what: str, sampled: bool, file: Path) -> xr.Dataset:
+    """One result of a file: the one named, or the only one, or the only one of its kind."""
+    if name:
+        return in_t(results[checks.choice(what, name, tuple(results))])
+    fitting = [key for key in results if (key in SAMPLED) == sampled] if len(results) > 1 else list(results)
+    if len(fitting) != 1:
+        raise ValueError(f"{file} has the results {', '.join(results)}: choose with --{what} NAME")
+    return in_t(results[fitting[0]])
+
+
+def in_t(result: xr.Dataset) -> xr.Dataset:
+    """In the clock t of all other results; that of a mean field is t/p."""
+    if method_of(result) != "mean_field":
+        return result
+    return result.assign_coords(t=result["t"] * result.sizes["unit"])
+
+
+def beside(results: dict[str, xr.Dataset]) -> dict[str, Any]:
+    """Every method's mean at every save point, and each simulation's distance from each theory in standard errors."""
+    shown = {name: in_t(result) for name, result in results.items()}
+    quantity = "excess_risk" if all("excess_risk" in result for result in shown.values()) else "risk"
+    first = next(iter(shown.values()))
+    found: dict[str, Any] = {"quantity": quantity, "t": first["t"].values}
+    if "alpha" in first.coords:
+        found["alpha"] = first["alpha"].values
+    found["methods"] = {}
+    for name, result in shown.items():
+        values, diverged = result[quantity].values, np.isfinite(result["diverged_at"].values)
+        good = values[~diverged]
+        one: dict[str, Any] = {"runs": len(values), "diverged": int(diverged.sum())}
+        one["mean"] = good.mean(axis=0) if len(good) else np.full(values.shape[1], np.nan)
+        own = f"{quantity.removeprefix('excess_')}_standard_error"
+        if name in SAMPLED and len(good) > 1:
+            one["standard_error"] = good.std(axis=0, ddof=1) / math.sqrt(len(good))
+        elif own in result:
+            one["standard_error"] = result[own].values.mean(axis=0)
+        one |= {key: result.attrs[key] for key in ("error_quadrature", "error_integrator", "error_sampling") if key in result.attrs}
+        found["methods"][name] = one
+    theories, simulations = ([name for name in shown if (name in SAMPLED) == wanted] for wanted in (False, True))
+    found["comparisons"] = [
+        {"theory": theory, "simulation": other, **_distances(shown[theory], shown[other], quantity)}
+        for theory in theories
+        for other in simulations
+    ]
+    return found
+
+
+def _distances(theory: xr.Dataset, simulation: xr.Dataset, quantity: str) -> dict[str, Any]:
+    try:
+        found = compare_results(theory, simulation)
+    except ValueError as error:  # all runs diverged, another number of runs: say so and show the rest
+        return {"z": [], "largest_z": math.nan, "refused": str(error)}
+    z = found[f"{quantity}_z"].values
+    return {"z": z, "largest_z": _largest(z)}
+
+
+def _largest(z: np.ndarray) -> float:
+    finite = np.abs(z[np.isfinite(z)])
+    return float(finite.max()) if finite.size else math.nan
+
+
+def compared(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, Any]:
+    """Two results, variable by variable: largest gap, largest and root-mean-square distance in standard errors."""
+    found = compare_results(theory, simulation)
+    rows = []
+    for name in COMPARED:
+        if f"{name}_z" not in found:
+            continue
+        z = found[f"{name}_z"].values
+        gap = np.abs(found[f"{name}_simulation"].values - found[f"{name}_theory"].values)
+        inner = z[np.isfinite(z) & (z != 0)]  # at a start that both share nothing can differ
+        rms = math.sqrt(float(np.mean(inner**2))) if inner.size else math.nan
+        rows.append({"variable": name, "largest_gap": float(np.nanmax(gap)), "largest_z": _largest(z), "rms_z": rms, "numbers": z.size})
+    about = {key: found.attrs[key] for key in ("theory", "simulation", "runs", "runs_left_out")}
+    return {
+        **about,
+        "same_problem": _same(theory, simulation, "problem"),
+        "same_algorithm": _same(theory, simulation, "algorithm"),
+        "variables": rows,
+    }
+
+
+def _same(one: xr.Dataset, other: xr.Dataset, name: str) -> bool:
+    return one.attrs.get(name) == other.attrs.get(name)
+
+
+def exit_row(found: Any) -> dict[str, Any]:
+    """One method's exit times."""
+    with np.errstate(all="ignore"):
+        row = {"method": found.method, "dimension": found.dimension, "runs": found.runs, "left": found.left, "mean": found.mean}
+        row |= {"standard_error": found.standard_error, "median": float(found.quantile(0.5)), "max_time": found.max_time}
+        row |= {"alpha": float(np.nanmean(found.alpha)) if found.left and found.lr else math.nan, "times": found.times}
+    return row
+
+
+def spectrum(found: Any) -> dict[str, Any]:
+    """A Hessian's eigenvalues and what they say."""
+    pairs = [
+        {"eigenvalue": float(value), "multiplicity": times} for value, times in zip(found.eigenvalues, found.multiplicities, strict=True)
+    ]
+    counts = {"negative": found.negative, "null": found.null, "positive": found.positive}
+    rest = {"gradient_norm": found.gradient_norm, "error": found.error, "dimension": found.dimension, "constraint": found.constraint}
+    return {"eigenvalues": pairs, **counts, **rest}
+
+
+def sweep_summary(result: xr.Dataset, names: list[str]) -> dict[str, Any]:
+    """How large a sweep is and how much of it failed."""
+    points = math.prod(result.sizes[dim] for dim in result["failed"].dims) if "failed" in result else None
+    failed = sorted({str(text) for text in np.ravel(result["failed"].values) if str(text)}) if "failed" in result else []
+    count = int(sum(bool(str(text)) for text in np.ravel(result["failed"].values))) if "failed" in result else 0
+    sizes = {str(name): int(size) for name, size in result.sizes.items()}
+    return {
+        "over": names,
+        "points": points,
+        "sizes": sizes,
+        "variables": [str(name) for name in result.data_vars],
+        "failed": count,
+        "errors": failed,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Versions, devices and the compilation cache."""
+    import importlib.metadata
+    import platform
+
+    import jax
+
+    from sgdynamics.version import __version__
+
+    versions = {"sgdynamics": __version__, "python": platform.python_version()}
+    for name in (
+        "jax",
+        "jaxlib",
+        "equinox",
+        "diffrax",
+        "optimistix",
+        "numpy",
+        "scipy",
+        "xarray",
+        "h5netcdf",
+        "matplotlib",
+        "typer",
+        "rich",
+        "distributed",
+    ):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    devices = [f"{one.platform}:{one.id} {one.device_kind}" for one in jax.devices()]
+    cache = jax.config.values.get("jax_compilation_cache_dir")
+    return {
+        "versions": versions,
+        "devices": devices,
+        "precision": "float64 inside the library, whatever JAX is set to",
+        "compilation_cache": str(cache) if cache else "off (set JAX_COMPILATION_CACHE_DIR to a folder to keep compiled programs)",
+    }
+
+
+def picture(results: dict[str, xr.Dataset], title: str) -> Any:
+    """Risk, and overlaps where there are any, of all methods against t."""
+    from matplotlib.figure import Figure
+
+    from sgdynamics import plot
+
+    shown = [in_t(result) for result in results.values()]
+    both = "M" in shown[0]
+    fig = Figure(figsize=(12 if both else 6, 4.2), layout="constrained")
+    axes = np.atleast_1d(fig.subplots(1, 2 if both else 1))
+    drawn = np.concatenate([(result["excess_risk"] if "excess_risk" in result else result["risk"]).mean("run").values for result in shown])
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
+    wide = drawn.size > 0 and drawn.max() > 3 * drawn.min()  # a log scale for less has no ticks worth reading
+    for result in shown:
+        plot.risk(result, axes[0], log=bool(wide))
+        if both:
+            plot.overlaps(result, axes[1])
+    if both and axes[1].get_legend_handles_labels()[0]:  # beside the curves, which fill their panel
+        axes[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+    fig.suptitle(title)
+    return fig
+
+
+# what a reader sees
+
+
+def _show(columns: list[str], rows: list[list[str]], title: str | None = None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column not in TEXT else "left", no_wrap=column not in TEXT, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    # a pipe or a narrow window must not cut numbers
+    Console(width=max(console.width, 20 * len(columns)), soft_wrap=not console.is_terminal).print(table)
+
+
+TEXT = ("method", "variable", "document", "number", "figure", "what", "")
+
+
+def _number(value: Any, digits: int = 5) -> str:
+    return "-" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{value:.{digits}g}"
+
+
+def _with_error(mean: float, error: float | None) -> str:
+    if error is None or error <= 1e-12 * abs(mean):  # one start that all share
+        return _number(mean)
+    return f"{_number(mean)} ± {_number(error, 2)}"
+
+
+def print_beside(found: dict[str, Any]) -> None:
+    """Theory beside simulation at a few times, then the largest distance of each pair."""
+    t, methods = found["t"], found["methods"]
+    chosen = np.unique(np.linspace(0, len(t) - 1, min(ROWS, len(t))).round().astype(int))
+    z = {(one["theory"], one["simulation"]): one["z"] for one in found["comparisons"]}
+    first = next(iter(name for name in methods if name not in SAMPLED), None)
+    columns = ["t", *methods] + [f"z {name}" for name in methods if (first, name) in z]
+    rows = []
+    for index in chosen:
+        cells = [
+            _with_error(one["mean"][index], one["standard_error"][index] if "standard_error" in one else None) for one in methods.values()
+        ]
+        scores = [z[first, name] for name in methods if (first, name) in z]
+        rows.append([_number(t[index]), *cells, *(f"{values[index]:+.1f}" if len(values) else "-" for values in scores)])
+    _show(
+        columns,
+        rows,
+        f"{found['quantity'].replace('_', ' ')}; z: (simulation - {first})/standard error" if z else found["quantity"].replace("_", " "),
+    )
+    for one in found["comparisons"]:
+        said = one.get("refused") or f"at most {one['largest_z']:.1f} standard errors apart"
+        print(f"{one['simulation']} against {one['theory']}: {said}")
+    for name, one in methods.items():
+        if one["diverged"]:
+            print(f"{name}: {one['diverged']} of {one['runs']} runs diverged and are left out")
+    print(f"written: {', '.join(found['files'])}")
+
+
+def print_compared(found: dict[str, Any]) -> None:
+    rows = [
+        [one["variable"], *(_number(one[key], 3) for key in ("largest_gap", "largest_z", "rms_z")), str(one["numbers"])]
+        for one in found["variables"]
+    ]
+    _show(
+        ["variable", "largest gap", "largest |z|", "rms z", "numbers"],
+        rows,
+        f"{found['simulation']} ({found['runs']} runs) against {found['theory']}",
+    )
+    for name in ("problem", "algorithm"):
+        if not found[f"same_{name}"]:
+            print(f"note: the two results record different {name}s")
+
+
+def print_exits(found: dict[str, Any]) -> None:
+    rows = []
+    for one in found["exit_times"]:
+        size = "∞" if one["dimension"] is None else str(one["dimension"])
+        mean = _with_error(one["mean"], None if math.isnan(one["standard_error"]) else one["standard_error"])
+        rows.append([one["method"], size, f"{one['left']}/{one['runs']}", mean, _number(one["median"]), _number(one["alpha"])])
+    _show(["method", "d", "left", "exit time t", "median", "samples/d"], rows)
+
+
+def print_hessian(found: dict[str, Any]) -> None:
+    rows = [[f"{one['eigenvalue']:.8g}", str(one["multiplicity"])] for one in found["eigenvalues"]]
+    _show(["eigenvalue", "multiplicity"], rows, f"Hessian of the risk, N = {found['dimension']}")
+    print(f"{found['negative']} negative, {found['null']} null, {found['positive']} positive directions")
+    print(f"|gradient| = {found['gradient_norm']:.4g}; eigenvalues are known to {found['error']:.1e}")
+
+
+def print_sweep(found: dict[str, Any]) -> None:
+    print(f"{found['points']} points over {', '.join(found['over'])}, {found['failed']} failed; kept in {found['store']}")
+    for text in found["errors"][:5]:
+        print(f"failed: {text}")
+    for one in found.get("files", ()):
+        print(f"written: {one}")
+
+
+def print_figures(found: dict[str, Any]) -> None:
+    for one in found["figures"]:
+        print(f"{one['document']:20s} {one['number']:26s} {one['line']}")
+
+
+def print_machine(found: dict[str, Any]) -> None:
+    for name, version in found["versions"].items():
+        print(f"{name:14s} {version}")
+    print(
+        f"{'devices':14s} {', '.join(found['devices'])}\n{'precision':14s} {found['precision']}\n{'cache':14s} {found['compilation_cache']}"
+    )

@@ -1,0 +1,207 @@
+"""Certificates: right problems pass, wrong ones fail at the check that is about what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.analysis import certify as module
+from sgdynamics.analysis.certify import _fit, _intercept, _law, _limit, _Theory, certify
+from sgdynamics.limits.ode import solve_ode
+from sgdynamics.simulation.direct import DirectSGD
+from sgdynamics.simulation.fixed_direct import DirectFixedData
+
+PROBLEM = sgd.TeacherStudent(width=2, activation="erf", noise=0.05)
+START = sgd.start(PROBLEM, M=[[0.3], [0.1]], Q=[[1.0, 0.1], [0.1, 0.8]])
+SETTINGS = {"alpha": [1.0, 3.0], "dimension": 30, "dimensions": (60, 240, 960), "runs": 400, "progress": False}
+ALGORITHM = sgd.OnePassSGD(lr=1.5)
+
+
+def failed(certificate):
+    return {check.name for check in certificate.checks if not check.passed}
+
+
+@pytest.fixture(scope="module")
+def good():
+    return certify(PROBLEM, ALGORITHM, START, **SETTINGS)
+
+
+def test_a_right_problem_passes(good):
+    assert good.passed
+    assert good.comparisons == 2 * (2 + 3)
+    assert good.spread_slope_error < 0.1  # so that -1/2 is told from 0 and -1
+    np.testing.assert_allclose(good.spread[:-1] / good.spread[1:], 2.0, rtol=0.15)
+    assert good.error_quadrature < 1e-9
+    assert good.error_integrator < 1e-6
+    assert 0 < good.error_sampling < 0.01
+    assert "passed" in str(good)
+    for number in (f"{good.spread_slope:.3f}", f"{good.comparisons} comparisons", "d = 60, 240, 960", "400 runs", "0.001"):
+        assert number in good.paragraph
+    assert "NOT" not in good.paragraph
+
+
+def test_direct_runs_at_another_rate_fail(monkeypatch, good):
+    """The chain is not what was simulated directly: both tests of the law say so, and nothing else."""
+
+    def wrong(problem, algorithm, *rest):
+        return DirectSGD(problem, replace(algorithm, lr=1.25 * algorithm.lr), *rest)
+
+    monkeypatch.setattr(module, "DirectSGD", wrong)
+    found = certify(PROBLEM, ALGORITHM, START, **SETTINGS)
+    assert not found.passed
+    assert failed(found) == {"exact = direct: law", "exact = direct: means"}
+    assert "DO NOT agree" in found.paragraph
+    assert "FAIL" in str(found)
+    assert found.spread_slope == good.spread_slope
+
+
+def test_an_ode_at_another_rate_fails(monkeypatch):
+    """The noise term of the ODE is 10% too large, alpha being the same: the means do not extrapolate to it."""
+
+    def wrong(problem, algorithm, start, **when):
+        return solve_ode(problem, replace(algorithm, lr=1.1 * algorithm.lr), start, **when)
+
+    monkeypatch.setattr(module, "solve_ode", wrong)
+    found = certify(PROBLEM, ALGORITHM, START, **SETTINGS)
+    assert failed(found) == {"mean gap, d -> infinity"}
+    assert "MORE than chance allows" in found.paragraph
+
+
+def test_updates_without_an_ode_are_tested_in_law():
+    found = certify(PROBLEM, replace(ALGORITHM, update=sgd.updates.normalised()), START, **SETTINGS)
+    assert found.passed
+    assert found.dimensions == ()
+    assert len(found.checks) == 2
+    assert "No ODE is known" in found.paragraph
+
+
+def made(generator, dimensions, power=-0.5, shift=0.0, runs=300, count=4):
+    """Runs that scatter like d^power around a theory of 0, with a mean gap shift + 2/d."""
+    theory = _Theory([{"M": np.zeros((1, count))}], None, 0.0, 0.0, 0.0)
+    chains = []
+    for d in dimensions:
+        noise = generator.standard_t(5, size=(runs, 1, count))  # heavier tails than SGD has
+        chains.append(({"M": shift + 2.0 / d + (1 + 3.0 / d) * d**power * noise}, None))
+    return chains, theory
+
+
+def test_the_fits_find_the_exponent_and_the_limit():
+    dimensions = (100, 400, 1600)
+    begin = sgd.Start(np.zeros((1, 1, 1, 4)), np.ones((1, 1, 1, 1)), np.ones((1, 1)))
+    generator = np.random.default_rng(3)
+    for options, expected in (
+        ({}, set()),
+        ({"power": -0.25}, {"spread ~ d^s: s"}),
+        ({"power": -0.75}, {"spread ~ d^s: s"}),
+        ({"shift": 0.02}, {"mean gap, d -> infinity"}),
+    ):
+        chains, theory = made(generator, dimensions, **options)
+        found, _ = _limit(dimensions, chains, theory, begin, 1e-4, 0)
+        assert {check.name for check in found if not check.passed} == expected, (options, found)
+    d = np.array(dimensions, dtype=float)
+    slope, error = _fit(d, np.log(2 * d**-0.5) + 4 / d, np.full(3, 0.01))
+    assert slope == pytest.approx(-0.5, abs=1e-3)  # log(1 + b/d) = b/d up to its square
+    assert 0.01 < error < 0.03
+    gap = np.stack([3 / d, 0.01 + 3 / d], axis=1)
+    z = _intercept(d, gap, np.full((3, 2), 1e-3), np.zeros(2))
+    assert abs(z[0]) < 1e-8
+    assert z[1] > 5
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    """200 pairs of samples of one law, with atoms and heavy tails, at level 0.1: about 10% at most may fail each test."""
+    generator = np.random.default_rng(5)
+
+    def sample():
+        values = generator.standard_t(3, size=(200, 1, 6))
+        values[..., 0] = 1.0 + 1e-15 * values[..., 0]
+        values[..., 1] = np.maximum(values[..., 1], 0)
+        return {"M": values}
+
+    outcomes = np.array([[check.passed for check in _law(sample(), sample(), 0.1)[0]] for _ in range(200)])
+    assert np.all((1 - outcomes.mean(axis=0)) < 0.1 + 4 * np.sqrt(0.1 * 0.9 / 200))
+    shifted = {"M": sample()["M"] + np.array([0, 0, 0, 0, 0, 1.0])}
+    assert not any(check.passed for check in _law(sample(), shifted, 1e-4)[0])
+    gone = {"M": np.where(np.arange(200)[:, None, None] < 60, np.nan, sample()["M"])}  # runs that diverge in one of the two
+    assert not _law(sample(), gone, 1e-4)[0][0].passed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dimensions": (100, 400)}, "three increasing"),
+        ({"dimensions": (100, 400, 400)}, "three increasing"),
+        ({"dimension": 2}, "take 3 or more"),
+        ({"level": 1.0}, "level"),
+        ({"runs": 3}, "runs"),
+        ({"alpha": [1e-6]}, "later or fewer"),
+        ({"times": [1.0]}, "exactly one"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        certify(PROBLEM, ALGORITHM, START, **{**SETTINGS, **options})
+
+
+def test_a_start_of_many_runs_or_another_kind_of_problem_is_refused():
+    with pytest.raises(ValueError, match="give one run"):
+        certify(PROBLEM, ALGORITHM, sgd.random_start(PROBLEM, dimension=30, runs=2))
+    with pytest.raises(ValueError, match="algorithm"):
+        certify(PROBLEM, "SGD", START)
+    with pytest.raises(ValueError, match="lr"):
+        certify(PROBLEM, sgd.OnePassSGD(lr=0.0), START)
+
+
+FIXED = {"steps": [2, 6], "dimension": 20, "dimensions": (20, 40, 80), "runs": 300, "progress": False, "paths": 4096}
+
+
+@pytest.mark.slow
+def test_a_fixed_data_set(monkeypatch):
+    algorithm = sgd.GradientDescent(lr=0.8, samples_per_dimension=2.0)
+    found = certify(PROBLEM, algorithm, START, **FIXED)
+    assert found.passed, found
+    assert found.theory == "DMFT"
+
+    def wrong(problem, algorithm, *rest):
+        return DirectFixedData(problem, replace(algorithm, lr=1.3 * algorithm.lr), *rest)
+
+    monkeypatch.setattr(module, "DirectFixedData", wrong)
+    assert "exact = direct: law" in failed(certify(PROBLEM, algorithm, START, **FIXED))
+    monkeypatch.undo()
+    solve = module.solve_dmft
+    monkeypatch.setattr(module, "solve_dmft", lambda p, a, s, **more: solve(p, replace(a, lr=1.3 * a.lr), s, **more))
+    assert failed(certify(PROBLEM, algorithm, START, **FIXED)) == {"mean gap, d -> infinity"}
+
+
+def own_loss(fields, signals, head, noise_draw):
+    return (jnp.mean(head * jnp.tanh(fields)) - jnp.tanh(signals[0]) - 0.1 * noise_draw) ** 2 / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["schedule", "batch, sphere", "own loss", "target", "mixture", "blocks", "langevin"])
+def test_every_kind_of_problem(name):
+    algorithm, settings = ALGORITHM, SETTINGS
+    if name == "schedule":
+        problem, algorithm = PROBLEM, sgd.OnePassSGD(lr=lambda alpha: 1.5 / (1 + alpha))
+    elif name == "batch, sphere":
+        problem, algorithm = sgd.TeacherStudent(width=2, activation="erf", constraint="sphere"), sgd.OnePassSGD(lr=1.5, batch=3)
+    elif name == "own loss":
+        problem = sgd.Problem(own_loss, width=2, signals=1)
+    elif name == "target":
+        problem = sgd.MultiIndex(lambda z: jnp.tanh(z[0]), directions=1, width=2, activation="relu", head="trained")
+    elif name == "mixture":
+        problem = sgd.GaussianMixture("binary", width=2, snr=4.0)
+    elif name == "blocks":
+        problem = sgd.TeacherStudent(width=2, activation="erf", covariance=[(0.5, 0.5), (2.0, 0.5)])
+    else:
+        problem, settings = sgd.TeacherStudent(width=2, activation="erf", covariance=[(0.5, 0.5), (2.0, 0.5)]), FIXED
+        algorithm = sgd.Langevin(lr=0.5, samples_per_dimension=2.0, temperature=0.3)
+    rows = np.array([[1.0, 0.1], [0.1, 0.8]])
+    norm = np.sqrt(np.diag(rows)) if problem.constraint == "sphere" else np.ones(2)
+    begin = sgd.start(problem, M=np.array([[0.3], [0.1]]) / norm[:, None], Q=rows / np.outer(norm, norm), a=[1.0, 0.7])
+    found = certify(problem, algorithm, begin, **settings)
+    assert found.passed, found

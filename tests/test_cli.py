@@ -1,0 +1,309 @@
+"""The command line as a user meets it: results, tables, JSON, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sgdynamics as sgd
+from sgdynamics import cli, gallery, problem_files
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PROBLEM = {"kind": "TeacherStudent", "width": 2, "activation": "square", "noise": 0.1}
+HEAD = """
+[problem]
+kind = "TeacherStudent"
+width = 2
+activation = "square"
+noise = 0.1
+[algorithm]
+kind = "OnePassSGD"
+lr = 0.2
+"""
+RUN = """
+[start]
+seed = 3
+[run]
+methods = ["ode", "exact"]
+times = { to = 0.5, points = 5 }
+dimension = 100
+runs = 20
+seed = 4
+"""
+MORE = """
+[exit_time]
+methods = ["ode"]
+threshold = 0.3
+max_time = 40
+dimension = 100
+[hessian]
+dimension = 50
+"""
+
+
+def invoke(*arguments, code=0):
+    found = CliRunner().invoke(cli.app, [str(one) for one in arguments])
+    assert found.exit_code == code, (found.output, found.stderr, found.exception)
+    return found
+
+
+def answer(*arguments):
+    return json.loads(invoke(*arguments, "--json").stdout)
+
+
+def shell(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "sgdynamics.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("cli")
+    (where / "small.toml").write_text(HEAD + RUN + MORE)
+    return where
+
+
+@pytest.fixture(scope="module")
+def first(folder):
+    """What `run small.toml` says and writes."""
+    return answer("run", folder / "small.toml", "--out", folder / "out", "--format", "both")
+
+
+HELP = """
+Usage: sgdynamics [OPTIONS] COMMAND [ARGS]...
+
+  The exact high-dimensional dynamics of SGD: theory, finite-dimension
+  simulation, and the two side by side.
+
+Options:
+  --debug     Show the whole traceback of an error.
+  -h, --help  Show this message and exit.
+
+Commands:
+  run        Solve and simulate: NetCDF, picture, table.
+  compare    Theory beside simulation, in standard errors.
+  exit-time  When runs leave their plateau.
+  hessian    Eigenvalues of the risk's Hessian.
+  sweep      A grid of solutions, resumable.
+  figure     Make one figure, with claim and verdict.
+  figures    List every figure with one line each.
+  info       Versions, devices, cache.
+
+  A problem file is TOML with the tables [problem], [algorithm], [start] and
+  one for each command, see examples/*.toml.
+"""
+
+
+def test_help_and_bad_input_in_a_shell(folder):
+    assert CliRunner().invoke(cli.app, ["--help"], prog_name="sgdynamics", terminal_width=78).stdout.strip() == HELP.strip()
+    (folder / "typo.toml").write_text(HEAD.replace("width", "witdh") + RUN)
+    said = shell("run", folder / "typo.toml")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("sgdynamics: problem: TeacherStudent has no 'witdh': did you mean 'width'? it takes width, ")
+    assert said.stderr.count("\n") == 1
+
+
+def test_run_writes_what_the_library_computes(first, folder):
+    problem, algorithm = sgd.TeacherStudent(width=2, activation="square", noise=0.1), sgd.OnePassSGD(lr=0.2)
+    start = sgd.random_start(problem, dimension=100, seed=3)
+    times = np.linspace(0, 0.5, 5)
+    theory = sgd.solve_ode(problem, algorithm, start, times=times)
+    runs = sgd.simulate(problem, algorithm, start, times=times, dimension=100, runs=20, seed=4)
+    assert first["quantity"] == "excess_risk"
+    np.testing.assert_array_equal(first["t"], theory.t)
+    np.testing.assert_array_equal(first["methods"]["ode"]["mean"], theory.excess_risk[0])
+    np.testing.assert_array_equal(first["methods"]["exact"]["mean"], runs.excess_risk.mean("run"))
+    assert first["methods"]["exact"]["runs"] == 20
+    (pair,) = first["comparisons"]
+    np.testing.assert_allclose(pair["z"], sgd.compare(theory, runs).excess_risk_z)
+    assert [Path(name).name for name in first["files"]] == ["small.nc", "small.png", "small.pdf"]
+    assert all(Path(name).stat().st_size > 5000 for name in first["files"])
+    stored = sgd.load(folder / "out" / "small.nc", group="exact")
+    np.testing.assert_array_equal(stored.M, runs.M)
+    # the same again for a reader
+    table = invoke("run", folder / "small.toml", "--out", folder / "again", "--format", "none").stdout
+    assert re.search(r"0\.125 +\S+ +\S+ ± \S+ +[+-]\d\.\d", table)
+    assert "exact against ode: at most" in table
+    assert sorted(path.name for path in (folder / "again").iterdir()) == ["small.nc"]
+
+
+def test_a_result_runs_again(first, folder):
+    again = answer("run", folder / "out" / "small.nc", "--out", folder / "again", "--name", "twice", "--format", "none")
+    for method in ("ode", "exact"):
+        assert again["methods"][method] == first["methods"][method]
+    # a result that the library saved, without the file that states it: from its attributes, save points and first state
+    runs = sgd.load(folder / "out" / "small.nc", group="exact")
+    del runs.attrs["statement"]
+    sgd.save(runs, folder / "plain.nc")
+    again = answer("run", folder / "plain.nc", "--out", folder / "again", "--format", "none")
+    assert list(again["methods"]) == ["exact"]
+    np.testing.assert_allclose(again["methods"]["exact"]["mean"], first["methods"]["exact"]["mean"], rtol=1e-9)
+    later = runs.isel(time=slice(1, None))
+    sgd.save(later, folder / "later.nc")
+    assert "first save point is after 0" in invoke("run", folder / "later.nc", code=2).stderr
+
+
+def test_compare(first, folder):
+    file = folder / "out" / "small.nc"
+    theory, runs = (sgd.load(file, group=name) for name in ("ode", "exact"))
+    expected = sgd.compare(theory, runs)
+    sgd.save(theory, folder / "theory.nc")
+    sgd.save(runs, folder / "runs.nc")
+    for arguments in ((file,), (folder / "theory.nc", folder / "runs.nc"), (file, file, "--theory", "ode", "--simulation", "exact")):
+        found = answer("compare", *arguments)
+        row = next(one for one in found["variables"] if one["variable"] == "M")
+        assert row["largest_z"] == pytest.approx(float(np.abs(expected.M_z).max()))
+        assert (found["runs"], found["same_problem"]) == (20, True)
+    assert "largest |z|" in invoke("compare", file).stdout
+    assert "did you mean 'exact'?" in invoke("compare", file, "--simulation", "exakt", code=2).stderr
+    (folder / "broken.nc").write_bytes(file.read_bytes()[:1000])
+    assert "not whole" in invoke("compare", folder / "broken.nc", code=2).stderr
+
+
+def test_exit_time_and_hessian(folder):
+    problem = sgd.TeacherStudent(width=2, activation="square", noise=0.1)
+    start = sgd.random_start(problem, dimension=100, seed=3)
+    (row,) = answer("exit-time", folder / "small.toml")["exit_times"]
+    expected = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.2), start, threshold=0.3, max_time=40)
+    assert row["mean"] == expected.mean
+    assert row["alpha"] == pytest.approx(expected.mean / 0.2)
+    assert row["standard_error"] is None
+    assert "exit time t" in invoke("exit-time", folder / "small.toml").stdout
+    found = answer("hessian", folder / "small.toml")
+    # a random start has the dimension of what is asked of it
+    spectrum = sgd.hessian_spectrum(problem, sgd.random_start(problem, dimension=50, seed=3), dimension=50)
+    assert [one["eigenvalue"] for one in found["eigenvalues"]] == spectrum.eigenvalues.tolist()
+    assert sum(one["multiplicity"] for one in found["eigenvalues"]) == 2 * 50
+    assert "multiplicity" in invoke("hessian", folder / "small.toml").stdout
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_diverging_run_is_one_line_of_warning(folder):
+    (folder / "fast.toml").write_text(HEAD.replace("lr = 0.2", "lr = 60.0") + RUN.replace('"ode", "exact"', '"ode"'))
+    found = invoke("run", folder / "fast.toml", "--out", folder / "fast", "--format", "none", "--json")
+    assert found.stderr.startswith("warning: the solution diverges after t = ")
+    assert found.stderr.count("\n") == 1
+    assert json.loads(found.stdout)["methods"]["ode"]["diverged"] == 1
+
+
+def test_figures_and_info(tmp_path):
+    rows = answer("figures")["figures"]
+    assert len(rows) == len(gallery.ENTRIES)
+    assert invoke("figures").stdout.count("\n") == len(rows)
+    found = answer("figure", "quadratic-networks", "5", "--quick", "--out", tmp_path)
+    assert found["verdict"].startswith("reproduced: 24 of 24 numbers agree")
+    assert all(Path(name).is_file() for name in found["files"])
+    about = answer("info")
+    assert about["versions"]["sgdynamics"] == sgd.__version__
+    assert about["devices"]
+    assert "python" in invoke("info").stdout
+
+
+def test_sweep(first, folder):
+    sweep = '[sweep]\nsolver = "ode"\nworkers = 1\n[sweep.over]\n"algorithm.lr" = { from = 0.1, to = 0.4, points = 3, spacing = "log" }\n'
+    (folder / "sweep.toml").write_text(HEAD + RUN + sweep)
+    found = answer("sweep", folder / "sweep.toml", "--out", folder / "swept")
+    assert (found["points"], found["failed"], found["over"]) == (3, 0, ["algorithm.lr"])
+    # the middle of the range is the learning rate of the file
+    values = sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1)
+    np.testing.assert_allclose(values[1], first["methods"]["ode"]["mean"], rtol=1e-6)
+    assert values[0, -1] != values[1, -1]
+    assert "3 points over algorithm.lr, 0 failed" in invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+
+
+def test_what_a_sweep_is_told(folder):
+    (folder / "over.toml").write_text(HEAD + RUN + '[sweep]\nsolver = "exact"\nruns = 7\n[sweep.over]\ndimension = [50, 100]\n')
+    solver, arguments = problem_files.sweep_call(problem_files.read(folder / "over.toml"))
+    assert solver == "simulate"
+    assert arguments["over"] == {"dimension": [50, 100]}
+    assert (arguments["runs"], arguments["seed"], arguments["method"]) == (7, 4, "exact")
+    assert arguments["times"] == np.linspace(0, 0.5, 5).tolist()
+    assert "dimension" not in arguments
+
+
+@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml"])
+def test_examples_state_what_can_be_computed(name):
+    record = problem_files.read(EXAMPLES / name)
+    plan = problem_files.plan(record)
+    assert set(plan.calls) == set(record["run"]["methods"])
+    assert plan.start.runs == 1
+    if "exit_time" in record:
+        assert set(problem_files.exit_calls(record)[3]) == {"ode", "exact"}
+        assert problem_files.hessian_call(record)[2] == {"dimension": 1000}
+        assert problem_files.sweep_call(record)[0] == "solve_ode"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml"])
+def test_examples_agree_with_theory(name, tmp_path):
+    found = answer("run", EXAMPLES / name, "--out", tmp_path)
+    assert found["comparisons"][0]["largest_z"] < 6  # of some thirty times, and a finite dimension
+
+
+ELSEWHERE = {
+    "file": ("run", "{folder}/smal.toml"),
+    "command": ("rnu", "{folder}/small.toml"),
+    "option": ("run", "{folder}/small.toml", "--formt", "png"),
+    "picture": ("run", "{folder}/small.toml", "--format", "svg"),
+    "document": ("figure", "rough_landscape", "1"),
+    "figure": ("figure", "quadratic_networks", "escape_time"),
+    "result": ("compare", "{folder}/small.toml"),
+    "shard": ("sweep", "{folder}/small.toml"),
+}
+FILES = {
+    "toml": HEAD.replace("width = 2", "width = = 2") + RUN,
+    "table": HEAD.replace("[algorithm]", "[algoritm]") + RUN,
+    "kind": HEAD.replace('"TeacherStudent"', '"TeacherStudents"') + RUN,
+    "activation": HEAD.replace('"square"', '"sqare"') + RUN,
+    "number": HEAD.replace("lr = 0.2", 'lr = "fast"') + RUN,
+    "method": HEAD + RUN.replace('"exact"', '"exakt"'),
+    "times": HEAD + RUN.replace("times = {", "time = {"),
+    "both": HEAD + RUN + "alpha = [1, 2]\n",
+    "range": HEAD + RUN.replace("points = 5", "point = 5"),
+    "dimension": HEAD + RUN.replace("dimension = 100", ""),
+    "width": HEAD.replace("width = 2", "width = 0") + RUN,
+    "no table": HEAD,
+}
+SAYS = {
+    "file": "file = '{folder}/smal.toml': no such file; did you mean 'small.toml'?",
+    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, info",
+    "option": "no option '--formt': did you mean '--format'?",
+    "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
+    "document": "document = 'rough_landscape': did you mean 'rough_landscapes'? choose one of 'escaping_mediocrity', "
+    "'effective_dynamics', 'rough_landscapes', 'quadratic_networks', 'dimension_free'",
+    "figure": "figure = 'escape_time': did you mean 'escape_times'? choose one of '1', '2', '3', '4', '5', '6', 'escape_times'",
+    "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
+    "shard": "the table [sweep] is missing: it says what to compute",
+    "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
+    "table": "the file has no 'algoritm': did you mean 'algorithm'? "
+    "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
+    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor",
+    "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, abs, sign, "
+    "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
+    "number": "lr = 'fast': give a number, 0 or more",
+    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'exact', 'direct', 'tensor'",
+    "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, alpha, steps, dimension, runs, seed, "
+    "ode, sde, mean_field, dmft, exact, direct, tensor",
+    "both": "[run]: give exactly one of times, alpha, steps (received times, alpha)",
+    "range": "run.times has no 'point': did you mean 'points'? it takes from, to, points, spacing",
+    "dimension": "[run]: method 'exact' runs at a finite dimension: give dimension = ...",
+    "width": "width = 0: give a whole number, 1 or more",
+    "no table": "the table [run] is missing: it says what to compute",
+}
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_bad_input_is_one_line(case, folder):
+    (folder / "bad.toml").write_text(FILES.get(case, ""))
+    arguments = [one.format(folder=folder) for one in ELSEWHERE.get(case, ("run", "{folder}/bad.toml"))]
+    found = invoke(*arguments, code=2)
+    assert found.stdout == ""
+    assert found.stderr == f"sgdynamics: {SAYS[case].format(folder=folder)}\n"

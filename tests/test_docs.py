@@ -1,0 +1,95 @@
+"""The documentation: examples run and print what the pages show, links lead somewhere, every public name has its place."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sgdynamics as sgd
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md"))
+EXAMPLES = [page.relative_to(DOCS).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
+LATER = (
+    "howto/activation.md",
+    "howto/problem.md",
+    "howto/gradient.md",
+    "howto/fixed_data.md",
+    "tutorial.md",
+)  # programs of many seconds to compile
+BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", flags=re.DOTALL)
+NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
+TOLERANCE = 0.02  # relative: what is printed has few digits, and random numbers may change with the machine
+
+
+def same_text(one: str, other: str) -> bool:
+    """Equal words, and numbers that differ by no more than the tolerance or one unit of the last digit shown."""
+    if NUMBER.sub("#", one).split() != NUMBER.sub("#", other).split():
+        return False
+    for left, right in zip(NUMBER.findall(one), NUMBER.findall(other), strict=True):
+        last = 10.0 ** -len(right.partition("e")[0].partition(".")[2]) if "." in right and "e" not in right else 0.0
+        if not math.isclose(float(left), float(right), rel_tol=TOLERANCE, abs_tol=1.01 * last):
+            return False
+    return True
+
+
+def test_same_text_tells_numbers_and_words_apart():
+    assert same_text("risk 0.1004 True\n", "risk 0.1003 True")
+    assert not same_text("risk 0.11 True", "risk 0.1003 True")
+    assert not same_text("risk 0.1003 False", "risk 0.1003 True")
+    assert not same_text("3 1", "2 1")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in EXAMPLES])
+def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsys):
+    import matplotlib.pyplot as plt
+
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "example"}
+    blocks = list(BLOCK.finditer((DOCS / name).read_text(encoding="utf-8")))
+    for block in blocks:
+        exec(compile(block["code"], name, "exec"), names)
+        printed = capsys.readouterr().out
+        assert same_text(printed, block["shown"] or ""), f"{name} shows\n{block['shown']}\nand prints\n{printed}"
+    plt.close("all")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_equations_keep_their_numbers():
+    labels = re.findall(r"\$\$ \((eq\d+)\)", (DOCS / "theory.md").read_text(encoding="utf-8"))
+    assert labels == [f"eq{number}" for number in range(1, 14)]
+
+
+def test_every_public_name_is_in_the_api():
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    listed = re.findall(r"auto(?:function|class|module):: ([\w.]+)", text)
+    assert len(listed) == len(set(listed))
+    shown = {name.rpartition(".")[2] for name in listed} | {"__version__", "papers"}
+    assert not set(sgd.__all__) - shown, "add them to a page of docs/api"
+
+
+@pytest.mark.slow
+def test_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", tmp_path / "trees", DOCS, tmp_path / "html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    theory = (tmp_path / "html/theory.html").read_text(encoding="utf-8")
+    numbers = [int(number) for number in re.findall(r'class="eqno">\((\d+)\)', theory)]
+    assert numbers == list(range(1, 14))
+    assert "viewcode-link" in (tmp_path / "html/api/dynamics.html").read_text(encoding="utf-8")

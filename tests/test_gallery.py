@@ -1,0 +1,132 @@
+"""The gallery: complete, judged by data that could say otherwise, resumable, and not stopped by a figure that fails."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import sgdynamics as sgd
+from sgdynamics import gallery, gallery_verdicts, papers
+
+CHEAP = ("quadratic_networks/5", "quadratic_networks/6")
+
+
+def figures_of_the_papers():
+    """Every public function f(quick, seed) of every document."""
+    for found in pkgutil.iter_modules(papers.__path__):
+        module = importlib.import_module(f"sgdynamics.papers.{found.name}")
+        for name in module.__all__:
+            function = getattr(module, name)
+            if inspect.isfunction(function) and list(inspect.signature(function).parameters) == ["quick", "seed"]:
+                yield found.name, name
+
+
+def test_every_figure_is_listed_once():
+    listed = [(one.document, one.name) for one in gallery.ENTRIES]
+    assert sorted(listed) == sorted(figures_of_the_papers())
+    assert {one.document for one in gallery.ENTRIES} == set(gallery.DOCUMENTS)
+    for one in gallery.ENTRIES:
+        assert gallery.find(one.document, one.number) is one
+        assert one.line
+        assert one.claim
+        assert one.function.__name__ == one.name
+
+
+def test_names_are_forgiving():
+    assert gallery.find("rough-landscapes", "B.1").name == "figure_b1"
+    assert gallery.find("dimension_free", "single-index").name == "single_index"
+    with pytest.raises(ValueError, match=r"figure = 'b9'.*choose one of '1', '2'"):
+        gallery.find("rough_landscapes", "b9")
+
+
+def test_made_kept_and_shown(tmp_path, capsys):
+    assert gallery.main(["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]) == 0
+    said = capsys.readouterr()
+    assert "[2/2] quadratic_networks 6: reproduced" in said.err
+    assert "2 of 2 figures" in said.out
+    about = json.loads((tmp_path / "quadratic_networks-5.json").read_text())
+    assert about["verdict"] == "reproduced: 24 of 24 numbers agree with the rank counted at a random point"
+    assert about["parameters"] == {"seed": 0}
+    data = sgd.load(tmp_path / "quadratic_networks-5.nc")
+    assert data.counted.shape == (2, 12)
+    page, web = (tmp_path / name for name in ("index.md", "index.html"))
+    assert "![figure 5: degrees of freedom against width](quadratic_networks-5.png)" in page.read_text()
+    assert web.read_text().count("data:image/png;base64,") == 2
+    assert "http" not in web.read_text()  # nothing from elsewhere
+    # there already: nothing is made again, and the verdict is that of the data now
+    made = (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns
+    (tmp_path / "quadratic_networks-6.json").write_text("{ cut short")
+    changed = data.assign(counted=data.counted + 1)
+    sgd.save(changed, tmp_path / "quadratic_networks-5.nc")
+    found = gallery.make_all(tmp_path, only=CHEAP)
+    assert [one["made"] for one in found] == [False, True]
+    assert found[0]["verdict"].startswith("differs: 0 of 24")
+    assert (tmp_path / "quadratic_networks-5.png").stat().st_mtime_ns == made
+    # the page has all that is there, whoever made it
+    gallery.make_all(tmp_path, only=CHEAP[1:])
+    assert web.read_text().count("data:image/png;base64,") == 2
+    assert gallery.make(gallery.find("quadratic_networks", "5"), tmp_path, seed=1)["made"]
+    assert gallery.make(gallery.find("quadratic_networks", "5"), tmp_path, seed=1, again=True)["made"]
+
+
+def test_a_figure_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    def broken(quick=False, seed=0):
+        raise RuntimeError("the exponent <b>4</b>\nhad not left")
+
+    monkeypatch.setattr(papers.quadratic_networks, "figure_5", broken)
+    assert gallery.main(["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]) == 1
+    assert "1 of 2 figures" in capsys.readouterr().out
+    web = (tmp_path / "index.html").read_text()
+    assert "RuntimeError: the exponent &lt;b&gt;4&lt;/b&gt; had not left" in web
+    assert web.count("data:image/png;base64,") == 1
+    monkeypatch.undo()
+    # what had failed is tried again
+    assert not any(one["error"] for one in gallery.make_all(tmp_path, only=CHEAP))
+
+
+def mixture(share, runs=320):
+    optimal = np.arange(runs)[:, None] < share * runs
+    return xr.Dataset(
+        {"optimal": (("run", "time"), optimal), "fraction": ("time", [share]), "covariance_chain": (("u", "v"), np.diag([1.0, 1.0, 0, 0]))}
+    )
+
+
+def test_verdicts_can_go_either_way():
+    holds, said = gallery_verdicts.xor_mixture(mixture(3 / 32))
+    assert holds is False
+    assert "0.094(0.016) of 320 runs, compatible with 3/32 (the right value)" in said
+    assert gallery_verdicts.xor_mixture(mixture(29 / 32))[0] is True
+    words = {"verdict": "measured"}
+    shares = xr.Dataset({"recovered": ("algorithm", [0.09, 0.3, 0.99])}, {"t": [0.0, 1000.0]}, {**words, "N": 1000, "runs": 250})
+    assert gallery_verdicts.recovered_shares(shares) == (True, "measured")
+    assert gallery_verdicts.recovered_shares(shares.assign(recovered=shares.recovered * 0.5))[0] is False
+    assert gallery_verdicts.recovered_shares(shares.assign_attrs(N=100))[0] is None
+    d = np.array([100, 400, 1600])
+    for power, expected in ((-0.5, True), (-0.2, False)):
+        data = xr.Dataset({"mean_deviation": ("d", d**power), "theorem_scale": ("d", d**-0.5)}, {"d": d}, words)
+        assert gallery_verdicts.high_dimensional(data)[0] is expected
+    gap = xr.Dataset({"gap": (("algorithm", "rate"), [[0, 0], [0.05, 0.002], [0.15, 0.15]])}, {"algorithm": ["GD", "SGD", "p-SGD"]}, words)
+    assert gallery_verdicts.small_rates(gap)[0] is True
+    assert gallery_verdicts.small_rates(gap.assign(gap=gap.gap.isel(rate=[0, 0])))[0] is False
+    ratios = xr.Dataset(
+        {name: (("p", "d"), np.ones((2, 2))) for name in ("measured", "annealed", "quenched", "corrected")}, {"p": [1, 2], "d": d[:2]}
+    )
+    assert gallery_verdicts.exit_ratios(ratios)[0] is True
+    assert gallery_verdicts.exit_ratios(ratios.assign(measured=2 * ratios.measured))[0] is False
+
+
+@pytest.mark.slow
+def test_every_quick_figure_goes_through(tmp_path):
+    found = gallery.make_all(tmp_path)
+    assert [one["error"] for one in found if one["error"]] == []
+    assert all(one["verdict"].split(":")[0] in gallery.WORDS.values() for one in found)
+    for one in found:
+        data = sgd.load(tmp_path / f"{one['document']}-{one['number']}.nc")
+        assert gallery.find(one["document"], one["number"]).verdict(data) == one["verdict"]
+    assert (tmp_path / "index.html").read_text().count("data:image/png;base64,") == len(gallery.ENTRIES)
