@@ -78,11 +78,16 @@ def _escaped(text):
 
 def plain_docstring(app, what, name, obj, options, lines):
     """Paragraphs and lists stay; an indented paragraph (an equation, an example) is shown as it stands."""
-    result, block, item = [], False, False
+    result, block, item, session = [], False, False, False
     for number, line in enumerate(lines):
         before = lines[number - 1] if number else ""
+        # an interpreter session lasts until the next empty line
+        session = bool(line.strip()) and (session or line.startswith(">>>"))
         if not line.strip():
             result.append("")
+            continue
+        if session:
+            result.append(line)
             continue
         indented = line.startswith("    ")
         if indented and not item and (block or not before.strip() or before.rstrip().endswith(":")):

@@ -145,6 +145,8 @@ def test_batch_gives_the_numbers_of_single_solves(batch):
             np.testing.assert_allclose(here[name], alone[name], rtol=1e-9, atol=1e-12, err_msg=name)
         np.testing.assert_allclose(here.alpha, alone.alpha)
         assert 0 < float(here.error_integrator) < 1e-7
+    # measured once for the group: they were one program, not solved one by one
+    assert len(np.unique(batch.error_integrator.sel(lr=[0.05, 0.1]))) == 1
     assert batch.risk.dims == ("lr", "noise", "run", "time")
     assert batch.t.dims == ("time",)
     assert batch.attrs["method"] == "solve_ode"
@@ -167,7 +169,8 @@ def test_same_numbers_in_this_process_and_in_two():
     assert not np.allclose(here.risk[:, 0], here.risk[:, 1])
 
 
-def test_exit_times_as_a_batch():
+def test_exit_times_as_a_batch(monkeypatch):
+    monkeypatch.setattr("sgdynamics.sweeps.jobs.Job.run", None)  # one by one would fail
     problem = {"kind": "TeacherStudent", "width": 1, "constraint": "sphere"}
     over = {"lr": [0.05, 0.1], "noise": [0.0, 0.05, 0.1]}
     start = {"M": [[0.05]], "Q": [[1.0]]}

@@ -19,7 +19,7 @@ from sgdynamics.sweeps.identity import plain
 from sgdynamics.sweeps.jobs import Job
 from sgdynamics.sweeps.points import Plan, Point, groups, plan
 from sgdynamics.sweeps.rows import MISSING, Stack, chosen, dataset, joined
-from sgdynamics.sweeps.running import answers
+from sgdynamics.sweeps.running import answers, refuse_inside_a_start
 from sgdynamics.sweeps.store import Store
 from sgdynamics.version import __version__
 
@@ -59,6 +59,7 @@ def sweep(
     values; failed points are tried again. shard=(i, n) computes every n-th group, for arrays of jobs that share a store, and returns
     what is there so far; a last call without shard puts everything together.
     """
+    refuse_inside_a_start()
     job = Job(solver, problem, algorithm, start, arguments)
     made = plan(job, over)
     workers, part = _checked(workers, shard, store)

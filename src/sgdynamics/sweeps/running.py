@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +22,7 @@ from sgdynamics.sweeps.points import Point
 from sgdynamics.sweeps.rows import Row, Stack, stacked
 
 WORTH_PROCESSES = 30.0  # seconds of work left: several times what it takes to start Python and compile in each
+TO_JUDGE = 5.0  # seconds of work before that is estimated
 FEW_CORES = 4
 DIED = "the process that computed this point died twice (killed, or out of memory)"
 
@@ -29,6 +31,16 @@ NO_GUARD = (
 )
 
 Task = tuple[list[Point], int]
+
+
+class CannotStart(RuntimeError):
+    """Processes of this machine do not come up."""
+
+
+def refuse_inside_a_start() -> None:
+    """A process that is just starting runs the script that started it: a sweep there would be that script's, once more."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise CannotStart(NO_GUARD)
 
 
 def answers(job: Job, tasks: list[Task], swept: list[str], workers: int | None, scheduler: Any) -> Generator[Stack]:
@@ -57,22 +69,44 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
     threads = cores if min(size for _, size in tasks) > 1 and not alone else 1
     yield compute(job, *tasks[0], swept)  # this one compiles, which says nothing of the others
     waiting, began, done = tasks[:0:-1], time.monotonic(), 0
+    missing = sum(len(points) for points, _ in waiting)
+    stop = threading.Event()
+    for stack in _in_threads(job, waiting, swept, threads, stop):
+        yield stack
+        took, done, missing = time.monotonic() - began, done + len(stack), missing - len(stack)
+        # a few threads are as good as processes; many wait for one another's Python
+        stay = alone or 1 < threads <= FEW_CORES or took < TO_JUDGE or took / done * missing < WORTH_PROCESSES
+        if not stay and len(waiting) > 1:
+            stop.set()
+    if not waiting:
+        return
+    there: set[str] = set()
+    try:
+        for stack in _on_processes(job, waiting[::-1], swept, min(cores, len(waiting))):
+            there.update(stack.names)
+            yield stack
+    except CannotStart as error:
+        warnings.warn(f"{error}; going on in this process", stacklevel=4)
+        for points, size in waiting[::-1]:
+            if points[0].name not in there:
+                yield compute(job, points, size, swept)
+
+
+def _in_threads(job: Job, waiting: list[Task], swept: list[str], threads: int, stop: threading.Event) -> Generator[Stack]:
+    """Groups from the end of `waiting`, until it is told to stop."""
+    if threads == 1:
+        while waiting and not stop.is_set():
+            yield compute(job, *waiting.pop(), swept)
+        return
     running: set[Future[Stack]] = set()
-    stay = True
     with ThreadPoolExecutor(threads) as pool:
-        while running or (waiting and stay):
-            while waiting and stay and len(running) < threads:
+        while running or (waiting and not stop.is_set()):
+            while waiting and not stop.is_set() and len(running) < threads:
                 points, size = waiting.pop()
                 running.add(pool.submit(compute, job, points, size, swept))
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
-                done += len(future.result())
                 yield future.result()
-            left = (time.monotonic() - began) / done * sum(len(points) for points, _ in waiting)
-            # a few threads are as good as processes; many wait for one another's Python
-            stay = alone or 1 < threads <= FEW_CORES or len(waiting) < 2 or left < WORTH_PROCESSES
-    if waiting:
-        yield from _on_processes(job, waiting[::-1], swept, min(cores, len(waiting)))
 
 
 def packed(job: Job) -> bytes:
@@ -145,8 +179,6 @@ def _ready() -> bool:
 
 def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -> Generator[Stack]:
     """Processes of this machine, started afresh (JAX does not survive a fork). One that dies takes its group with it: it is tried again."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(NO_GUARD)
     sent = packed(job)
     waiting = list(tasks)[::-1]
     suspects: list[Task] = []  # running when a process died: tried one at a time, so that it is clear which one it is
@@ -187,7 +219,7 @@ def _wait_for(pool: ProcessPoolExecutor) -> None:
     try:
         pool.submit(_ready).result()
     except BrokenProcessPool:
-        raise RuntimeError(NO_GUARD) from None
+        raise CannotStart(NO_GUARD) from None
 
 
 def _stop(pool: ProcessPoolExecutor, busy: bool) -> None:
