@@ -18,6 +18,7 @@ import numpy as np
 import dmft_iteration
 import mixtures
 import sgdynamics as sgd
+import sweeps
 from sgdynamics import compressed, functional
 from sgdynamics.gaussian.moments import Rule, nodes_for
 from sgdynamics.limits import ode
@@ -137,7 +138,7 @@ def exit_times() -> tuple[str, float, float, bool]:
 def main() -> int:
     with jax.enable_x64(True):
         rows = [*simulation(), integrator()]
-    rows += [exit_times(), first_solve(), *mixtures.rows(), *dmft_iteration.rows()]
+    rows += [exit_times(), first_solve(), *mixtures.rows(), *dmft_iteration.rows(), sweeps.row()]
     met = True
     for label, value, target, at_least in rows:
         good = value >= target if at_least else value <= target

@@ -12,7 +12,8 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import gallery, gallery_verdicts, papers
+from sgdynamics import gallery, papers
+from sgdynamics.gallery import verdicts
 
 CHEAP = ("quadratic_networks/5", "quadratic_networks/6")
 
@@ -98,27 +99,27 @@ def mixture(share, runs=320):
 
 
 def test_verdicts_can_go_either_way():
-    holds, said = gallery_verdicts.xor_mixture(mixture(3 / 32))
+    holds, said = verdicts.xor_mixture(mixture(3 / 32))
     assert holds is False
     assert "0.094(0.016) of 320 runs, compatible with 3/32 (the right value)" in said
-    assert gallery_verdicts.xor_mixture(mixture(29 / 32))[0] is True
+    assert verdicts.xor_mixture(mixture(29 / 32))[0] is True
     words = {"verdict": "measured"}
     shares = xr.Dataset({"recovered": ("algorithm", [0.09, 0.3, 0.99])}, {"t": [0.0, 1000.0]}, {**words, "N": 1000, "runs": 250})
-    assert gallery_verdicts.recovered_shares(shares) == (True, "measured")
-    assert gallery_verdicts.recovered_shares(shares.assign(recovered=shares.recovered * 0.5))[0] is False
-    assert gallery_verdicts.recovered_shares(shares.assign_attrs(N=100))[0] is None
+    assert verdicts.recovered_shares(shares) == (True, "measured")
+    assert verdicts.recovered_shares(shares.assign(recovered=shares.recovered * 0.5))[0] is False
+    assert verdicts.recovered_shares(shares.assign_attrs(N=100))[0] is None
     d = np.array([100, 400, 1600])
     for power, expected in ((-0.5, True), (-0.2, False)):
         data = xr.Dataset({"mean_deviation": ("d", d**power), "theorem_scale": ("d", d**-0.5)}, {"d": d}, words)
-        assert gallery_verdicts.high_dimensional(data)[0] is expected
+        assert verdicts.high_dimensional(data)[0] is expected
     gap = xr.Dataset({"gap": (("algorithm", "rate"), [[0, 0], [0.05, 0.002], [0.15, 0.15]])}, {"algorithm": ["GD", "SGD", "p-SGD"]}, words)
-    assert gallery_verdicts.small_rates(gap)[0] is True
-    assert gallery_verdicts.small_rates(gap.assign(gap=gap.gap.isel(rate=[0, 0])))[0] is False
+    assert verdicts.small_rates(gap)[0] is True
+    assert verdicts.small_rates(gap.assign(gap=gap.gap.isel(rate=[0, 0])))[0] is False
     ratios = xr.Dataset(
         {name: (("p", "d"), np.ones((2, 2))) for name in ("measured", "annealed", "quenched", "corrected")}, {"p": [1, 2], "d": d[:2]}
     )
-    assert gallery_verdicts.exit_ratios(ratios)[0] is True
-    assert gallery_verdicts.exit_ratios(ratios.assign(measured=2 * ratios.measured))[0] is False
+    assert verdicts.exit_ratios(ratios)[0] is True
+    assert verdicts.exit_ratios(ratios.assign(measured=2 * ratios.measured))[0] is False
 
 
 @pytest.mark.slow

