@@ -111,6 +111,7 @@ def test_sde_exit_times_agree_with_the_chain():
     assert 0.8 < np.std(paths.times) / np.std(chain.times) < 1.25
 
 
+@pytest.mark.slow
 def test_criteria_and_trajectories_at_hand():
     problem, algorithm = phase(1, 0.1), sgd.OnePassSGD(lr=0.1)
     begin = sgd.start(problem, M=[[0.05]], Q=[[1.0]])

@@ -99,6 +99,7 @@ def test_stability_is_that_of_the_hessian(soft_committee):
     np.testing.assert_allclose(np.sort(-real(learnt)), np.sort([*inside, *sums]), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_noise_shifts_them_and_the_ode_ends_at_the_stable_one():
     problem = sgd.TeacherStudent(width=1, activation="square", noise=0.1)
     algorithm = sgd.OnePassSGD(lr=0.05)

@@ -200,7 +200,10 @@ HARD = sgd.Activation(hard, kinks=(-1, 1))
 
 @pytest.mark.parametrize(
     ("name", "teacher", "target", "rows"),
-    [("erf", "square", lambda z: z[0] ** 2, np.array([[0.5, 0.0], [1.0, 0.0]])), ("relu", "tanh", lambda z: jnp.tanh(z[0]), None)],
+    [
+        ("erf", "square", lambda z: z[0] ** 2, np.array([[0.5, 0.0], [1.0, 0.0]])),
+        pytest.param("relu", "tanh", lambda z: jnp.tanh(z[0]), None, marks=pytest.mark.slow),
+    ],
     ids=["erf", "relu"],
 )
 def test_targets_are_teachers_by_another_name(name, teacher, target, rows):
@@ -218,7 +221,7 @@ def own_loss(fields, signals, head, noise_draw):
     return 0.5 * (jnp.mean(head * hard(fields)) - hard(signals[0]) - 0.3 * noise_draw) ** 2
 
 
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_own_loss_with_kinks_is_sampled_within_its_error(parallel):
     """Kinks away from 0: the plane quadrature of the pairs against the point masses of the sampled loss."""
     network = sgd.TeacherStudent(width=2, activation=HARD, noise=0.09)

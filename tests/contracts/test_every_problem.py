@@ -45,7 +45,13 @@ PROBLEMS = {
 
 
 # these between them have kinks, a trained head, weight decay, the sphere, a user's loss and blocks; each SDE is a program of its own
-WITH_PATHS = ("softplus, trained, decay", "he2 on the sphere", "own problem, blocks", "binary mixture", "own clusters, blocks")
+WITH_PATHS = (
+    "softplus, trained, decay",
+    "he2 on the sphere",
+    "own problem, blocks",
+    "binary mixture",
+    "own clusters, blocks",
+)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,7 @@ WITH_PATHS = ("softplus, trained, decay", "he2 on the sphere", "own problem, blo
         PROBLEMS,
         (
             "softplus, trained, decay",
+            "he2 on the sphere",
             "tanh and sign",
             "own activation",
             "multi-index",

@@ -145,6 +145,7 @@ def test_orthants_against_scipy():
             assert float(four_point.orthant(jnp.asarray(C)[None])[0]) == pytest.approx(expected, rel=2e-4)
 
 
+@pytest.mark.slow
 def test_relu_survives_coinciding_fields():
     # a student on top of its teacher, and two equal students: the limit of nearly equal ones
     def omega(gap):

@@ -46,7 +46,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", slow(PROBLEMS, ("abs", "relu", "he3, he2", "linear, tanh", "target")))
+@pytest.mark.parametrize("name", slow(PROBLEMS, ("abs", "relu", "he3, he2", "linear, tanh", "target", "tanh, gelu")))
 def test_every_kind_against_monte_carlo(name):
     problem = PROBLEMS[name]()
     each, omega = found(problem, finite=True)

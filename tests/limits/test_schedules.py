@@ -77,6 +77,7 @@ def test_wide_networks_follow_the_schedule(problem):
         assert np.allclose(when.step, alpha * 10)
 
 
+@pytest.mark.slow
 def test_a_constant_schedule_is_a_constant_rate(problem):
     start = begin(problem)
     same = [

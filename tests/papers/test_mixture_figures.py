@@ -123,6 +123,7 @@ def arcs_hold(data, kind):
         np.testing.assert_allclose(m[:, 0] * v[1], m[:, 1] * v[0], atol=1e-10)  # both units of an arc move in proportion
 
 
+@pytest.mark.slow
 def test_figure_2(tmp_path):
     data = drawn(figure_2, tmp_path)
     good, m, runs = np.asarray(data.optimal)[:, -1], np.asarray(data.m_end)[:, :, 0], data.sizes["run"]

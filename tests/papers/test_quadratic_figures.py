@@ -135,6 +135,7 @@ def test_figure_2(tmp_path):
     assert np.all(data.eta_formula < data.eta_most)
 
 
+@pytest.mark.slow
 def test_figure_3(tmp_path):
     fig, data = qn.figure_3(quick=True)
     whole(fig, data, tmp_path)
@@ -150,6 +151,7 @@ def test_figure_3(tmp_path):
         np.testing.assert_allclose(late, float((law**power).diff("time")[-1]), rtol=0.02)
 
 
+@pytest.mark.slow
 def test_figure_4(tmp_path):
     fig, data = qn.figure_4(quick=True)
     whole(fig, data, tmp_path)

@@ -98,6 +98,7 @@ def test_full_size_draws(number, monkeypatch, tmp_path):
 # the figures
 
 
+@pytest.mark.slow
 def test_figure_b2(tmp_path):
     data = drawn("figure_b2", tmp_path)
     # (B.8) run by run is the measured error, up to the sampling of the test set: 2000 samples a run, 16 runs

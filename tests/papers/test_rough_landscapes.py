@@ -319,7 +319,7 @@ def papers_numbers(one, steps, paths, replicates=16, dtype="float64", **more):
     return values, found
 
 
-@pytest.mark.parametrize("name", slow(FOUR, ("GD", "SGD", "Langevin")))
+@pytest.mark.parametrize("name", slow(FOUR, FOUR))
 def test_two_forms_of_dmft_agree(name):
     """The paper's kernels, by NumPy, against sgd.solve_dmft: m, loss, C(t, t'), R(t, t') on 30 steps. Both have 16 replicates."""
     steps, last = np.array([0, 15, 30]), 30
@@ -389,7 +389,7 @@ def follows_the_reference(case, end, paths, dtype, most):
     assert np.all(values["m"][1] < most)
 
 
-@pytest.mark.parametrize("case", list(REFERENCE))
+@pytest.mark.parametrize("case", slow(REFERENCE, ["GD .5"]))
 def test_dmft_follows_the_reference_for_a_while(case):
     follows_the_reference(case, 0.5 if case == "p-SGD" else 1.0, 1 << 15, "float64", 0.01)
 

@@ -421,6 +421,7 @@ def drawn(tmp_path, quick):
     return data
 
 
+@pytest.mark.slow
 def test_figure_1_stable_and_unstable_diffusion(tmp_path):
     data = drawn(tmp_path, True)
     assert data.sizes["run"] == GROUP

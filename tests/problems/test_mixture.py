@@ -75,6 +75,7 @@ def cross_entropy(fields, signals, head, label):
     return jax.nn.softplus(output) - label * output
 
 
+@pytest.mark.slow
 def test_own_clusters_agree_with_the_built_in_mixture():
     """The generic, sampled expectations of a user's loss against the quadrature, at finite d too."""
     problem = binary()
@@ -143,7 +144,7 @@ def test_covariance_of_the_increments():
     )
 
 
-@pytest.mark.parametrize(("kind", "d", "width"), [("binary", 4, 2), ("xor", 8, 4)])
+@pytest.mark.parametrize(("kind", "d", "width"), [("binary", 4, 2), pytest.param("xor", 8, 4, marks=pytest.mark.slow)])
 def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
     problem = sgd.GaussianMixture(kind, width=width, snr=3.0, weight_decay=0.1)
     begin = sgd.random_start(problem, dimension=d, seed=3)

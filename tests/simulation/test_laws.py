@@ -29,6 +29,7 @@ def test_spread_shrinks_like_one_over_root_d():
     assert Z * np.sqrt(variance) < 0.06  # so that -0.44 or -0.56 would be seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, pytest.param({"constraint": "sphere"}, marks=pytest.mark.slow)], ids=["free", "sphere"])
 def test_mean_follows_the_ode_at_that_d(options):
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=0.05, **options)
