@@ -142,3 +142,18 @@ def test_bad_input():
     numbers = {"paths": REPLICATES * 2048, "replicates": REPLICATES, "rank": 2}
     with pytest.raises(ValueError, match="rank = 2 directions are not enough by step"):
         sgd.solve_dmft(problem, descent, start, steps=[60], **numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GD", "p-SGD", "Langevin"])
+def test_direct_simulation_at_a_thousand_dimensions(name):
+    """Phase retrieval at the paper's eta = .01 to its t = 1: overlap and training risk within combined errors, at N = 1000."""
+    more = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 1.0}, "Langevin": {"T": 1.0}}[name]
+    one = sgd.papers.rough_landscapes.setting(3.0, 0.01, 0.2, name, **more)
+    steps = [1, 10, 30, 100]
+    theory = sgd.solve_dmft(one.problem, one.algorithm, one.start, steps=steps, paths=1 << 17, replicates=REPLICATES, dtype="float32")
+    runs = {"dimension": 1000, "runs": 40, "seed": 3, "method": "direct", "dtype": "float32"}
+    table = sgd.compare(theory, sgd.simulate(one.problem, one.algorithm, one.start, steps=steps, **runs))
+    for key in ("M", "train_risk"):
+        assert np.all(table[f"{key}_standard_error"] < 0.06 * table[f"{key}_theory"] + 0.004), key
+        assert np.abs(table[f"{key}_z"]).max() < T_LIMIT, (key, table[f"{key}_z"].values.ravel())
