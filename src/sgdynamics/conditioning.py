@@ -248,7 +248,8 @@ def step(
     if layout.hot:
         amount = kick_size(algorithm, number, jnp.sum(sizes)).astype(dtype)
         slot = jnp.arange(state.rows.shape[-1])
-        known = (slot < opened) & (slot >= (layout.first if layout.limit else 0))
+        # a small block may be known altogether while others still open
+        known = (slot < jnp.minimum(opened, sizes[:, None])) & (slot >= (layout.first if layout.limit else 0))
         kick = jnp.transpose(draws.along, (1, 2, 0)) * known
         turned = outside(P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
         lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
