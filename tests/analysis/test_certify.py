@@ -71,6 +71,7 @@ def test_an_ode_at_another_rate_fails(monkeypatch):
     assert "MORE than chance allows" in found.paragraph
 
 
+@pytest.mark.slow
 def test_updates_without_an_ode_are_tested_in_law():
     found = certify(PROBLEM, replace(ALGORITHM, update=sgd.updates.normalised()), START, **SETTINGS)
     assert found.passed

@@ -176,6 +176,7 @@ def samples_error(values, before, scale):
     return samples.std(axis=0).max() / np.sqrt(len(samples))
 
 
+@pytest.mark.slow
 def test_many_starts_at_once_and_dense_output():
     problem = erf()
     begin = sgd.random_start(problem, dimension=200, runs=5, seed=2)

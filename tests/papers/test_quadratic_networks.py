@@ -306,6 +306,7 @@ def test_stability_of_the_solutions(p, p_star):
             assert -found[np.abs(found) > 1e-6].max() == pytest.approx(qn.tail_rate(p, eta=share * most), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_S_is_conserved_by_commuting_starts_only():
     problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square", noise=0.1, weight_decay=0.02)
     vectors = np.linalg.eigh(RHO_0 @ RHO_0.T)[1]

@@ -165,6 +165,7 @@ def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
     assert np.all((exact.accuracy >= 0) & (exact.accuracy <= 1))
 
 
+@pytest.mark.slow
 def test_infinite_snr_chain_follows_the_sliding_flow():
     problem = sgd.GaussianMixture("xor", snr=np.inf, weight_decay=0.1)
     begin = sgd.random_start(problem, dimension=50, seed=5)
