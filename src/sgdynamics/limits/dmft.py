@@ -8,7 +8,6 @@ learning rate as the simulation's.
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start, factor
 from sgdynamics.progress import Meter, meter
 from sgdynamics.results import largest_share, trajectory
+from sgdynamics.simulation.fixed_direct import available_bytes
 from sgdynamics.simulation.running import run_keys
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
@@ -65,7 +65,7 @@ def solve_dmft(
     two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
     one more sweep of twice the cost a save point.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
-    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what the machine has unless given).
+    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what is free unless given).
     A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
     """
     checked_fixed_data(algorithm)
@@ -116,7 +116,7 @@ class _Sweep:
             self.most = min(self.most, rank + layout.first + layout.opened)
         # memory for P and A, and once more while it grows
         self.bytes = 2 * self.dtype.itemsize * self.each * self.replicates * self.most * (1 + layout.structure.blocks)
-        room = _available() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
+        room = available_bytes() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
         if self.bytes > room:
             raise ValueError(
                 f"{self.each * self.replicates} paths of up to {self.most} directions ({steps} steps) need {self.bytes / 1e9:.3g} GB, "
@@ -318,15 +318,6 @@ def _correlations(rows: list[np.ndarray]) -> np.ndarray:
     longest = max(part.shape[-1] for part in rows)
     full = np.stack([np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in rows], axis=1)
     return np.einsum("rtpbk,rsqbk->rtspq", full, full)
-
-
-def _available() -> float:
-    """Bytes of memory of the device that computes."""
-    device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    limits = device.memory_stats() or {}
-    return float(limits.get("bytes_limit", 16e9))
 
 
 def _dataset(
