@@ -346,9 +346,8 @@ def single_index(data: xr.Dataset) -> Judgement:
 
 def optimal_schedules(data: xr.Dataset) -> Judgement:
     at, parts, holds = data.attrs, [], True
-    for key in [name for name in at if name.startswith("gain_chain_") and not name.startswith("gain_chain_error_")]:
-        case = key.removeprefix("gain_chain_")
-        gain, chain, error = at[f"gain_{case}"], at[key], at[f"gain_chain_error_{case}"]
+    for case in [name.removeprefix("best_constant_lr_") for name in at if name.startswith("best_constant_lr_")]:
+        gain, chain, error = at[f"gain_{case}"], at[f"gain_chain_{case}"], at[f"gain_chain_error_{case}"]
         parts.append(f"{case.replace('_', ' ')}: {gain:.3f} in the ODE, {chain:.3f}({error:.3f}) at d = {at['dimension']}")
         holds &= gain > 1 and abs(chain - gain) < Z * error
     return bool(holds), f"final risk of the best constant rate over that of the schedule: {'; '.join(parts)}"

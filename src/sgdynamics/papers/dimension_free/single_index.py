@@ -248,8 +248,8 @@ FULL: dict[int, dict[int, int]] = {
 QUICK: dict[int, dict[int, int]] = {
     1: {100: 64, 1000: 64, 10_000: 64},
     2: {100: 64, 300: 64, 1000: 64},
-    3: {20: 64, 40: 64, 80: 64},
-    4: {10: 64, 14: 64, 20: 64},
+    3: {14: 64, 28: 64, 56: 64},
+    4: {8: 64, 11: 64, 16: 64},
 }
 FIXED = {False: (32, 64, 96, 128, 192), True: (32, 96)}  # by `quick`: dimensions at which kappa = 3 is run with one learning rate
 
