@@ -307,3 +307,18 @@ def test_bad_input_is_one_line(case, folder):
     found = invoke(*arguments, code=2)
     assert found.stdout == ""
     assert found.stderr == f"sgdynamics: {SAYS[case].format(folder=folder)}\n"
+
+
+def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():
+    """The list of `sgdynamics` and what `sgdynamics.public` loads are the same names; neither the package nor its help loads them."""
+    code = """
+import sys
+import sgdynamics, sgdynamics.cli
+assert not {"jax", "numpy", "xarray"} & set(sys.modules)
+import sgdynamics.public
+public = {name: value for name, value in vars(sgdynamics.public).items() if not name.startswith("__")}
+assert set(public) | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
+assert all(getattr(sgdynamics, name) is value for name, value in public.items())
+assert not hasattr(sgdynamics, "solve_everything")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

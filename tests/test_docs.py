@@ -21,6 +21,8 @@ LATER = (
     "howto/problem.md",
     "howto/gradient.md",
     "howto/fixed_data.md",
+    "howto/certify.md",
+    "howto/network.md",
     "tutorial.md",
 )  # programs of many seconds to compile
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", flags=re.DOTALL)

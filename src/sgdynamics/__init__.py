@@ -3,49 +3,16 @@
 State a problem and an algorithm; get the theory, the finite-dimension simulation, and the two side by side.
 """
 
-from sgdynamics import functional, papers, plot, updates
-from sgdynamics.algorithms import OnePassSGD, piecewise_rate
-from sgdynamics.analysis.certificate import Certificate
-from sgdynamics.analysis.certify import certify
-from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
-from sgdynamics.analysis.exponents import (
-    generative_exponent,
-    hermite_coefficients,
-    hermite_series,
-    information_exponent,
-    leap_complexity,
-)
-from sgdynamics.analysis.fixed_points import FixedPoint, fixed_points
-from sgdynamics.analysis.landscape import HessianSpectrum, hessian_spectrum
-from sgdynamics.analysis.regimes import Plateau, Regime, plateau, regime
-from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
-from sgdynamics.analysis.schedules import OptimalSchedule, optimal_schedule
-from sgdynamics.comparison import compare
-from sgdynamics.limits.covariance import increment_covariance
-from sgdynamics.limits.dmft import solve_dmft
-from sgdynamics.limits.effective import EffectiveDynamics, effective_dynamics
-from sgdynamics.limits.effective_scaling import EffectiveScaling, effective_scaling
-from sgdynamics.limits.mean_field import mean_field_density, mean_field_random_start, solve_mean_field
-from sgdynamics.limits.ode import solve_ode
-from sgdynamics.limits.sde import solve_sde
-from sgdynamics.multipass import GradientDescent, Langevin, MultiPassSGD, PersistentSGD
-from sgdynamics.problems import (
-    Activation,
-    GaussianMixture,
-    MultiIndex,
-    Problem,
-    SpikedTensor,
-    Start,
-    TeacherStudent,
-    polynomial,
-    random_start,
-    start,
-)
-from sgdynamics.problems.bridge import overlaps_of
-from sgdynamics.results import algorithm_of, load, problem_of, save, start_from
-from sgdynamics.simulation import simulate
-from sgdynamics.sweeps import PowerLaw, fit_exponent, sweep
+# ruff: noqa: F405
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sgdynamics.version import __version__
+
+if TYPE_CHECKING:
+    # the one list of names is below: a test holds it against `public`
+    from sgdynamics.public import *  # noqa: F403
 
 __all__ = [
     "Activation",
@@ -114,3 +81,21 @@ __all__ = [
     "sweep",
     "updates",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when first asked for: JAX takes seconds to import, and `sgdynamics --help` does not need it."""
+    if not name.startswith("_"):
+        try:
+            return import_module(f"sgdynamics.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"sgdynamics.{name}":
+                raise
+    if name in __all__:
+        globals()[name] = getattr(import_module("sgdynamics.public"), name)
+        return globals()[name]
+    raise AttributeError(f"module 'sgdynamics' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -1,0 +1,5 @@
+"""`python -m sgdynamics`: the command line."""
+
+from sgdynamics.cli import main
+
+main()
