@@ -137,8 +137,14 @@ def figures_table(app, docname, source):
 
     rows = []
     for document, title in gallery.DOCUMENTS.items():
+        here = [one for one in gallery.ENTRIES if one.document == document]
         rows += [f"\n## {title}\n", "| figure | what it shows | what the document claims |", "| --- | --- | --- |"]
-        rows += [f"| {one.number} | {one.line} | {one.claim} |".replace("$", "\\$") for one in gallery.ENTRIES if one.document == document]
+        rows += [f"| {one.number} | {one.line} | {one.claim} |" for one in here]
+        found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
+        if any(found.values()):
+            rows += ["\nAt the document's own size, on a GPU:\n", "| figure | verdict | time |", "| --- | --- | --- |"]
+            rows += [f"| {name} | {one['verdict']} | {one['seconds']:.0f} s, {one['device']} |" for name, one in found.items() if one]
+    rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
 
 

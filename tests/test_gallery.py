@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ import xarray as xr
 import sgdynamics as sgd
 from sgdynamics import gallery, papers
 from sgdynamics.gallery import verdicts
+from sgdynamics.gallery.page import markdown
 
+DOCS = Path(__file__).parents[1] / "docs/gallery"
 CHEAP = ("quadratic_networks/5", "quadratic_networks/6")
 
 
@@ -131,3 +134,31 @@ def test_every_quick_figure_goes_through(tmp_path):
         data = sgd.load(tmp_path / f"{one['document']}-{one['number']}.nc")
         assert gallery.find(one["document"], one["number"]).verdict(data) == one["verdict"]
     assert (tmp_path / "index.html").read_text().count("data:image/png;base64,") == len(gallery.ENTRIES)
+
+
+def test_full_size_verdicts_are_those_of_the_stored_data():
+    """Judged again from docs/gallery; figure 2 is stored run by run, in groups."""
+    stored = {path.stem: path for path in (DOCS / "full_size").glob("*.nc")}
+    assert set(gallery.full_size()) == {*stored, "rough_landscapes-2"}
+    for stem, path in stored.items():
+        data, said = sgd.load(path), gallery.full_size()[stem]
+        assert gallery.find(*stem.split("-")).verdict(data) == said["verdict"]
+        assert said["parameters"].items() <= data.attrs.items()
+        assert said["seconds"] == data.attrs["seconds"]
+    groups = [sgd.load(DOCS / "rough_landscapes_figure_2.nc", group=name) for name in ("GD", "SGD", "PSGD")]
+    shares = [float(np.mean(one.train_risk.values[:, -1] / 2 < 1e-7)) for one in groups]
+    said = gallery.full_size()["rough_landscapes-2"]["verdict"]
+    assert all(f"{100 * share:.1f}%" in said for share in shares)
+    data = xr.Dataset({"recovered": ("algorithm", shares)}, {"t": [0.0, 1000.0]}, {"N": 1000, "runs": 500, "verdict": ""})
+    assert verdicts.recovered_shares(data)[0] is True
+    assert said.startswith("reproduced: ")
+
+
+def test_pages_show_full_size_verdicts_beside_quick_ones():
+    one = {"document": "rough_landscapes", "number": "7", "line": "random starts", "claim": "c", "verdict": "not decided at this size: n"}
+    one |= {"quick": True, "error": "", "seconds": 1.0, "parameters": {}, "version": "0", "seed": 0}
+    said = gallery.full_size()["rough_landscapes-7"]["verdict"].partition(": ")[2]
+    text = markdown([one])
+    assert f"- At full size (NVIDIA H200, 804.4 s): **differs**: {said}" in text
+    assert "| not decided at this size | differs at full size |" in text
+    assert "At full size" not in markdown([one | {"quick": False}])

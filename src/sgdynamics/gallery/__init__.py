@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,15 @@ def find(document: str, number: str) -> Entry:
     here = {one.number: one for one in ENTRIES if one.document == document}
     wanted = number.lower().replace("-", "_").removeprefix("figure_").replace(".", "")
     return here[checks.choice("figure", wanted, tuple(here))]
+
+
+@cache
+def full_size() -> dict[str, dict[str, Any]]:
+    """Verdicts on full-size figures that took a GPU to make, by document-number: verdict, device, seconds, parameters.
+
+    Their data are in docs/gallery, where a test judges them again.
+    """
+    return json.loads((Path(__file__).parent / "full_size.json").read_text(encoding="utf-8"))
 
 
 def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False) -> dict[str, Any]:

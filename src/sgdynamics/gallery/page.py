@@ -52,6 +52,19 @@ def _word(one: dict[str, Any]) -> str:
     return WORDS.get(_state(one), _state(one))
 
 
+def _at_full_size(one: dict[str, Any]) -> dict[str, Any] | None:
+    """What was found at full size, if this one is quick and the other was made once."""
+    from sgdynamics.gallery import full_size
+
+    found = full_size().get(_stem(one)) if one["quick"] else None
+    return None if found is None else {**found, "error": ""}
+
+
+def _full_words(one: dict[str, Any]) -> str:
+    found = _at_full_size(one)
+    return "" if found is None else f"{_word(found)} at full size"
+
+
 def _parameters(one: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}" for name, value in one["parameters"].items()
@@ -74,9 +87,10 @@ def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 def markdown(found: list[dict[str, Any]]) -> str:
     """The page as Markdown."""
-    lines = ["# Gallery", "", _summary(found), "", "| document | figure | verdict | time |", "| --- | --- | --- | --- |"]
+    lines = ["# Gallery", "", _summary(found), "", "| document | figure | verdict | on a GPU | time |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
     for title, group in _documents(found).items():
-        lines += [f"| {title} | {_title(one)} | {_word(one)} | {one['seconds']} s |" for one in group]
+        lines += [f"| {title} | {_title(one)} | {_word(one)} | {_full_words(one)} | {one['seconds']} s |" for one in group]
     for title, group in _documents(found).items():
         lines += ["", f"## {title}"]
         for one in group:
@@ -90,6 +104,10 @@ def markdown(found: list[dict[str, Any]]) -> str:
                 f"- Claim: {one['claim']}",
                 f"- Verdict: **{_word(one)}**: {_numbers(one)}",
             ]
+            if full := _at_full_size(one):
+                lines += [
+                    f"- At full size ({full['device']}, {full['seconds']} s): **{_word(full)}**: {_numbers(full)} ({_parameters(full)})"
+                ]
             lines += [f"- Parameters: {_parameters(one)}", f"- Data: [{_stem(one)}.nc]({_stem(one)}.nc), {one['seconds']} s"]
     return "\n".join(lines) + "\n"
 
@@ -103,10 +121,12 @@ def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
     parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Gallery</title><style>{STYLE}</style><h1>Gallery</h1>"]
     parts.append(f"<p>{html.escape(_summary(found))}</p><table>")
     for title, group in _documents(found).items():
-        parts.append(f"<tr><th colspan='3'>{html.escape(title)}</th></tr>")
+        parts.append(f"<tr><th colspan='4'>{html.escape(title)}</th></tr>")
         for one in group:
             link = f"<a href='#{_stem(one)}'>{html.escape(_title(one))}</a>"
-            parts.append(f"<tr><td>{link}</td><td class='{_state(one)}'>{_word(one)}</td><td>{one['seconds']} s</td></tr>")
+            full = _at_full_size(one)
+            cells = [(_state(one), _word(one)), (_state(full) if full else "", _full_words(one)), ("", f"{one['seconds']} s")]
+            parts.append(f"<tr><td>{link}</td>" + "".join(f"<td class='{kind}'>{text}</td>" for kind, text in cells) + "</tr>")
     parts.append("</table>")
     for title, group in _documents(found).items():
         parts.append(f"<h2>{html.escape(title)}</h2>")
@@ -121,5 +141,10 @@ def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
                 f"<p>Claim: {html.escape(one['claim'])}<br>"
                 f"Verdict: <b class='{_state(one)}'>{_word(one)}</b>: {html.escape(_numbers(one))}<br>"
             )
+            if full := _at_full_size(one):
+                parts.append(
+                    f"At full size ({html.escape(full['device'])}, {full['seconds']} s): <b class='{_state(full)}'>{_word(full)}</b>: "
+                    f"{html.escape(_numbers(full))} ({html.escape(_parameters(full))})<br>"
+                )
             parts.append(f"<small>{html.escape(_parameters(one))}; data: {_stem(one)}.nc; {one['seconds']} s</small></p>")
     return "\n".join(parts) + "</html>\n"

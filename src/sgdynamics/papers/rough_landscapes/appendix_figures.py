@@ -31,6 +31,7 @@ ETA, ALPHA, WARM = 0.01, 3.0, 0.2
 NUMBERS: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}
 TEST_SAMPLES = 2000  # fresh ones, for each run and time
 RIDGES = (0.0, 0.1, 1.0)
+RIDGE_RUNS = 250  # of full-size figures B.1 and B.2
 PERSISTENCE = (0.05, 0.5, 2.0, 5.0)
 
 
@@ -114,7 +115,7 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     average overlaps |m| and q, which is another number where runs differ (some recovered, some not). Quick: N = 100, 16 runs, t <= 30.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, end = (100, 16, 30.0) if quick else (1000, 250, 1000.0)
+    N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     data = xr.concat([_ridge(N, count, t, ridge, True, seed) for ridge in RIDGES], "ridge").assign_coords(ridge=list(RIDGES))
     fig = figure(3, 1.3)
@@ -146,7 +147,7 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     The paper's figure B.2: the parameters of B.1. Quick: N = 100, 16 runs, t <= 30.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, end = (100, 16, 30.0) if quick else (1000, 250, 1000.0)
+    N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     data = xr.concat([_ridge(N, count, t, 0.5, rescale, seed) for rescale in (True, False)], "gradient")
     data = data.assign_coords(gradient=["rescaled", "not rescaled"])

@@ -275,6 +275,6 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "verdict": "median |m| of GD at the end: "
         + ", ".join(f"{value:.2f} (N = {N})" for N, value in zip(sizes, plateaus, strict=True))
         + "; time at which that of p-SGD is .9: "
-        + ", ".join(f"{value:.3g}" if math.isfinite(value) else "never" for value in reached),
+        + ", ".join(f"{value:.4g}" if math.isfinite(value) else f"not by {end:g}" for value in reached),
     }
     return fig, data
