@@ -217,6 +217,12 @@ def test_sweep(first, folder):
     np.testing.assert_allclose(values[1], first["methods"]["ode"]["mean"], rtol=1e-6)
     assert values[0, -1] != values[1, -1]
     assert "3 points over algorithm.lr, 0 failed" in invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+    # these points are one group: the second shard has nothing to do, and the last of them to end writes the whole
+    other = "sweep", folder / "sweep.toml", "--out", folder / "shards", "--shard"
+    assert "3 points over algorithm.lr, 3 left to other shards, 0 failed" in invoke(*other, "1/2").stdout
+    found = answer(*other, "0/2")
+    assert (found["missing"], found["failed"]) == (0, 0)
+    np.testing.assert_array_equal(sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1), values)
 
 
 def test_what_a_sweep_is_told(folder):

@@ -14,6 +14,7 @@ from sgdynamics import checks
 from sgdynamics.comparison import COMPARED
 from sgdynamics.comparison import compare as compare_results
 from sgdynamics.problem_files import SAMPLED, method_of
+from sgdynamics.sweeps.rows import MISSING
 
 ROWS = 11  # lines of a table of times
 
@@ -139,18 +140,18 @@ def spectrum(found: Any) -> dict[str, Any]:
 
 
 def sweep_summary(result: xr.Dataset, names: list[str]) -> dict[str, Any]:
-    """How large a sweep is and how much of it failed."""
-    points = math.prod(result.sizes[dim] for dim in result["failed"].dims) if "failed" in result else None
-    failed = sorted({str(text) for text in np.ravel(result["failed"].values) if str(text)}) if "failed" in result else []
-    count = int(sum(bool(str(text)) for text in np.ravel(result["failed"].values))) if "failed" in result else 0
+    """How large a sweep is, how much of it failed, and how much is left to other shards."""
+    said = [str(text) for text in np.ravel(result["failed"].values)]
+    errors = [text for text in said if text and text != MISSING]
     sizes = {str(name): int(size) for name, size in result.sizes.items()}
     return {
         "over": names,
-        "points": points,
+        "points": len(said),
         "sizes": sizes,
         "variables": [str(name) for name in result.data_vars],
-        "failed": count,
-        "errors": failed,
+        "failed": len(errors),
+        "missing": said.count(MISSING),
+        "errors": sorted(set(errors)),
     }
 
 
@@ -306,7 +307,8 @@ def print_hessian(found: dict[str, Any]) -> None:
 
 
 def print_sweep(found: dict[str, Any]) -> None:
-    print(f"{found['points']} points over {', '.join(found['over'])}, {found['failed']} failed; kept in {found['store']}")
+    left = f", {found['missing']} left to other shards" if found["missing"] else ""
+    print(f"{found['points']} points over {', '.join(found['over'])}{left}, {found['failed']} failed; kept in {found['store']}")
     for text in found["errors"][:5]:
         print(f"failed: {text}")
     for one in found.get("files", ()):
