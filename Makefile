@@ -31,7 +31,9 @@ bench: $(VENV)/.ready
 gallery: $(VENV)/.ready
 	$(BIN)/python -m sgdynamics.gallery --quick --out output/gallery
 
+# every example of the pages is run, and must print what they show
 docs: $(VENV)/.docs
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py -k examples
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
 	@echo "open output/docs/index.html"
 

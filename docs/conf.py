@@ -135,6 +135,9 @@ def figures_table(app, docname, source):
         return
     from sgdynamics import gallery
 
+    def said(one):
+        return one["verdict"] + (f" ({one['remark']})" if "remark" in one else "")
+
     rows = []
     for document, title in gallery.DOCUMENTS.items():
         here = [one for one in gallery.ENTRIES if one.document == document]
@@ -143,7 +146,7 @@ def figures_table(app, docname, source):
         found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
         if any(found.values()):
             rows += ["\nAt the document's own size, on a GPU:\n", "| figure | verdict | time |", "| --- | --- | --- |"]
-            rows += [f"| {name} | {one['verdict']} | {one['seconds']:.0f} s, {one['device']} |" for name, one in found.items() if one]
+            rows += [f"| {name} | {said(one)} | {one['seconds']:.0f} s, {one['device']} |" for name, one in found.items() if one]
     rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
 

@@ -57,7 +57,10 @@ def _at_full_size(one: dict[str, Any]) -> dict[str, Any] | None:
     from sgdynamics.gallery import full_size
 
     found = full_size().get(_stem(one)) if one["quick"] else None
-    return None if found is None else {**found, "error": ""}
+    if found is None:
+        return None
+    remark = f" ({found['remark']})" if "remark" in found else ""
+    return {**found, "verdict": found["verdict"] + remark, "error": ""}
 
 
 def _full_words(one: dict[str, Any]) -> str:
