@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import jax
 import numpy as np
 import pytest
 from scipy import stats
@@ -14,7 +17,18 @@ Z = float(stats.norm.isf(FALSE_ALARM / 2))  # 4.9 standard errors
 S0_M = np.array([[0.2, 0.1], [0.1, 0.2], [-0.1, 0.05], [0.05, -0.15]])
 S0_Q = S0_M @ S0_M.T + np.diag([0.9, 1.0, 1.1, 0.8])
 
+MANY_MAPS = 30_000
+
 C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs():
+    """Every compiled program takes maps of memory, of which Linux gives a process 65530; one more and the compiler crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
+        jax.clear_caches()
 
 
 def slow(names, later):

@@ -84,7 +84,8 @@ Usage: sgdynamics [OPTIONS] COMMAND [ARGS]...
   simulation, and the two side by side.
 
 Options:
-  --debug     Show the whole traceback of an error.
+  --debug     Show the whole traceback of an error (also after a command).
+  --version   Show the version and exit.
   -h, --help  Show this message and exit.
 
 Commands:
@@ -263,6 +264,11 @@ ELSEWHERE = {
     "figure": ("figure", "quadratic_networks", "escape_time"),
     "result": ("compare", "{folder}/small.toml"),
     "shard": ("sweep", "{folder}/small.toml"),
+    "part": ("sweep", "{folder}/small.toml", "--shard", "5/2"),
+    "out": ("run", "{folder}/small.toml", "--out", "{folder}/small.toml"),
+    "name": ("run", "{folder}/small.toml", "--name", "a/b"),
+    "folder": ("run", "{folder}"),
+    "seed": ("figure", "quadratic_networks", "5", "--seed", "-1"),
 }
 FILES = {
     "toml": HEAD.replace("width = 2", "width = = 2") + RUN,
@@ -277,6 +283,11 @@ FILES = {
     "dimension": HEAD + RUN.replace("dimension = 100", ""),
     "width": HEAD.replace("width = 2", "width = 0") + RUN,
     "no table": HEAD,
+    "runs": HEAD + RUN.replace("runs = 20", "runs = 0"),
+    "overlaps": HEAD + '[start]\nM = [["a"], [0.2]]\nQ = [[1, 0], [0, 1]]\n' + RUN.replace("[start]\nseed = 3\n", ""),
+    "update": HEAD + 'update = { kind = "momentum" }\n' + RUN,
+    "mixture": HEAD.replace("TeacherStudent", "GaussianMixture").replace("noise = 0.1", 'mixture = "xnor"').replace("square", "relu") + RUN,
+    "random": HEAD + RUN.replace("dimension = 100", "").replace('"ode", "exact"', '"ode"'),
 }
 SAYS = {
     "file": "file = '{folder}/smal.toml': no such file; did you mean 'small.toml'?",
@@ -303,6 +314,16 @@ SAYS = {
     "dimension": "[run]: method 'exact' runs at a finite dimension: give dimension = ...",
     "width": "width = 0: give a whole number, 1 or more",
     "no table": "the table [run] is missing: it says what to compute",
+    "part": "the table [sweep] is missing: it says what to compute",
+    "out": "out = '{folder}/small.toml': no folder can be made there (File exists): give another",
+    "name": "name = 'a/b': give a name without a folder; the folder is --out",
+    "folder": "file = '{folder}': this is a folder: give a problem file (.toml) or a result (.nc)",
+    "seed": "seed = -1: give a whole number, 0 or more",
+    "runs": "run.runs = 0: give a whole number, 1 or more",
+    "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",
+    "update": "update: momentum needs beta",
+    "mixture": "mixture = 'xnor': did you mean 'xor'? choose one of 'binary', 'xor'",
+    "random": "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])",
 }
 
 
@@ -313,6 +334,36 @@ def test_bad_input_is_one_line(case, folder):
     found = invoke(*arguments, code=2)
     assert found.stdout == ""
     assert found.stderr == f"sgdynamics: {SAYS[case].format(folder=folder)}\n"
+
+
+def test_several_results_of_a_file(first, folder):
+    """Saved from Python they state themselves one by one; nothing is compared with itself, and nothing is written over."""
+    made = folder / "several.nc"
+    parts = {name: sgd.load(folder / "out/small.nc", group=name) for name in ("ode", "exact")}
+    for part in parts.values():
+        del part.attrs["statement"]
+    sgd.save({"theory": parts["ode"], "runs": parts["exact"]}, made)
+    with pytest.raises(ValueError, match=r"group = None: .*several.nc has several results: choose one of 'theory', 'runs'"):
+        sgd.load(made)
+    again = answer("run", made, "--out", folder / "again", "--format", "none")
+    for name, one in first["methods"].items():
+        np.testing.assert_allclose(again["methods"][name]["mean"], one["mean"], rtol=1e-9)
+    assert "several.nc would be written over: give another --name or --out" in invoke("run", made, "--out", folder, code=2).stderr
+    assert "the same result (ode)" in invoke("compare", folder / "out/small.nc", "--simulation", "ode", code=2).stderr
+    assert invoke("--version").stdout.strip() == f"sgdynamics {sgd.__version__}"
+    assert isinstance(CliRunner().invoke(cli.app, ["run", str(folder / "none.toml"), "--debug"]).exception, ValueError)
+
+
+def test_what_a_sweep_of_the_mean_field_is_told(folder):
+    text = HEAD + RUN + '[sweep]\nsolver = "mean_field"\n[sweep.over]\n"algorithm.lr" = [0.1, 0.2]\n'
+    (folder / "wide.toml").write_text(text)
+    _, arguments = problem_files.sweep_call(problem_files.read(folder / "wide.toml"))
+    np.testing.assert_allclose(arguments["times"], np.linspace(0, 0.25, 5))  # t/width
+    (folder / "wide.toml").write_text(text.replace('"algorithm.lr" = [0.1, 0.2]', '"problem.width" = [2, 4]'))
+    with pytest.raises(ValueError, match=r"the clock of mean_field is t/width, which varies here"):
+        problem_files.sweep_call(problem_files.read(folder / "wide.toml"))
+    (folder / "wide.toml").write_text(text.replace('"mean_field"\n', '"exact"\nsteps = { to = 7, points = 4 }\n'))
+    assert problem_files.sweep_call(problem_files.read(folder / "wide.toml"))[1]["steps"] == [0, 2, 5, 7]
 
 
 def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():

@@ -112,6 +112,16 @@ def test_compare(pair):
     assert np.isnan(sgd.compare(broken, simulation).risk_theory[-2:]).all()
     shifted = theory.assign(risk=theory.risk * 1.05)
     assert np.abs(sgd.compare(shifted, simulation).risk_z[1:]).min() > 5  # a 5% error is seen
+    other = theory.assign_attrs(problem=theory.attrs["problem"].replace('"noise": ', '"noise": 1'))
+    with pytest.warns(UserWarning, match="theory and simulation record different problems"):
+        sgd.compare(other, simulation)
+    with pytest.raises(ValueError, match=r"theory has M of shape \(1, 1\) and simulation"):
+        sgd.compare(theory.isel(unit=slice(0, 1), unit_other=slice(0, 1), signal=slice(0, 1)), simulation)
+    for wrong in (5, {"a": 1}):
+        with pytest.raises(ValueError, match=r"result = .*give a result"):
+            sgd.save(wrong, "nowhere.nc")
+    with pytest.raises(ValueError, match=r"result = 5: give what solve_ode"):
+        sgd.plot.risk(5)
 
 
 def test_plots(pair):

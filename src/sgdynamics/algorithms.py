@@ -65,7 +65,10 @@ def piecewise_rate(edges: Any, rates: Any) -> Schedule:
 
     Its numbers are traced: another schedule with as many pieces does not compile again.
     """
-    edges = np.atleast_1d(np.asarray(edges, dtype=np.float64))
+    try:
+        edges = np.atleast_1d(np.asarray(edges, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise checks.reject("edges", edges, "give increasing values of alpha above 0") from None
     rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")
     if edges.ndim != 1 or not np.all(np.isfinite(edges)) or np.any(np.diff(edges) <= 0) or np.any(edges <= 0):
         raise checks.reject("edges", edges, "give increasing values of alpha above 0")

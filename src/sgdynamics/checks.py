@@ -12,7 +12,7 @@ import numpy as np
 
 def reject(argument: str, value: Any, fix: str) -> ValueError:
     """The one form of the library's complaints."""
-    shown = repr(value)
+    shown = " ".join(repr(value).split())  # in one line
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return ValueError(f"{argument} = {shown}: {fix}")

@@ -22,13 +22,16 @@ class _OneLine(TyperGroup):
     """Errors as one line on stderr, the same in a shell and in a test."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
-        given = list(more.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
+        told = args[0] if args else more.pop("args", None)
+        given = list(sys.argv[1:] if told is None else told)
+        debug = "--debug" in given
+        given = [one for one in given if one != "--debug"]  # before or after the command
         with warnings.catch_warnings():
             warnings.showwarning = _warned
             try:
-                result = super().main(*args, standalone_mode=False, **more)
+                result = super().main(given, *args[1:], standalone_mode=False, **more)
             except Exception as error:
-                if "--debug" in given:
+                if debug:
                     raise
                 _stop(*_explained(error, self.commands))
             except KeyboardInterrupt:
@@ -49,7 +52,7 @@ def _explained(error: Exception, commands: Any) -> tuple[str, int]:
             close = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
             message = f"no command {name!r}: {f'did you mean {close[0]!r}? ' if close else ''}choose one of {', '.join(commands)}"
         elif hasattr(error, "possibilities"):
-            close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.5)  # type: ignore[attr-defined]
+            close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.65)  # type: ignore[attr-defined]
             message = f"no option {error.option_name!r}{f': did you mean {close[0]!r}?' if close else ''}"  # type: ignore[attr-defined]
         elif message.startswith("Missing command"):
             message = f"give a command, one of {', '.join(commands)} (sgdynamics --help says more)"
@@ -81,11 +84,22 @@ File = Annotated[Path, typer.Argument(help="Problem file (.toml), or a result (.
 Out = Annotated[Path, typer.Option("--out", help="Folder for what is written; made if it is not there.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error (also after a command).")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from sgdynamics.version import __version__
+
+        print(f"sgdynamics {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")]
 
 
 @app.callback()
-def _common(debug: Debug = False) -> None:
+def _common(debug: Debug = False, version: Version = False) -> None:
     """The exact high-dimensional dynamics of SGD: theory, finite-dimension simulation, and the two side by side."""
 
 
@@ -105,15 +119,19 @@ def run(
     kinds = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}[
         checks.choice("format", format, ("png", "pdf", "both", "none"))
     ]
-    plan = problem_files.plan(problem_files.read(file))
+    plans = problem_files.plans(file)
+    _folder(out)
     name = name or file.stem
-    results = {method: problem_files.solve(plan, method, False if quiet else None) for method in plan.calls}
-    out.mkdir(parents=True, exist_ok=True)
+    if Path(name).name != name:
+        raise checks.reject("name", name, "give a name without a folder; the folder is --out")
+    if (out / f"{name}.nc").resolve() == file.resolve():
+        raise checks.reject("name", name, f"{file} would be written over: give another --name or --out")
+    results = {method: problem_files.solve(plan, method, False if quiet else None) for plan in plans for method in plan.calls}
     files = [save(results, out / f"{name}.nc")]
     if kinds:
         from sgdynamics.tables import picture
 
-        fig = picture(results, str(plan.record.get("title", name)))
+        fig = picture(results, str(plans[0].record.get("title", name)))
         for kind in kinds:
             files.append(out / f"{name}.{kind}")
             fig.savefig(files[-1], dpi=150)
@@ -183,7 +201,7 @@ def sweep(
     from sgdynamics.tables import print_sweep, sweep_summary
 
     solver, arguments = problem_files.sweep_call(problem_files.read(file))
-    out.mkdir(parents=True, exist_ok=True)
+    _folder(out)
     arguments.setdefault("store", str(out / f"{file.stem}.sweep"))
     arguments |= {"workers": workers} if workers else {}
     arguments |= {"scheduler": scheduler} if scheduler else {}
@@ -194,6 +212,18 @@ def sweep(
     if not found["missing"]:  # of several shards the last one writes the whole
         found["files"] = [str(save(result, out / f"{file.stem}-sweep.nc"))]
     _answer(found, json_, print_sweep)
+    if found["failed"] and found["failed"] == found["points"] - found["missing"]:
+        raise typer.Exit(1)
+
+
+def _folder(out: Path) -> None:
+    """Made before anything is computed, so that nothing is lost where it cannot be."""
+    from sgdynamics import checks
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise checks.reject("out", str(out), f"no folder can be made there ({error.strerror}): give another") from None
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -215,8 +245,10 @@ def figure(
     json_: Json = False,
 ) -> None:
     """Make one figure of a document: picture, data, the claim it checks and the verdict."""
-    from sgdynamics import gallery
+    from sgdynamics import checks, gallery
 
+    checks.whole("seed", seed, 0)
+    _folder(out)
     found = gallery.make(gallery.find(document, number), out, quick=quick, seed=seed, again=True)
     if found["error"]:
         raise RuntimeError(found["error"])

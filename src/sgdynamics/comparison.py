@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import xarray as xr
 from scipy.interpolate import CubicSpline
@@ -19,7 +21,8 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     `NAME_standard_error` (of both together, where the theory has sampling errors of its own, as DMFT has) and `NAME_z` =
     (simulation - theory)/standard error. Theory is interpolated (cubic spline) to the
     simulation's times, which are rounded to whole steps. One theory run stands against all simulation runs; with several, each
-    run is compared with its own. Runs that diverged are left out and counted in the attribute `runs_left_out`.
+    run is compared with its own. Runs that diverged are left out and counted in the attribute `runs_left_out`; a warning says where
+    the two record different problems.
     """
     for argument, value in (("theory", theory), ("simulation", simulation)):
         if not isinstance(value, xr.Dataset) or "t" not in value.coords:
@@ -33,6 +36,8 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         raise ValueError(
             f"theory has {theory.sizes['run']} runs and simulation {simulation.sizes['run']}: give one theory run, or one for each"
         )
+    if theory.attrs.get("problem") != simulation.attrs.get("problem"):
+        warnings.warn("theory and simulation record different problems: see their attribute 'problem'", stacklevel=2)
     times = np.asarray(simulation["t"])
     known = np.asarray(theory["t"])
     step = _step_length(simulation)
@@ -46,6 +51,9 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         if name not in theory or name not in simulation:
             continue
         dims = tuple(dim for dim in simulation[name].dims if dim != "run")
+        shapes = [tuple(one[name].sizes[dim] for dim in one[name].dims if dim not in ("run", "time")) for one in (theory, simulation)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"theory has {name} of shape {shapes[0]} and simulation {shapes[1]}: give results of one problem")
         predicted = _at(times, known, np.asarray(theory[name]), step)
         measured = np.asarray(simulation[name])[good]
         difference = measured - (predicted[good] if several else predicted)

@@ -28,6 +28,7 @@ def risk(
     excess=None shows the excess risk where it is defined; train=True the mean loss over the data set, where there is one.
     On a log scale runs that share one curve stay apart from zero.
     """
+    _checked(result)
     fig, ax = _axes(ax)
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
     if train:
@@ -47,6 +48,7 @@ def risk(
 
 def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
     """Every entry of M (or of Q with name="Q", a with name="a") against time, one colour an entry."""
+    _checked(result)
     checks.choice("name", name, ("M", "Q", "a"))
     fig, ax = _axes(ax)
     values = np.asarray(result[name])
@@ -163,9 +165,8 @@ def phase_diagram(
     for argument, name in (("x", x), ("y", y)):
         known = [str(dim) for dim in dataset.dims if dim in dataset.coords]
         if name not in known or np.asarray(dataset[name]).dtype.kind not in "iuf" or dataset.sizes[name] < 2:
-            raise checks.reject(
-                argument, name, f"{checks.did_you_mean(name, known)}give a swept number of two values or more: {', '.join(known)}"
-            )
+            listed = f": {', '.join(known)}" if known else "; this dataset has none, it is no sweep"
+            raise checks.reject(argument, name, f"{checks.did_you_mean(name, known)}give a swept number of two values or more{listed}")
     fig, ax = _axes(ax, (6.4, 4.6))
     name, table = _table(dataset, x, y, value)
     edges = []
@@ -239,9 +240,16 @@ def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
 def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
+    if ax is not None and not hasattr(ax, "figure"):
+        raise checks.reject("ax", ax, "give an axis of matplotlib, or none for a new one")
     if ax is None:
         return plt.subplots(figsize=size, layout="constrained")
     return ax.figure, ax
+
+
+def _checked(result: Any) -> None:
+    if not isinstance(result, xr.Dataset) or "run" not in result.dims or "t" not in result.coords:
+        raise checks.reject("result", result, "give what solve_ode, simulate or another solver returned")
 
 
 def _time(result: xr.Dataset, x: str) -> np.ndarray:

@@ -32,7 +32,7 @@ from sgdynamics.limits.ode import solve_ode
 from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.records import algorithm_from, problem_from, start_of
-from sgdynamics.results import encode, load, start_from
+from sgdynamics.results import encode, groups_in, load, start_from
 from sgdynamics.simulation import simulate
 
 TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
@@ -70,10 +70,12 @@ def read(path: str | Path) -> dict[str, Any]:
     """The record in a TOML file, or the one that a result (.nc) keeps of the run that made it."""
     file = Path(path)
     if not file.is_file():
+        if file.is_dir():
+            raise checks.reject("file", str(path), "this is a folder: give a problem file (.toml) or a result (.nc)")
         close = checks.did_you_mean(file.name, [other.name for other in file.parent.glob("*")] if file.parent.is_dir() else [])
         raise checks.reject("file", str(path), f"no such file; {close}".rstrip("; "))
     if file.suffix == ".nc":
-        return _statement(next(iter(results_in(file).values())))
+        return next(iter(statements(file)))
     try:
         record = tomllib.loads(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -90,24 +92,23 @@ def read(path: str | Path) -> dict[str, Any]:
     return record
 
 
+def statements(path: str | Path) -> list[dict[str, Any]]:
+    """What the results in a NetCDF file were made from, each once: results of one command share theirs."""
+    found = {encode(one): one for one in (_statement(result) for result in results_in(path).values())}
+    return list(found.values())
+
+
 def results_in(path: str | Path) -> dict[str, xr.Dataset]:
     """The results in a NetCDF file by name; a file of a single one has it under the name of its method."""
-    import h5py
-
-    file = Path(path)
-    if not file.is_file():
-        raise checks.reject("file", str(path), "no such file")
-    try:
-        with h5py.File(file) as content:
-            groups = [name for name, part in content.items() if isinstance(part, h5py.Group)]
-        found = {name: load(file, group=name) for name in groups} or {"": load(file)}
-    except OSError:
-        raise checks.reject("file", str(path), "this is no NetCDF file, or it is not whole") from None
+    found = {name: load(path, group=name) for name in groups_in(path, "file")} or {"": load(path)}
     if "" in found:
         found = {method_of(found[""]): found[""]}
     for name, result in found.items():
+        which = f"{path}, group {name}" if len(found) > 1 else str(path)
+        if "failed" in result:
+            raise checks.reject("file", which, "this is a sweep: select one of its points and save that, or use the sweep's problem file")
         if "t" not in result.coords or "method" not in result.attrs:
-            raise checks.reject("file", f"{path} ({name})", "this is no trajectory that the library made")
+            raise checks.reject("file", which, "this is no trajectory that the library made")
     return found
 
 
@@ -149,6 +150,16 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     }
 
 
+def plans(path: str | Path) -> list[Plan]:
+    """The solver calls of a file: one plan of a TOML file, one for each statement of a NetCDF file."""
+    made = [plan(one) for one in (statements(path) if Path(path).suffix == ".nc" and Path(path).is_file() else [read(path)])]
+    methods = [method for one in made for method in one.calls]
+    twice = sorted({method for method in methods if methods.count(method) > 1})
+    if twice:
+        raise checks.reject("file", str(path), f"it has several results of the method {twice[0]!r}: save them in files of their own")
+    return made
+
+
 def plan(record: Mapping[str, Any]) -> Plan:
     """The solver calls that [run] states."""
     table = _table(record, "run")
@@ -168,6 +179,9 @@ def plan(record: Mapping[str, Any]) -> Plan:
         calls[name] = {**{key: table[key] for key in common if key in table}, **own, **fixed}
         if "dimension" in common and "dimension" not in calls[name]:
             raise ValueError(f"[run]: method {name!r} runs at a finite dimension: give dimension = ...")
+        for key, least in (("dimension", 1), ("runs", 1), ("seed", 0)):
+            if calls[name].get(key) is not None:
+                checks.whole(f"run.{key}", calls[name][key], least)
     return Plan(dict(record), problem, algorithm, _start(problem, record, table), _when("[run]", table), calls)
 
 
@@ -194,6 +208,8 @@ def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict
     methods = _methods("exit_time", table, EXIT_METHODS)
     problem, algorithm = _network("exit_time", record), algorithm_from(record["algorithm"])
     rest = {key: value for key, value in table.items() if key != "methods"}
+    if (size := _dimension(record, table)) is not None:
+        rest["dimension"] = size
     calls = {}
     for method in methods:
         drop = COMMON if method == "ode" else ()
@@ -206,7 +222,8 @@ def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     table = record.get("hessian", {})
     _only("[hessian]", table, _arguments(hessian_spectrum, ()))
     problem = _network("hessian", record)
-    return problem, _start(problem, record, table), {**({"dimension": _dimension(record, table)} if "run" in record else {}), **table}
+    size = _dimension(record, table)
+    return problem, _start(problem, record, table), {**({} if size is None else {"dimension": size}), **table}
 
 
 def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -224,15 +241,23 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise ValueError("[sweep.over]: give at least one parameter to vary and its values")
     varied = {name: _values(f"sweep.over.{name}", value) for name, value in over.items()}
     settings = {name: table.pop(name) for name in ("store", "workers") if name in table}
+    if not isinstance(settings.get("store", ""), str):
+        raise checks.reject("sweep.store", settings["store"], "give the name of a folder")
     given = _sweep_defaults(record, named)
     if named != "exit_time" and not set(WHEN) & set(table):
         given |= _when("[sweep]", record.get("run", {}))
-    told = {name: _values(f"sweep.{name}", value) if name in WHEN else value for name, value in table.items()}
+    told = {name: _points("[sweep]", name, value) if name in WHEN else value for name, value in table.items()}
     arguments = {name: value for name, value in {**given, **told, **fixed}.items() if name not in varied}
+    if named == "mean_field" and "times" in arguments:  # its clock is t/p
+        if {"width", "problem.width"} & set(varied):
+            raise ValueError("[sweep]: the clock of mean_field is t/width, which varies here: give alpha or steps in place of times")
+        arguments["times"] = (np.asarray(arguments["times"]) / problem_from(record["problem"]).width).tolist()  # type: ignore[union-attr]
     begin = dict(record.get("start", {"kind": "random"}))
-    size = _dimension(record, table)
+    size = _dimension(record, table if named != "exit_time" else {**record.get("exit_time", {}), **table})
     # overlaps need no dimension; a random start has that of the runs, and the d -> infinity theory has none
-    if not {"M", "m", "dimension"} & set(begin) and not {"dimension", "start.dimension"} & {*arguments, *varied} and size is not None:
+    if not {"M", "m", "dimension"} & set(begin) and not {"dimension", "start.dimension"} & {*arguments, *varied}:
+        if size is None:
+            raise ValueError("start: a random start needs a dimension: give dimension = ... in [start], [run] or [sweep]")
         begin["dimension"] = size
     problem_from(record["problem"])
     algorithm_from(record["algorithm"])
@@ -287,10 +312,13 @@ def _when(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     given = [name for name in WHEN if name in table]
     if len(given) != 1:
         raise ValueError(f"{where}: give exactly one of times, alpha, steps (received {', '.join(given) or 'none of them'})")
-    points = _values(f"{where.strip('[]')}.{given[0]}", table[given[0]])
-    if given[0] == "steps" and isinstance(table["steps"], Mapping):
-        points = np.unique(np.rint(points)).astype(int).tolist()
-    return {given[0]: points}
+    return {given[0]: _points(where, given[0], table[given[0]])}
+
+
+def _points(where: str, name: str, value: Any) -> list[Any]:
+    """Save points; the numbers of a range of steps are rounded."""
+    points = _values(f"{where.strip('[]')}.{name}", value)
+    return np.unique(np.rint(points)).astype(int).tolist() if name == "steps" and isinstance(value, Mapping) else points
 
 
 def _values(name: str, value: Any) -> list[Any]:

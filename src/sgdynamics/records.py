@@ -64,7 +64,9 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
         return start(problem, **values)
     _names("start", "random_start", values, random_start, skip=("problem",), given=("dimension",))
     if values.get("dimension", dimension) is None:
-        raise ValueError("start: a random start needs a dimension")
+        raise ValueError(
+            "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])"
+        )
     return random_start(problem, **{"dimension": dimension, **values})
 
 

@@ -166,16 +166,17 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
 
     It is written under a temporary name first: a file of the final name is whole or not there.
     """
+    parts = {None: result} if isinstance(result, xr.Dataset) else dict(result) if isinstance(result, Mapping) else {None: result}
+    for part in parts.values():
+        if not isinstance(part, xr.Dataset):
+            raise checks.reject("result", part, "give a result (a Dataset), or several by name")
     target = Path(path)
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        if isinstance(result, xr.Dataset):
-            result.to_netcdf(unfinished, engine="h5netcdf")
-        else:
-            for name, part in result.items():
-                part.to_netcdf(unfinished, engine="h5netcdf", group=name, mode="a")
+        for name, part in parts.items():
+            part.to_netcdf(unfinished, engine="h5netcdf", group=name, mode="a")
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -184,7 +185,23 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
     """Read a result that `save` wrote; `group` is its name in a file of several."""
-    if not Path(path).is_file():
-        raise checks.reject("path", str(path), "no such file")
+    names = groups_in(path)
+    if group is not None:
+        checks.choice("group", group, names)
+    elif names:
+        raise checks.reject("group", None, f"{path} has several results: choose one of {', '.join(map(repr, names))}")
     with xr.open_dataset(path, engine="h5netcdf", group=group) as stored:
         return stored.load()
+
+
+def groups_in(path: str | os.PathLike[str], argument: str = "path") -> list[str]:
+    """The names of the results in a file of several; none in a file of one. `argument` is what the caller calls the file."""
+    import h5py
+
+    if not Path(path).is_file():
+        raise checks.reject(argument, str(path), "this is a folder: give a file" if Path(path).is_dir() else "no such file")
+    try:
+        with h5py.File(path) as content:
+            return [name for name, part in content.items() if isinstance(part, h5py.Group)]
+    except OSError:
+        raise checks.reject(argument, str(path), "this is no NetCDF file, or it is not whole") from None

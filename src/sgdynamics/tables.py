@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,11 @@ def plain(value: Any) -> Any:
 def picked(results: dict[str, xr.Dataset], name: str, what: str, sampled: bool, file: Path) -> xr.Dataset:
     """One result of a file: the one named, or the only one, or the only one of its kind."""
     if name:
-        return in_t(results[checks.choice(what, name, tuple(results))])
+        return results[checks.choice(what, name, tuple(results))]
     fitting = [key for key in results if (key in SAMPLED) == sampled] if len(results) > 1 else list(results)
     if len(fitting) != 1:
         raise ValueError(f"{file} has the results {', '.join(results)}: choose with --{what} NAME")
-    return in_t(results[fitting[0]])
+    return results[fitting[0]]
 
 
 def in_t(result: xr.Dataset) -> xr.Dataset:
@@ -97,7 +98,12 @@ def _largest(z: np.ndarray) -> float:
 
 def compared(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, Any]:
     """Two results, variable by variable: largest gap, largest and root-mean-square distance in standard errors."""
-    found = compare_results(theory, simulation)
+    if theory.identical(simulation):
+        raise ValueError(f"theory and simulation are the same result ({method_of(theory)}): give a file that has both, or one of each")
+    theory, simulation = in_t(theory), in_t(simulation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of different problems: the answer says it
+        found = compare_results(theory, simulation)
     rows = []
     for name in COMPARED:
         if f"{name}_z" not in found:
@@ -120,11 +126,16 @@ def _same(one: xr.Dataset, other: xr.Dataset, name: str) -> bool:
     return one.attrs.get(name) == other.attrs.get(name)
 
 
+def _finite(value: float) -> float:
+    """NaN (null) in place of an infinity: half of the runs had not left, and `left` tells how many had."""
+    return value if math.isfinite(value) else math.nan
+
+
 def exit_row(found: Any) -> dict[str, Any]:
     """One method's exit times."""
     with np.errstate(all="ignore"):
         row = {"method": found.method, "dimension": found.dimension, "runs": found.runs, "left": found.left, "mean": found.mean}
-        row |= {"standard_error": found.standard_error, "median": float(found.quantile(0.5)), "max_time": found.max_time}
+        row |= {"standard_error": found.standard_error, "median": _finite(float(found.quantile(0.5))), "max_time": found.max_time}
         row |= {"alpha": float(np.nanmean(found.alpha)) if found.left and found.lr else math.nan, "times": found.times}
     return row
 

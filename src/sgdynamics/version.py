@@ -1,3 +1,3 @@
-"""The version, where setuptools, results and users read it."""
+"""The version, where the build, results and users read it."""
 
 __version__ = "0.1.0"

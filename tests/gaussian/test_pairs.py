@@ -182,3 +182,13 @@ def test_hermite_coefficients():
     np.testing.assert_allclose(tanh[[1, 3]], [0.605705509602, -0.148437190787], rtol=1e-11)
     assert erf[1] == pytest.approx(0.564189583548, rel=1e-11)
     np.testing.assert_allclose(tanh[::2], 0, atol=1e-14)
+
+
+def test_an_expectation_that_parity_makes_zero_is_no_error():
+    """E[f'' sign] of a parabola is zero: two resolutions of it differ by all of its rounding."""
+    with jax.enable_x64(True):
+        q, c = jnp.ones(2), jnp.array([[0.3], [-0.6]])
+        found = float(pairs.error(polynomial([0, 1, 0.5]), NAMED["sign"], q, jnp.ones(1), c, 32))
+        coarse = float(pairs.error(Activation(lambda x: jnp.sin(8 * x)), NAMED["sign"], q, jnp.ones(1), c, 32))
+    assert found < 1e-3
+    assert coarse > 1e-2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -151,3 +152,23 @@ def test_more_bad_calls():
         sgd.solve_ode(sgd.TeacherStudent(width=3), sgd.OnePassSGD(), start_of(), times=[1.0])
     with pytest.raises(ValueError, match="give what sgd"):
         sgd.solve_ode(problem, sgd.OnePassSGD(), {"M": 1}, times=[1.0])
+
+
+@pytest.mark.parametrize("slip", [lambda z: z[1] * z[2], lambda z: z[0] + z[..., 0] ** 2 + z[-3], lambda z: jnp.sum(z) * z[2, ...]])
+def test_entries_that_are_not_there_are_refused(slip):
+    """JAX would take the last entry in their place: another problem, without a word."""
+    with pytest.raises(ValueError, match=r"target = .*index (2|-3) is out of bounds for axis 0 with size 2"):
+        sgd.MultiIndex(slip, directions=2, width=2, activation="erf")
+    with pytest.raises(ValueError, match=r"loss = .*index (2|-3) is out of bounds for axis 0 with size 2"):
+        sgd.Problem(lambda fields, signals, head, noise: (jnp.mean(head * fields) - slip(signals)) ** 2, width=2, signals=2)
+
+
+def test_functions_of_arrays_are_not_disturbed_by_the_watch():
+    for target in (
+        lambda z: 2 * z[0] - z[-1] ** 2 + z @ z - jnp.dot(z, jnp.ones(2)) / (1 + abs(z[1])) + sum(one for one in z),
+        lambda z: jnp.where(z > 0, z, -z)[0] + jax.nn.relu(z).sum() + len(z) + z.sum() + (-z).T[1] + z[1:].mean() + 3.0 ** z[0],
+        lambda z: z.at[0].set(1.0)[1],
+    ):
+        problem = sgd.MultiIndex(target, directions=2, width=2, activation="erf")
+        start = sgd.random_start(problem, dimension=50, seed=0)
+        assert start.M.shape == (1, 2, 2)

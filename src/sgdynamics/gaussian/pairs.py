@@ -76,8 +76,10 @@ def error(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms
             return rounding
         fine = jnp.stack(moments(first, second, q1, q2, c, terms))
         coarse = jnp.stack(moments(first, second, q1, q2, c, terms, nodes=polar_nodes(first, second) * 2 // 3))
-        scale = jnp.max(jnp.abs(fine), axis=(1, 2), keepdims=True) + 1e-300
-        return jnp.maximum(jnp.max(jnp.abs(fine - coarse) / scale), rounding)
+        # of one size in the units of f g, because parity may make any one of them zero
+        units = jnp.stack(jnp.broadcast_arrays(1.0, q1[:, None], jnp.sqrt(q1[:, None] * q2[None, :])))
+        scale = jnp.max(jnp.abs(units * fine)) + 1e-300
+        return jnp.maximum(jnp.max(jnp.abs(units * (fine - coarse))) / scale, rounding)
     if mehler.terms_needed(first, second, terms) < terms:
         return rounding
     return jnp.maximum(mehler.error(first, second, q1, q2, terms), rounding)

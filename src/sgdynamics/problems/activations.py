@@ -31,9 +31,20 @@ def function_identity(function: Callable) -> dict[str, str]:
 
 @float64
 def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
-    """The shape a JAX function returns. Traced in float64 as everything later: JAX keeps a closed-over array in the precision
-    that it first saw."""
-    return jax.eval_shape(function, *arguments).shape
+    """The shape a JAX function returns; IndexError where it asks for an entry that is not there, which JAX would answer with the last one.
+
+    Traced in float64 as everything later: JAX keeps a closed-over array in the precision that it first saw.
+    """
+    shape = jax.eval_shape(function, *arguments).shape
+    try:
+        # NumPy's arrays refuse such an index, and everything else is traced as before
+        with np.errstate(all="ignore"):
+            jax.eval_shape(lambda: jnp.asarray(function(*arguments)))
+    except IndexError:
+        raise
+    except Exception:  # it does with its arguments what only JAX's arrays can
+        pass
+    return shape
 
 
 @dataclass(frozen=True)
@@ -51,16 +62,17 @@ class Activation:
 
     def __post_init__(self) -> None:
         if not callable(self.f):
-            raise checks.reject("f", self.f, "give a JAX function of one number, such as jnp.tanh")
+            raise checks.reject("activation", self.f, "give a JAX function of one number, such as jnp.tanh")
         if isinstance(self.kinks, (int, float)):
             object.__setattr__(self, "kinks", (float(self.kinks),))
         object.__setattr__(self, "kinks", tuple(sorted(checks.number("kinks", kink) for kink in self.kinks)))
         try:
             shape = traced_shape(self.f, np.zeros(()))
         except Exception as error:
-            raise checks.reject("f", self.f, f"give a JAX function of one number; calling it failed with: {error}") from error
+            hint = "jnp.tanh and not np.tanh, say" if isinstance(self.f, np.ufunc) else f"calling it failed with: {error}"
+            raise checks.reject("activation", self.f, f"give a JAX function of one number; {hint}") from error
         if shape != ():
-            raise checks.reject("f", self.f, f"a number must go to a number, but it went to shape {shape}")
+            raise checks.reject("activation", self.f, f"a number must go to a number, but it went to shape {shape}")
 
     def __call__(self, x: Any) -> Any:
         return self.f(x)
@@ -99,7 +111,8 @@ class Activation:
             return self.name
         if self.coefficients is not None:
             return {"polynomial": list(self.coefficients)}
-        return {**function_identity(self.f), "kinks": list(self.kinks), "rerunnable": False}
+        named = {"name": self.name} if self.name else {}
+        return {**named, **function_identity(self.f), "kinks": list(self.kinks), "rerunnable": False}
 
 
 @lru_cache(maxsize=256)

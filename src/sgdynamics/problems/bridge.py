@@ -52,7 +52,9 @@ def overlaps_of(
     signals = s_teacher * _rows("teacher", teacher, "signals x inputs")
     runs, p, d = W.shape
     if signals.shape[-1] != d:
-        raise ValueError(f"weights have {d} inputs and teacher has {signals.shape[-1]}: give both as (rows, inputs), transpose one of them")
+        raise ValueError(
+            f"weights have {d} inputs and teacher has {signals.shape[-1]}: give both as (rows, inputs), transposed where they are not"
+        )
     if signals.shape[0] not in (1, runs):
         raise ValueError(f"teacher has {signals.shape[0]} runs and weights have {runs}: give one teacher, or one a run")
     if problem is not None:

@@ -57,7 +57,7 @@ class GaussianMixture(Problem):
         cls, mixture: str = "binary", width: int | None = None, snr: Any = 100.0, weight_decay: float = 0.1, activation: Any = "relu"
     ) -> GaussianMixture:
         """The problem that `describe` wrote down, also where JSON made its infinities strings."""
-        return cls(mixture, width, float(snr), weight_decay, activation=activation)
+        return cls(checks.choice("mixture", mixture, tuple(CLUSTERS)), width, snr, weight_decay, activation=activation)
 
     def describe(self) -> dict[str, Any]:
         return {

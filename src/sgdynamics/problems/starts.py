@@ -74,8 +74,8 @@ def start(
     runs = max(full_M.shape[0], full_Q.shape[0])
     full_M = np.broadcast_to(full_M, (runs, blocks, p, k)).copy()
     full_Q = np.broadcast_to(full_Q, (runs, blocks, p, p)).copy()
-    head = np.ones((runs, p)) if a is None else np.asarray(a, dtype=np.float64)
-    if head.ndim <= 1:
+    head = np.ones((runs, p)) if a is None else a
+    if np.ndim(head) <= 1:
         head = np.broadcast_to(checks.array("a", head, (p,), "one number a unit"), (runs, p)).copy()
     head = checks.array("a", head, (runs, p), "runs x units")
     result = Start(full_M, full_Q, head)
@@ -135,7 +135,10 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
 def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = len(problem.covariance)
-    result = np.asarray(value, dtype=np.float64)
+    try:
+        result = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise checks.reject(name, value, f"give numbers of shape {shape} ({meaning})") from None
     fractions = np.array([fraction for _, fraction in problem.covariance])[:, None, None]
     if result.shape[-2:] != shape or result.ndim > 4:
         raise ValueError(

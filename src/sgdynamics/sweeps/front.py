@@ -88,6 +88,8 @@ def sweep(
             parts.append(_written(folder, waiting, values))
             waiting = []
         running.close()
+    if shard is not None and folder is not None:
+        parts, versions = folder.read()  # with what other shards have finished in the meantime
     result = _result(job, made, chosen(parts + waiting, [point.name for point in made.points]), versions)
     _report(result, job.name)
     return result

@@ -243,7 +243,10 @@ def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -
         raise checks.reject(
             "scheduler", scheduler, 'give the address of a scheduler, such as "tcp://10.0.0.1:8786", or a distributed.Client'
         )
-    client = Client(scheduler) if isinstance(scheduler, str) else scheduler
+    try:
+        client = Client(scheduler) if isinstance(scheduler, str) else scheduler
+    except (ValueError, OSError) as error:
+        raise checks.reject("scheduler", scheduler, f'no scheduler answers there ({error}): give its address, "tcp://host:port"') from error
     try:
         sent = packed(job)
         futures = {client.submit(remote, sent, points, size, swept, pure=False): points for points, size in tasks}
