@@ -127,14 +127,13 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     if float(result["t"][0]) != 0.0:
         raise ValueError("this result does not record its start, and its first save point is after 0: save t = 0 too")
     first = start_from(result, 0)
+    problem = json.loads(result.attrs["problem"])
     if "r2" in result:
         begin = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
     elif "q" in result:
         begin = {"M": result["M"].values[:, 0], "q": result["q"].values[:, 0], "a": result["a"].values[:, 0]}
     else:
-        blocks = "M_block" in result
-        begin = {"M": first.M_blocks if blocks else first.M, "Q": first.Q_blocks if blocks else first.Q, "a": first.a}  # type: ignore[union-attr]
-    problem = json.loads(result.attrs["problem"])
+        begin = _rows(first, "M_block" in result, problem.get("constraint") == "sphere")
     whole = method in ("exact", "direct", "tensor", "dmft") and "step" in result.coords
     t = result["t"].values * (problem["width"] if method == "mean_field" else 1)
     run: dict[str, Any] = {"methods": [method], "steps" if whole else "times": (result["step"].values if whole else t).tolist()}
@@ -148,6 +147,13 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         "start": {"kind": "overlaps", **{name: value.tolist() for name, value in begin.items()}},
         "run": run,
     }
+
+
+def _rows(first: Any, blocks: bool, sphere: bool) -> dict[str, Any]:
+    """The overlaps of a first state; on the sphere rows have norm 1 again, which float32 keeps to 1e-7 only."""
+    norm = np.sqrt(np.einsum("rbii->ri", first.Q_blocks)) if sphere else np.ones(first.a.shape)
+    M, Q = first.M_blocks / norm[:, None, :, None], first.Q_blocks / (norm[:, None, :, None] * norm[:, None, None, :])
+    return {"M": M if blocks else M[:, 0], "Q": Q if blocks else Q[:, 0], "a": first.a}
 
 
 def plans(path: str | Path) -> list[Plan]:
