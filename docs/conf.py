@@ -136,7 +136,7 @@ def figures_table(app, docname, source):
     from sgdynamics import gallery
 
     def said(one):
-        return (one["verdict"] + (f" ({one['remark']})" if "remark" in one else "")).replace("|", "\\|")
+        return gallery.remarked(one).replace("|", "\\|")
 
     rows = []
     for document, title in gallery.DOCUMENTS.items():

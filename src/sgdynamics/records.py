@@ -47,7 +47,10 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
     if "rescale" in values:
         values["rescale"] = bool(values["rescale"])
     if isinstance(values.get("update"), Mapping):
-        values["update"] = updates.made_again(dict(values["update"]))
+        numbers = dict(values["update"])
+        update = _kind("update", numbers, updates.MAKERS)
+        _names("update", update, numbers, updates.MAKERS[update])
+        values["update"] = updates.MAKERS[update](**numbers)
     return KINDS[kind](**values)
 
 

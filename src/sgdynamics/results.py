@@ -166,7 +166,8 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
 
     It is written under a temporary name first: a file of the final name is whole or not there.
     """
-    parts = {None: result} if isinstance(result, xr.Dataset) else dict(result) if isinstance(result, Mapping) else {None: result}
+    # a Dataset is a mapping too, of its variables
+    parts = dict(result) if isinstance(result, Mapping) and not isinstance(result, xr.Dataset) else {None: result}
     for part in parts.values():
         if not isinstance(part, xr.Dataset):
             raise checks.reject("result", part, "give a result (a Dataset), or several by name")

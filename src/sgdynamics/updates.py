@@ -11,7 +11,6 @@ change: a step is one batch, t = lr steps/d.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -126,20 +125,6 @@ def checked_update(value: Any) -> Update | None:
         f"{checks.did_you_mean(value, MAKERS)}give None (plain SGD) or one of {known}: an update that is not known to commute with "
         "rotations of the input space does not close on overlaps",
     )
-
-
-def made_again(record: dict[str, Any]) -> Update:
-    """The update of a result's record."""
-    numbers = dict(record)
-    kind = checks.choice("update kind", numbers.pop("kind", None), MAKERS)
-    takes = inspect.signature(MAKERS[kind]).parameters
-    for name in numbers:
-        if name not in takes:
-            raise ValueError(f"update: {kind} has no {name!r}: {checks.did_you_mean(name, takes)}it takes {', '.join(takes) or 'nothing'}")
-    missing = [name for name, one in takes.items() if one.default is inspect.Parameter.empty and name not in numbers]
-    if missing:
-        raise ValueError(f"update: {kind} needs {', '.join(missing)}")
-    return MAKERS[kind](**numbers)
 
 
 def copies(kind: str | None) -> int:

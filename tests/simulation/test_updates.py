@@ -13,6 +13,7 @@ import sgdynamics as sgd
 from sgdynamics import compressed, updates
 from sgdynamics.algorithms import take_step
 from sgdynamics.problems.starts import factor
+from sgdynamics.records import algorithm_from
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law, slow
 
@@ -360,6 +361,6 @@ def test_momentum_needs_room():
 def test_records():
     for update in MADE.values():
         algorithm = sgd.OnePassSGD(lr=0.3, batch=2, update=update)
-        assert updates.made_again(algorithm.describe()["update"]) == update
+        assert algorithm_from(algorithm.describe()).update == update
     assert "update" not in sgd.OnePassSGD().describe()
     assert repr(updates.momentum(0.9)) == "momentum(beta=0.9)"

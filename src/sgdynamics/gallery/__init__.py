@@ -222,6 +222,11 @@ def full_size() -> dict[str, dict[str, Any]]:
     return json.loads((Path(__file__).parent / "full_size.json").read_text(encoding="utf-8"))
 
 
+def remarked(found: dict[str, Any]) -> str:
+    """A full-size verdict with the remark that explains it, if there is one."""
+    return found["verdict"] + (f" ({found['remark']})" if "remark" in found else "")
+
+
 def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False) -> dict[str, Any]:
     """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict, time, and the error if it failed.
 

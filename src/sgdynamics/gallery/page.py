@@ -54,13 +54,10 @@ def _word(one: dict[str, Any]) -> str:
 
 def _at_full_size(one: dict[str, Any]) -> dict[str, Any] | None:
     """What was found at full size, if this one is quick and the other was made once."""
-    from sgdynamics.gallery import full_size
+    from sgdynamics.gallery import full_size, remarked
 
     found = full_size().get(_stem(one)) if one["quick"] else None
-    if found is None:
-        return None
-    remark = f" ({found['remark']})" if "remark" in found else ""
-    return {**found, "verdict": found["verdict"] + remark, "error": ""}
+    return None if found is None else {**found, "verdict": remarked(found), "error": ""}
 
 
 def _full_words(one: dict[str, Any]) -> str:
