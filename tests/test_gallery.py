@@ -14,7 +14,7 @@ import xarray as xr
 
 import sgdynamics as sgd
 from sgdynamics import gallery, papers
-from sgdynamics.gallery import verdicts
+from sgdynamics.gallery.judges import dimension_free, effective_dynamics, escaping_mediocrity, rough_landscapes
 from sgdynamics.gallery.page import markdown
 
 DOCS = Path(__file__).parents[1] / "docs/gallery"
@@ -102,27 +102,27 @@ def mixture(share, runs=320):
 
 
 def test_verdicts_can_go_either_way():
-    holds, said = verdicts.xor_mixture(mixture(3 / 32))
+    holds, said = effective_dynamics.xor_mixture(mixture(3 / 32))
     assert holds is False
     assert "0.094(0.016) of 320 runs, compatible with 3/32 (the right value)" in said
-    assert verdicts.xor_mixture(mixture(29 / 32))[0] is True
+    assert effective_dynamics.xor_mixture(mixture(29 / 32))[0] is True
     words = {"verdict": "measured"}
     shares = xr.Dataset({"recovered": ("algorithm", [0.09, 0.3, 0.99])}, {"t": [0.0, 1000.0]}, {**words, "N": 1000, "runs": 250})
-    assert verdicts.recovered_shares(shares) == (True, "measured")
-    assert verdicts.recovered_shares(shares.assign(recovered=shares.recovered * 0.5))[0] is False
-    assert verdicts.recovered_shares(shares.assign_attrs(N=100))[0] is None
+    assert rough_landscapes.recovered_shares(shares) == (True, "measured")
+    assert rough_landscapes.recovered_shares(shares.assign(recovered=shares.recovered * 0.5))[0] is False
+    assert rough_landscapes.recovered_shares(shares.assign_attrs(N=100))[0] is None
     d = np.array([100, 400, 1600])
     for power, expected in ((-0.5, True), (-0.2, False)):
         data = xr.Dataset({"mean_deviation": ("d", d**power), "theorem_scale": ("d", d**-0.5)}, {"d": d}, words)
-        assert verdicts.high_dimensional(data)[0] is expected
+        assert dimension_free.high_dimensional(data)[0] is expected
     gap = xr.Dataset({"gap": (("algorithm", "rate"), [[0, 0], [0.05, 0.002], [0.15, 0.15]])}, {"algorithm": ["GD", "SGD", "p-SGD"]}, words)
-    assert verdicts.small_rates(gap)[0] is True
-    assert verdicts.small_rates(gap.assign(gap=gap.gap.isel(rate=[0, 0])))[0] is False
+    assert rough_landscapes.small_rates(gap)[0] is True
+    assert rough_landscapes.small_rates(gap.assign(gap=gap.gap.isel(rate=[0, 0])))[0] is False
     ratios = xr.Dataset(
         {name: (("p", "d"), np.ones((2, 2))) for name in ("measured", "annealed", "quenched", "corrected")}, {"p": [1, 2], "d": d[:2]}
     )
-    assert verdicts.exit_ratios(ratios)[0] is True
-    assert verdicts.exit_ratios(ratios.assign(measured=2 * ratios.measured))[0] is False
+    assert escaping_mediocrity.exit_ratios(ratios)[0] is True
+    assert escaping_mediocrity.exit_ratios(ratios.assign(measured=2 * ratios.measured))[0] is False
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_full_size_verdicts_are_those_of_the_stored_data():
     said = gallery.full_size()["rough_landscapes-2"]["verdict"]
     assert all(f"{100 * share:.1f}%" in said for share in shares)
     data = xr.Dataset({"recovered": ("algorithm", shares)}, {"t": [0.0, 1000.0]}, {"N": 1000, "runs": 500, "verdict": ""})
-    assert verdicts.recovered_shares(data)[0] is True
+    assert rough_landscapes.recovered_shares(data)[0] is True
     assert said.startswith("reproduced: ")
 
 

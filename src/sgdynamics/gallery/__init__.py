@@ -23,7 +23,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.gallery import verdicts as say
+from sgdynamics.gallery.claims import WORDS
+from sgdynamics.gallery.judges import dimension_free, effective_dynamics, escaping_mediocrity, quadratic_networks, rough_landscapes
 from sgdynamics.results import load, save
 from sgdynamics.version import __version__
 
@@ -34,7 +35,6 @@ DOCUMENTS = {
     "quadratic_networks": "Escape dynamics and implicit bias of quadratic networks (arXiv:2604.03068)",
     "dimension_free": "Dimension-free limits of SGD for two-layer networks (Loureiro, slides)",
 }
-WORDS = {True: "reproduced", False: "differs", None: "not decided at this size"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Entry:
     name: str
     line: str
     claim: str
-    judge: Callable[[xr.Dataset], tuple[bool | None, str]]
+    judge: Callable[[xr.Dataset], Any]
 
     @property
     def number(self) -> str:
@@ -60,7 +60,7 @@ class Entry:
 
     def verdict(self, data: xr.Dataset) -> str:
         """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers measured."""
-        holds, numbers = self.judge(data)
+        holds, numbers = self.judge(data)[:2]
         return f"{WORDS[holds]}: {numbers}"
 
 
@@ -72,16 +72,16 @@ def _entries() -> Iterable[Entry]:
     dmft = "very good agreement between DMFT and the average of runs"
     yield from of(
         "escaping_mediocrity",
-        ("figure_1", "SGD and SDE paths beside the ODE, p = 1", spread, say.exits_from_one_start),
+        ("figure_1", "SGD and SDE paths beside the ODE, p = 1", spread, escaping_mediocrity.exits_from_one_start),
         (
             "figure_2",
             "measured over predicted exit times against d",
             "annealed and quenched formulas describe the exit time at any d",
-            say.exit_ratios,
+            escaping_mediocrity.exit_ratios,
         ),
-        ("figure_3", "fixed and trained heads, p = 20 and 50", "exit times agree, what comes after differs", say.heads),
-        ("figure_4", "the ODE against many runs, p = 5 and 20", "the ODE describes the mean of the runs", say.mean_of_runs),
-        ("figure_5", "SGD and SDE paths beside the ODE, p = 2", spread, say.exits_from_one_start),
+        ("figure_3", "fixed and trained heads, p = 20 and 50", "exit times agree, what comes after differs", escaping_mediocrity.heads),
+        ("figure_4", "the ODE against many runs, p = 5 and 20", "the ODE describes the mean of the runs", escaping_mediocrity.mean_of_runs),
+        ("figure_5", "SGD and SDE paths beside the ODE, p = 2", spread, escaping_mediocrity.exits_from_one_start),
     )
     yield from of(
         "effective_dynamics",
@@ -89,115 +89,150 @@ def _entries() -> Iterable[Entry]:
             "figure_1",
             "matrix PCA below and above its critical snr",
             "a stable, then an unstable diffusion of m, ending at +-sqrt(lambda - 1)",
-            say.spiked_matrix,
+            effective_dynamics.spiked_matrix,
         ),
         (
             "figure_2",
             "binary mixture: success, end points, fluctuations about an arc",
             "optimal with probability 1/2; fluctuations of rank 1 about the arcs of Prop. 4.2(2), which are unstable",
-            say.binary_mixture,
+            effective_dynamics.binary_mixture,
         ),
         (
             "figure_3",
             "XOR mixture: success, end points, fluctuations about two arcs",
             "optimal with probability 29/32; fluctuations of rank 2 about the arcs",
-            say.xor_mixture,
+            effective_dynamics.xor_mixture,
         ),
         (
             "order_of_limits",
             "success on XOR against N at fixed snr (not in the paper)",
             "3/32 holds where snr >> N; for N >> snr more runs succeed (ours)",
-            say.order_of_limits,
+            effective_dynamics.order_of_limits,
         ),
     )
     yield from of(
         "rough_landscapes",
-        ("figure_1", "gradient descent from warm starts, against DMFT", "averages follow DMFT; single runs get stuck", say.warm_starts),
+        (
+            "figure_1",
+            "gradient descent from warm starts, against DMFT",
+            "averages follow DMFT; single runs get stuck",
+            rough_landscapes.warm_starts,
+        ),
         (
             "figure_2",
             "GD, SGD and p-SGD: share of runs that recover the signal",
             "9%, 30% and 99% of the runs recover",
-            say.recovered_shares,
+            rough_landscapes.recovered_shares,
         ),
-        ("figure_3", "single runs: plateaus and jumps", "GD has long plateaus, p-SGD has none, SGD is in between", say.plateaus),
-        ("figure_4", "batch sizes, persistence times, temperatures", "intermediate noise is best", say.intermediate_noise),
-        ("figure_5", "persistent SGD against its DMFT", dmft, say.follows_dmft),
-        ("figure_6", "Langevin against its DMFT", dmft, say.follows_dmft),
+        (
+            "figure_3",
+            "single runs: plateaus and jumps",
+            "GD has long plateaus, p-SGD has none, SGD is in between",
+            rough_landscapes.plateaus,
+        ),
+        ("figure_4", "batch sizes, persistence times, temperatures", "intermediate noise is best", rough_landscapes.intermediate_noise),
+        ("figure_5", "persistent SGD against its DMFT", dmft, rough_landscapes.follows_dmft),
+        ("figure_6", "Langevin against its DMFT", dmft, rough_landscapes.follows_dmft),
         (
             "figure_7",
             "GD and p-SGD from random starts, growing N",
             "GD stays at a plateau, p-SGD recovers in a time like log N",
-            say.random_starts,
+            rough_landscapes.random_starts,
         ),
-        ("figure_b1", "ridge in place of the sphere", "(B.8) gives the error; double descent in time at small ridge", say.ridges),
+        (
+            "figure_b1",
+            "ridge in place of the sphere",
+            "(B.8) gives the error; double descent in time at small ridge",
+            rough_landscapes.ridges,
+        ),
         (
             "figure_b2",
             "gradients divided by the batch fraction, and not",
             "dividing is better for p-SGD, not dividing for SGD",
-            say.rescaled_gradient,
+            rough_landscapes.rescaled_gradient,
         ),
-        ("figure_b3", "smaller and smaller learning rates", "SGD becomes GD, p-SGD does not", say.small_rates),
+        ("figure_b3", "smaller and smaller learning rates", "SGD becomes GD, p-SGD does not", rough_landscapes.small_rates),
         (
             "figure_b4",
             "single runs at several persistence times",
             "longer persistence leaves fewer plateaus, and delays the start",
-            say.persistence,
+            rough_landscapes.persistence,
         ),
     )
     yield from of(
         "quadratic_networks",
-        ("figure_1", "all overlaps and the error: ODE and SGD, p = 6, p* = 3", "runs of SGD lie on the ODE", say.runs_on_the_ode),
-        ("figure_2", "samples to leave against eta; the best eta against p", "there is a best eta, and it is linear in p", say.best_rates),
+        (
+            "figure_1",
+            "all overlaps and the error: ODE and SGD, p = 6, p* = 3",
+            "runs of SGD lie on the ODE",
+            quadratic_networks.runs_on_the_ode,
+        ),
+        (
+            "figure_2",
+            "samples to leave against eta; the best eta against p",
+            "there is a best eta, and it is linear in p",
+            quadratic_networks.best_rates,
+        ),
         (
             "figure_3",
             "distance to the predicted solution",
             "the start predicts which zero-error solution is reached",
-            say.predicted_solution,
+            quadratic_networks.predicted_solution,
         ),
-        ("figure_4", "the conserved matrix S", "S is constant through learning", say.conserved),
-        ("figure_5", "degrees of freedom against width", "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond", say.counted),
-        ("figure_6", "dimension of the solution manifold", "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)", say.counted),
+        ("figure_4", "the conserved matrix S", "S is constant through learning", quadratic_networks.conserved),
+        ("figure_5", "degrees of freedom against width", "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond", quadratic_networks.counted),
+        (
+            "figure_6",
+            "dimension of the solution manifold",
+            "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)",
+            quadratic_networks.counted,
+        ),
         (
             "escape_times",
             "escape times against width (not in the paper)",
             "more students change only the prefactor of (13), not the rate 16/(p p*)",
-            say.escape_rates,
+            quadratic_networks.escape_rates,
         ),
     )
     yield from of(
         "dimension_free",
-        ("classical", "gamma -> 0: gradient flow", "as gamma -> 0 one-pass SGD follows gradient flow", say.classical),
+        ("classical", "gamma -> 0: gradient flow", "as gamma -> 0 one-pass SGD follows gradient flow", dimension_free.classical),
         (
             "high_dimensional",
             "d -> infinity: the ODE",
             "the deviation from the ODE is at most exp(C t) sqrt(gamma/(d p))",
-            say.high_dimensional,
+            dimension_free.high_dimensional,
         ),
-        ("mean_field", "p -> infinity: the density of the units", "as p -> infinity SGD follows the density of (m, q)", say.mean_field),
+        (
+            "mean_field",
+            "p -> infinity: the density of the units",
+            "as p -> infinity SGD follows the density of (m, q)",
+            dimension_free.mean_field,
+        ),
         (
             "mean_field_high_dimension",
             "p, d -> infinity together",
             "rows become orthogonal off the signal, like p^-1/2 + d^-1/2",
-            say.mean_field_high_dimension,
+            dimension_free.mean_field_high_dimension,
         ),
         (
             "noise_matters",
             "what the noise of SGD does",
             "a spread that the ODE lacks, and no change in the order of the exit time",
-            say.noise_matters,
+            dimension_free.noise_matters,
         ),
         (
             "width_matters",
             "what width does to the exit time",
             "overparametrisation gains a constant factor, no power of d",
-            say.width_matters,
+            dimension_free.width_matters,
         ),
-        ("single_index", "samples against d for information exponents 1 to 4", "n ~ d, d log d, d^2, d^3", say.single_index),
+        ("single_index", "samples against d for information exponents 1 to 4", "n ~ d, d log d, d^2, d^3", dimension_free.single_index),
         (
             "optimal_schedules",
             "optimal learning-rate schedules",
             "annealing gains over the best constant rate, in the ODE and in SGD (ours)",
-            say.optimal_schedules,
+            dimension_free.optimal_schedules,
         ),
     )
 
