@@ -21,7 +21,7 @@ import sgdynamics as sgd
 import sweeps
 from sgdynamics import compressed, functional
 from sgdynamics.gaussian.moments import Rule, nodes_for
-from sgdynamics.limits import ode
+from sgdynamics.limits import drift as right_hand_side
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run_keys
 
@@ -86,7 +86,7 @@ def integrator() -> tuple[str, float, float, bool]:
     algorithm = {"lr": np.float64(1.0), "head_rate": np.float64(1.0)}
 
     def field(y):
-        return ode.drift(problem.structure, rule, nodes, problem.parameters, algorithm, y)
+        return right_hand_side.drift(problem.structure, rule, nodes, problem.parameters, algorithm, y)
 
     @jax.jit
     def euler(y):

@@ -16,22 +16,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import diffrax
 import jax
 import jax.numpy as jnp
 
+from sgdynamics import checks
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
 from sgdynamics.gaussian.moments import risk as population_risk
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
-from sgdynamics.limits import ode
+from sgdynamics.limits import integration
+from sgdynamics.limits.drift import drift as mean_increment
+from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
 
 __all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
 
+MOST_STEPS, MOST_IMPLICIT_STEPS = 2000, 20000  # of a differentiable solve, which has no other method to go on by
+ADJOINTS = {"reverse": diffrax.RecursiveCheckpointAdjoint, "forward": diffrax.ForwardMode, "both": diffrax.DirectAdjoint}
 
-def state(start: Start, run: int = 0) -> dict[str, Any]:
-    """One run of a start as a pytree."""
-    return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
+
+def state(start: Start, run: int | None = 0) -> dict[str, Any]:
+    """One run of a start as a pytree, or with run=None all of them along a leading axis, which `solve` takes too (else `jax.vmap`)."""
+    chosen = slice(None) if run is None else run
+    return {"M": start.M_blocks[chosen], "Q": start.Q_blocks[chosen], "a": start.a[chosen]}
 
 
 def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
@@ -41,7 +49,7 @@ def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     """What `drift` and `solve` need for the exact mean increment at dimension d."""
-    numbers = ode.finite_numbers(problem, dimension, batch)
+    numbers = finite_numbers(problem, dimension, batch)
     if "points" in numbers:
         numbers["points"] = {name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()}
     return numbers
@@ -67,7 +75,7 @@ def drift(
     rule = rule or Rule()
     algorithm = {"lr": lr, "head_rate": head_rate}
     nodes = _first_nodes(structure, rule, flow)
-    return ode.drift(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
+    return mean_increment(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
 
 
 def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
@@ -92,32 +100,29 @@ def solve(
     flow: bool = False,
     stiff: bool = False,
     last: bool = False,
-    rtol: float = ode.RTOL,
-    atol: float = ode.ATOL,
+    rtol: float = integration.RTOL,
+    atol: float = integration.ATOL,
+    mode: str = "reverse",
 ) -> dict[str, Any]:
-    """States at `times` (a leading time axis), or with last=True the state at the last of them.
+    """States at `times` (a leading time axis), or with last=True the state at the last of them; of runs (a leading axis of `state`) each.
 
-    Differentiable by reverse mode (checkpointed), with respect to lr, every number in `parameters`, and `state`.
+    Differentiable with respect to lr, every number in `parameters`, and `state`: mode="reverse" by `jax.grad` and `jax.jacrev`
+    (checkpointed), "forward" by `jax.jvp` and `jax.jacfwd`, also nested, "both" by either and by `jax.hessian`, at a higher cost.
+    Explicit, with 2000 steps at most (stiff=True: implicit, with 20000); beyond them states are infinite (`sgd.solve_ode` goes on).
     """
+    checks.choice("mode", mode, tuple(ADJOINTS))
     rule = rule or Rule()
     algorithm = {"lr": lr, "head_rate": head_rate}
     begin = jax.tree.map(jnp.asarray, state)
     nodes = _first_nodes(structure, rule, flow)
-    found = ode.integrate(
-        structure,
-        rule,
-        batch,
-        flow,
-        stiff,
-        nodes,
-        parameters,
-        algorithm,
-        finite,
-        begin,
-        jnp.asarray(times, dtype=begin["a"].dtype),
-        ode.MARGIN * rtol,
-        ode.MARGIN * atol,
-        guard=False,
-    )
-    states: Any = found.ys
-    return jax.tree.map(lambda value: value[-1], states) if last else states
+    points = jnp.asarray(times, dtype=begin["a"].dtype)
+    most = MOST_IMPLICIT_STEPS if stiff else MOST_STEPS
+    local = (integration.MARGIN * rtol, integration.MARGIN * atol)
+
+    def one(begin: dict[str, Any]) -> dict[str, Any]:
+        numbers = (nodes, parameters, algorithm, finite, begin, points, *local)
+        found = integration.integrate(structure, rule, batch, flow, stiff, *numbers, guard=False, adjoint=ADJOINTS[mode](), most=most)
+        states: Any = found.ys
+        return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]
+
+    return jax.vmap(one)(begin) if begin["a"].ndim == 2 else one(begin)

@@ -36,6 +36,7 @@ def trajectory(
     diverged_at: np.ndarray,
     method: str,
     attributes: dict[str, Any],
+    ran_out_at: np.ndarray | None = None,
 ) -> xr.Dataset:
     """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...) and train_risk (run, time) if any."""
     M, Q = overlaps["M"], overlaps["Q"]
@@ -58,18 +59,22 @@ def trajectory(
     if problem.structure.blocks > 1:
         variables["M_block"] = (("run", "time", "block", "unit", "signal"), M, {"long_name": "overlaps, block by block"})
         variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
-    coordinates = time_coordinates(clock, diverged_at, fixed_data=isinstance(algorithm, FixedData))
+    coordinates = time_coordinates(clock, diverged_at, fixed_data=isinstance(algorithm, FixedData), ran_out_at=ran_out_at)
     if problem.structure.blocks > 1:
         coordinates["eigenvalue"] = ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})
     return xr.Dataset(variables, coordinates, record(problem, algorithm, method, attributes))
 
 
-def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d", fixed_data: bool = False) -> dict[str, Any]:
-    """Every unit of time that is defined, and where runs diverged; `d` is the letter of the dimension."""
+def time_coordinates(
+    clock: Clock, diverged_at: np.ndarray, d: str = "d", fixed_data: bool = False, ran_out_at: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Every unit of time that is defined, where runs diverged, and where an integrator ran out of steps, if any; `d` is the dimension."""
     coordinates: dict[str, Any] = {
         "t": ("time", clock.t, {"long_name": "time t = lr steps" if fixed_data else f"time t = lr steps/{d}"}),
         "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
     }
+    if ran_out_at is not None and np.any(np.isfinite(ran_out_at)):
+        coordinates["ran_out_at"] = ("run", ran_out_at, {"long_name": "last time reached by a run whose integrator ran out of steps"})
     if clock.alpha is not None:
         coordinates["alpha"] = ("time", clock.alpha, {"long_name": f"samples/{d}"})
     if clock.step is not None:
@@ -87,10 +92,17 @@ def record(problem: Any, algorithm: OnePassSGD | FixedData, method: str, attribu
     }
 
 
+ROUNDING = 1e-12  # of the largest risk of a result: below that share a risk, being a difference, is rounding
+
+
 def largest_share(difference: Any, value: Any) -> float:
-    """The largest |difference| / |value| over what is finite: a relative error for the record of a result."""
+    """The largest |difference| / |value| over what is finite: a relative error for the record of a result.
+
+    Values below 1e-12 of the largest are rounding: there the difference counts relative to that.
+    """
+    size = np.abs(value)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.abs(difference) / np.abs(value)
+        share = np.abs(difference) / np.maximum(size, ROUNDING * np.max(size[np.isfinite(size)], initial=0.0))
     return float(np.max(share[np.isfinite(share)], initial=0.0))
 
 

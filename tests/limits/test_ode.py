@@ -11,7 +11,6 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import functional
-from sgdynamics.limits import ode
 from sgdynamics.problems.starts import factor
 from sgdynamics.simulation.direct import DirectSGD, direct_step
 from tests.conftest import S0_M, S0_Q, Z, s0
@@ -187,22 +186,6 @@ def test_many_starts_at_once_and_dense_output():
     assert all_at_once.sizes["run"] == 5
     assert "step" not in all_at_once.coords
     np.testing.assert_allclose(all_at_once.alpha, all_at_once.t / 0.5)
-
-
-@pytest.mark.slow
-def test_stiff_late_times_fall_back_to_the_implicit_method(monkeypatch):
-    # a shape that no other test has: how many explicit steps are allowed is compiled in
-    problem = sgd.TeacherStudent(width=3, teacher_width=1, activation="erf", noise=1e-3)
-    begin = sgd.start(problem, M=[[0.2], [0.1], [-0.1]], Q=np.eye(3))
-    algorithm = sgd.OnePassSGD(lr=1.0)
-    monkeypatch.setattr(ode, "MOST_STEPS", 10)
-    implicit = sgd.solve_ode(problem, algorithm, begin, times=[30.0, 300.0])
-    assert implicit.attrs["integrator"] == "Kvaerno5"
-    with jax.enable_x64(True):
-        monkeypatch.undo()
-        explicit = jax.jit(lambda state: functional.solve(problem.structure, problem.parameters, state, [30.0, 300.0], lr=1.0))
-        found = explicit(functional.state(begin))
-    np.testing.assert_allclose(implicit.Q[0], np.asarray(found["Q"])[:, 0], rtol=1e-6)
 
 
 def test_divergence_is_marked_not_hidden():

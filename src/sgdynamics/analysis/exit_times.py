@@ -20,7 +20,8 @@ from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import plan_steps
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
-from sgdynamics.limits import ode
+from sgdynamics.limits import integration
+from sgdynamics.limits.drift import drift, finite_numbers
 from sgdynamics.limits.sde import SdePaths, step_length
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import traced_shape
@@ -49,6 +50,7 @@ class ExitTimes:
     lr: float | None = None
     batch: int = 1
     diverged: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    ran_out: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # of steps of the integrator, before max_time
 
     @property
     def runs(self) -> int:
@@ -204,16 +206,16 @@ def exit_time(
         _warn_if_no_growth(problem, algorithm, begin)
     seen = {"left": np.where(first < levels, 0.0, -1.0), "value": first, "level": levels}
     away = seen["left"] >= 0
-    diverged = np.zeros(begin.runs, dtype=bool)
+    diverged, tired = np.zeros(begin.runs, dtype=bool), np.zeros(begin.runs, dtype=bool)
     times = np.where(away, 0.0, np.nan)
     if not away.all():
         if method == "ode":
-            times[~away], diverged[~away] = _ode_exits(problem, algorithm, begin, d, watch, nodes, levels, end, ~away)
+            times[~away], diverged[~away], tired[~away] = _ode_exits(problem, algorithm, begin, d, watch, nodes, levels, end, ~away)
         else:
             assert d is not None
             times, diverged = _simulated_exits(problem, algorithm, begin, method, d, sizes, watch, nodes, seen, end, seed, progress)
     name = criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "function")
-    result = ExitTimes(times, threshold, name, method, end, d, algorithm.lr, algorithm.batch, diverged)
+    result = ExitTimes(times, threshold, name, method, end, d, algorithm.lr, algorithm.batch, diverged, tired)
     _report(result, stacklevel=4)
     return result
 
@@ -240,9 +242,11 @@ def _report(result: ExitTimes, stacklevel: int) -> None:
     if result.left == result.runs:
         return
     blown = int(result.diverged.sum())
-    late = result.runs - result.left - blown
+    tired = int(result.ran_out.sum())
+    late = result.runs - result.left - blown - tired
     parts = [f"{late} had not left by max_time = {result.max_time:g}"] if late else []
     parts += [f"{blown} diverged"] if blown else []
+    parts += [f"{tired} ran out of the integrator's steps"] if tired else []
     warnings.warn(
         f"exit_time: of {result.runs} runs {' and '.join(parts)}; they are NaN in .times, and .mean is over the {result.left} that left",
         stacklevel=stacklevel,
@@ -292,30 +296,43 @@ def _ode_exits(
     levels: np.ndarray,
     end: float,
     chosen: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     flow = algorithm.lr == 0.0
-    finite = None if d is None or flow else ode.finite_numbers(problem, d, algorithm.batch)
+    finite = None if d is None or flow else finite_numbers(problem, d, algorithm.batch)
     if finite is not None and "points" in finite:
         finite["points"] = {name: value[0] for name, value in finite["points"].items()}
     drift_nodes = {name: value[0] for name, value in nodes_for(problem.structure, watch.rule, flow).items()}
     states = {"M": begin.M_blocks[chosen], "Q": begin.Q_blocks[chosen], "a": begin.a[chosen]}
     numbers = (drift_nodes, nodes, problem.parameters, algorithm.parameters, finite, states, levels[chosen], np.float64(end))
-    for stiff in (False, True):
-        times, left, full = _ode_exit(watch, algorithm.batch, flow, stiff, *numbers)
-        if not np.any(np.asarray(full)):
-            break
-    times, left = np.asarray(times), np.asarray(left)
-    # stopped before the end without leaving: the other event, overlaps beyond every bound
-    blown = ~left & (times < end * (1 - 1e-12))
-    return np.where(left, times, np.nan), blown
+    found = _ode_exit(watch, algorithm.batch, flow, *numbers)
+    return finished_exits(watch, algorithm.batch, flow, numbers, found)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def finished_exits(watch: _Watch, batch: int, flow: bool, numbers: tuple[Any, ...], found: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    """Exit times, who diverged and who ran out of steps: what the explicit method does not finish goes on by LSODA."""
+    drift_nodes, nodes, parameters, algorithm, finite, _, levels, end = numbers
+    times, left, full = (np.array(part) for part in found[:3])
+    tired = np.zeros_like(full)
+    tolerance = {"rtol": integration.MARGIN * integration.RTOL, "atol": integration.MARGIN * integration.ATOL}
+    value = jax.jit(partial(watch.value, parameters, nodes))
+    for run in np.flatnonzero(full):
+        long = integration.LongRun(watch.structure, watch.rule, batch, flow, drift_nodes, parameters, algorithm, finite)
+        state = {name: np.asarray(part[run]) for name, part in found[3].items()}
+        level = float(levels[run])
+        until = long.follow(
+            state, float(times[run]), np.array([float(end)]), tolerance, 1 / integration.MARGIN, lambda y, level=level: value(y) - level
+        )
+        times[run], left[run], tired[run] = until.time, until.ended == "event", until.ended == "tired"
+    # stopped before the end without leaving: overlaps beyond every bound
+    blown = ~left & ~tired & (times < end * (1 - 1e-12))
+    return np.where(left, times, np.nan), blown, tired
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _ode_exit(
     watch: _Watch,
     batch: int,
     flow: bool,
-    stiff: bool,
     drift_nodes: Any,
     nodes: Any,
     parameters: Any,
@@ -324,29 +341,31 @@ def _ode_exit(
     states: Any,
     levels: Any,
     end: Any,
-) -> tuple[Any, Any, Any]:
-    def one(state: Any, level: Any) -> tuple[Any, Any, Any]:
-        found = ode.integrate(
+) -> tuple[Any, Any, Any, Any]:
+    """When each run stopped, whether it had left, whether its steps had run out, and its state there."""
+
+    def one(state: Any, level: Any) -> tuple[Any, Any, Any, Any]:
+        found = integration.integrate(
             watch.structure,
             watch.rule,
             batch,
             flow,
-            stiff,
+            False,
             drift_nodes,
             parameters,
             algorithm,
             finite,
             state,
             jnp.array([end]),
-            rtol=ode.MARGIN * ode.RTOL,
-            atol=ode.MARGIN * ode.ATOL,
+            rtol=integration.MARGIN * integration.RTOL,
+            atol=integration.MARGIN * integration.ATOL,
             watch=lambda y: watch.value(parameters, nodes, y) - level,
         )
-        times: Any = found.ts
-        last: Any = jax.tree.map(lambda leaf: leaf[0], found.ys)
+        states, times = integration.parts(found)
+        last: Any = jax.tree.map(lambda leaf: leaf[0], states[1])
         stopped: Any = found.event_mask
-        left = stopped & (jnp.sum(jnp.abs(last["Q"])) < ode.LARGEST / 2)
-        return times[0], left, found.result == diffrax.RESULTS.max_steps_reached
+        left = stopped & (jnp.sum(jnp.abs(last["Q"])) < integration.LARGEST / 2)
+        return times[1][0], left, found.result == diffrax.RESULTS.max_steps_reached, last
 
     return jax.vmap(one)(states, levels)
 
@@ -441,7 +460,7 @@ def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> t
 def _plateau_slopes(structure: Structure, rule: Rule, batch: int, nodes: Any, parameters: Any, Q: Any, head: Any) -> tuple[Any, Any]:
     def rate(M: Any, lr: Any) -> Any:
         algorithm = {"lr": lr, "head_rate": 1.0}
-        return ode.drift(structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch)["M"]
+        return drift(structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch)["M"]
 
     zero = jnp.zeros((structure.blocks, structure.width, structure.signals))
     both = jnp.array([0.0, 1.0])

@@ -29,7 +29,9 @@ from sgdynamics.gaussian.mehler import MOST_TERMS
 from sgdynamics.gaussian.moments import GRID, Rule, by_clusters, drift_sampled, nodes_for, sampled
 from sgdynamics.gaussian.nodes import gauss_hermite_grid, sobol_normals
 from sgdynamics.gaussian.risk import risk_by, rule_for
-from sgdynamics.limits.ode import KINKED_TOLERANCE, LARGEST, drift
+from sgdynamics.limits.drift import drift
+from sgdynamics.limits.integration import LARGEST
+from sgdynamics.limits.ode import KINKED_TOLERANCE
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem, Structure

@@ -29,7 +29,7 @@ from sgdynamics.gaussian import pairs
 from sgdynamics.gaussian.moments import Rule, nodes_for
 from sgdynamics.gaussian.moments import risk as population_risk
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
-from sgdynamics.limits.ode import drift
+from sgdynamics.limits.drift import drift
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.losses import NetworkLoss

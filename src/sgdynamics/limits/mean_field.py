@@ -21,12 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.flatten_util import ravel_pytree
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian import pairs
 from sgdynamics.limits import mean_field_series as series
+from sgdynamics.limits.integration import padded
+from sgdynamics.limits.long_times import Followed, follow, ran_out
 from sgdynamics.limits.mean_field_series import Basis
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import CommitteeLoss
@@ -40,7 +43,8 @@ __all__ = ["MeanFieldStart", "mean_field_density", "mean_field_random_start", "m
 RTOL = 1e-6
 ATOL = 1e-8
 MARGIN = 1e-2  # local tolerance over the one asked for: errors add up, and the risk is a small difference
-MOST_STEPS = 20000
+FEW_STEPS, MOST_STEPS = 1000, 20000  # explicit ones: before LSODA takes over, and where the state is too large for that
+LARGEST_IMPLICIT = 1500  # numbers of a state
 FIRST_TERMS = {1: 32, 2: 24, 3: 16}  # of the series; doubled while the error asks for it and the basis allows
 LARGEST_BASIS = 12000
 SPAN = 8.0  # the table of coefficients begins with row lengths up to this factor beyond those of the start (squared), either way
@@ -74,16 +78,20 @@ def _velocity(way: _Way, numbers: dict[str, Any], state: dict[str, Any]) -> dict
     return {"T": dT, "q": dq, "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a)}
 
 
-@partial(jax.jit, static_argnums=0)
-def _integrate(way: _Way, numbers: dict[str, Any], states: Any, times: Any, tolerance: Any) -> tuple[Any, Any, Any]:
-    """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps."""
+def _on_table(numbers: dict[str, Any], state: dict[str, Any]) -> Any:
+    v = series.variance(numbers, state)
+    return (jnp.min(v) >= numbers["lowest"]) & (jnp.max(v) <= numbers["highest"]) & jnp.all(jnp.isfinite(state["a"]))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _integrate(way: _Way, most: int, numbers: dict[str, Any], states: Any, times: Any, tolerance: Any) -> tuple[Any, ...]:
+    """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
     rate = jax.jit(partial(_velocity, way))
 
     def left(t: Any, y: Any, args: Any, **_: Any) -> Any:
-        v = series.variance(numbers, y)
-        return ~((jnp.min(v) >= numbers["lowest"]) & (jnp.max(v) <= numbers["highest"]) & jnp.all(jnp.isfinite(y["a"])))
+        return ~_on_table(numbers, y)
 
-    def one(state: Any) -> tuple[Any, Any, Any]:
+    def one(state: Any) -> tuple[Any, ...]:
         found = diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, y, args: rate(numbers, y)),
             diffrax.Dopri8(),
@@ -91,16 +99,40 @@ def _integrate(way: _Way, numbers: dict[str, Any], states: Any, times: Any, tole
             t1=times[-1],
             dt0=None,
             y0=state,
-            saveat=diffrax.SaveAt(ts=times),
+            saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)]),
             stepsize_controller=diffrax.PIDController(rtol=tolerance["rtol"], atol=tolerance["atol"]),
             event=diffrax.Event(left),
-            max_steps=MOST_STEPS,
+            max_steps=most,
             throw=False,
         )
         out = found.result == diffrax.RESULTS.event_occurred
-        return found.ys, out, found.result == diffrax.RESULTS.max_steps_reached
+        states: Any = found.ys
+        when: Any = found.ts
+        last = jax.tree.map(lambda leaf: leaf[0], states[1])
+        return states[0], out, found.result == diffrax.RESULTS.max_steps_reached, last, when[1][0]
 
     return jax.lax.map(one, states)
+
+
+@partial(jax.jit, static_argnums=0)
+def _flat_velocity(way: _Way, numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any:
+    return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y)))[0]
+
+
+@jax.jit
+def _flat_on_table(numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any:
+    return _on_table(numbers, ravel_pytree(like)[1](y))
+
+
+def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], begin: float, times: np.ndarray, tolerance: Any) -> Followed:
+    """One start from where the explicit method stopped, by LSODA."""
+    like = jax.tree.map(jnp.asarray, state)
+    numbers = jax.tree.map(jnp.asarray, numbers)
+    inside = partial(_flat_on_table, numbers, like)
+    setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(inside(y))}
+    y = np.asarray(ravel_pytree(like)[0])
+    limits = float(tolerance["rtol"]), float(tolerance["atol"])
+    return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, begin, times, *limits, **setting)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -197,10 +229,13 @@ def solve_mean_field(
             stacklevel=3,
         )
     good = np.all(np.isfinite(found["q"]), axis=2)
-    diverged_at = np.array([np.nan if row.all() else t[row][-1] if row.any() else 0.0 for row in good])
-    if full.any() or out.any():
-        what = f"needs more than {MOST_STEPS} steps" if full.any() else "has rows that grow or shrink without bound"
+    last = np.array([np.nan if row.all() else t[row][-1] if row.any() else 0.0 for row in good])
+    diverged_at, ran_out_at = np.where(full, np.nan, last), np.where(full, last, np.nan)
+    if out.any():
+        what = "has rows that grow or shrink without bound"
         warnings.warn(f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)", stacklevel=3)
+    if full.any():
+        warnings.warn(ran_out(ran_out_at), stacklevel=3)
     attributes = {
         "dimension": dimension,
         "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, " + ("d -> infinity" if dimension is None else "this d"),
@@ -210,7 +245,7 @@ def solve_mean_field(
         "error_integrator": error_integrator,
         "error_particles": error_particles,
     }
-    return _dataset(problem, algorithm, when, found, excess, diverged_at, attributes)
+    return _dataset(problem, algorithm, when, found, excess, {"diverged_at": diverged_at, "ran_out_at": ran_out_at}, attributes)
 
 
 def _clock(problem: Problem, algorithm: OnePassSGD, times: Any, alpha: Any, steps: Any, dimension: int | None) -> Clock:
@@ -287,19 +322,30 @@ def _numbers(
 
 
 def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """States (run, time, ...), which runs left the table, and which needed too many steps."""
+    """States (run, time, ...), which runs left the table, and whose steps ran out."""
     runs = len(states["q"])
     if t[-1] == 0.0:
         return {name: value[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
-    # the number of save points is a shape: filled up to a power of two, nearby numbers share one compilation
-    padded = np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
-    found, out, full = _integrate(way, numbers, states, padded, tolerance)
+    # LSODA's implicit steps take matrices of the size of the state
+    small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
+    found, out, full, last, when = _integrate(way, FEW_STEPS if small else MOST_STEPS, numbers, states, padded(t), tolerance)
     result = {}
     for name, value in found.items():
         values = np.array(value[:, : len(t)])
         values[~np.isfinite(values)] = np.nan
         result[name] = values
-    return result, np.asarray(out), np.asarray(full)
+    out, full = np.array(out), np.array(full)
+    if not small:
+        return result, out, full
+    for run in np.flatnonzero(full):
+        state = {name: np.asarray(value[run]) for name, value in last.items()}
+        rest = t > float(when[run])
+        end = _later(way, numbers, state, float(when[run]), t[rest], tolerance)
+        back = jax.vmap(ravel_pytree(jax.tree.map(jnp.asarray, state))[1])(jnp.asarray(end.values.T))
+        for name, value in back.items():
+            result[name][run, rest] = np.asarray(value)
+        out[run], full[run] = end.ended == "diverged", end.ended == "tired"
+    return result, out, full
 
 
 def _risk_of(way: _Way, numbers: Any, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -316,7 +362,7 @@ def _dataset(
     when: Clock,
     found: Any,
     excess: np.ndarray,
-    diverged_at: np.ndarray,
+    ends: dict[str, np.ndarray],
     attributes: dict[str, Any],
 ) -> xr.Dataset:
     M = found["T"] @ problem.parameters["frame"][0].T
@@ -327,7 +373,7 @@ def _dataset(
         "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "population risk"}),
         "excess_risk": (("run", "time"), excess, {"long_name": "excess risk"}),
     }
-    coordinates = time_coordinates(when, diverged_at)
+    coordinates = time_coordinates(when, ends["diverged_at"], ran_out_at=ends["ran_out_at"])
     coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
     coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
     return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_mean_field", attributes))

@@ -41,6 +41,7 @@ import numpy as np
 import optimistix
 
 from sgdynamics import checks
+from sgdynamics.limits.long_times import follow
 from sgdynamics.precision import float64
 from sgdynamics.problems.mixture import CLUSTERS
 
@@ -51,13 +52,15 @@ ATOL = 1e-13
 EVENT_TOLERANCE = 1e-13  # on the time a surface is met
 SAME_TIME = 64.0  # surfaces met within this many event tolerances are met together
 TIE = 1e-13  # a difference this small, relative to its terms, is rounding
-MOST_STEPS = 100_000
+MOST_STEPS = 2000  # explicit steps of a piece before LSODA takes over
 # One program serves both kinds, all widths up to a multiple of UNITS and any number of runs: what is missing is filled up with
 # directions of weight 0 and units that are 0 (which stay 0), and runs go through it LANES at a time.
 DIRECTIONS = max(len(labels) for labels in LABELS.values())
 UNITS = 4
 LANES = 128
 FEWEST_TIMES = 8
+LOOSEST = 1e3  # by what factor LSODA may loosen the tolerances at late times
+LARGEST = 1e6
 
 
 def _clusters(kind: str) -> dict[str, np.ndarray]:
@@ -189,16 +192,51 @@ def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: A
     states_found: Any = found.ys
     until, last = times_found[1][0], jax.tree.map(lambda leaf: leaf[0], states_found[1])
     met: Any = found.event_mask
-    # on the surface: what met it is exactly 0 and has to choose its side anew. The nearest did by definition, and so did those that
-    # the clock cannot tell from it (runs with a symmetry)
+    failed = ~(met | (found.result == diffrax.RESULTS.successful))
+    return {"saved": states_found[0], "last": _landed(numbers, last, side, until, met), "met": met, "failed": failed}
+
+
+def _landed(numbers: dict[str, Any], last: dict[str, Any], side: Any, until: Any, met: Any) -> dict[str, Any]:
+    """The end of a piece: where a surface was met, what met it is exactly 0 and has to choose its side anew."""
+    dM, _ = _field(numbers["clusters"], numbers["decay"], numbers["head_rate"], last["M"], last["a"], side)
+    # the nearest met it by definition, and so did those that the clock cannot tell from it (runs with a symmetry)
     away = jnp.where(side == 0, jnp.inf, side * last["M"])
-    inward = jnp.maximum(-side * field(until, last, None)["M"], 0.0)
+    inward = jnp.maximum(-side * dM, 0.0)
     hit = met & ((away == away.min()) | (away <= SAME_TIME * EVENT_TOLERANCE * (1.0 + until) * inward))
-    last = {"M": jnp.where(hit, 0.0, last["M"]), "a": last["a"], "side": jnp.where(hit, jnp.nan, side), "time": until}
-    return {"saved": states_found[0], "last": last, "met": met, "failed": ~(met | (found.result == diffrax.RESULTS.successful))}
+    return {"M": jnp.where(hit, 0.0, last["M"]), "a": last["a"], "side": jnp.where(hit, jnp.nan, side), "time": until}
 
 
 _segments = jax.jit(jax.vmap(_segment, in_axes=(None, None, 0, 0, 0)))
+_landing = jax.jit(_landed)
+
+
+@jax.jit
+def _flat_field(numbers: dict[str, Any], side: Any, y: Any) -> Any:
+    M, a = y[: side.size].reshape(side.shape), y[side.size :]
+    dM, da = _field(numbers["clusters"], numbers["decay"], numbers["head_rate"], M, a, side)
+    return jnp.concatenate([dM.reshape(-1), da])
+
+
+def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np.ndarray]) -> tuple[dict[str, Any], str]:
+    """The rest of a piece that the explicit method did not finish, by LSODA: as `_segment`, and how it ended."""
+    side, begin = last["side"], float(last["time"])
+    size = side.size
+
+    def distance(y: np.ndarray) -> float:
+        M = y[:size].reshape(side.shape)
+        return float(np.min(np.where((side == 0) | (M == 0), 1.0, side * M)))
+
+    y = np.concatenate([last["M"].reshape(-1), last["a"]])
+    rest = times > begin
+    setting = {"loosest": LOOSEST, "inside": lambda y: bool(np.all(np.abs(y) < LARGEST)), "watch": distance}
+    tolerance = (numbers["rtol"], numbers["atol"])
+    found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, begin, times[rest], *tolerance, **setting)
+    end = {"M": found.state[:size].reshape(side.shape), "a": found.state[size:]}
+    met = found.ended == "event"
+    saved = {"M": np.full((len(times), *side.shape), np.nan), "a": np.full((len(times), len(end["a"])), np.nan)}
+    saved["M"][rest], saved["a"][rest] = found.values[:size].T.reshape(-1, *side.shape), found.values[size:].T
+    landed = jax.tree.map(np.asarray, _landing(numbers, end, side, found.time, met))
+    return {"saved": saved, "last": landed, "met": met}, found.ended
 
 
 def _checked(kind: str, M: Any, Q: Any, a: Any, times: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -234,7 +272,8 @@ def solve_infinite_snr(
 
     From M (run, K, q), Q (run, K, K), a (run, K) at t = 0; the equations, and what happens on the surfaces m_i^q = 0, are the module's.
     Dormand-Prince 8(7) on each smooth piece, with local tolerances rtol and atol. Where a coordinate meets its surface (the time is found
-    by bisection) it is set to exactly 0 and the next piece begins; `met` (run) counts these meetings. With `error=True` also `error` (run),
+    by bisection) it is set to exactly 0 and the next piece begins; `met` (run) counts these meetings. LSODA goes on where a piece needs too
+    many steps; a run for which that is not enough is NaN from there on and True in `ran_out`. With `error=True` also `error` (run),
     the largest change of M and a at the given times when the tolerances are ten times looser.
     Assumes snr -> infinity after d -> infinity, so lr plays no part. Props. 4.2 and F.3.
     """
@@ -252,7 +291,9 @@ def solve_infinite_snr(
     result["Q"] = fading + np.einsum("rtiq,rtjq->rtij", result["M"], result["M"])
     if error:
         loose = _solve(kind, M, a, times, {**numbers, "rtol": 10 * numbers["rtol"], "atol": 10 * numbers["atol"]})
-        result["error"] = np.maximum(*(np.abs(loose[name] - result[name]).reshape(len(M), -1).max(axis=1) for name in ("M", "a")))
+        changes = [np.abs(loose[name] - result[name]).reshape(len(M), -1) for name in ("M", "a")]
+        # what was not reached has no error
+        result["error"] = np.maximum(*(np.where(np.isfinite(change), change, 0.0).max(axis=1) for change in changes))
     return result
 
 
@@ -270,7 +311,7 @@ def _solve(kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerance
     M, a = np.pad(M, [(0, 0), (0, units), (0, DIRECTIONS - directions)]), np.pad(a, [(0, 0), (0, units)])
     now = {"M": M.copy(), "a": a.copy(), "side": np.full_like(M, np.nan), "time": np.zeros(runs)}
     saved = {"M": np.repeat(M[:, None], len(times), axis=1), "a": np.repeat(a[:, None], len(times), axis=1)}
-    met = np.zeros(runs, dtype=int)
+    met, ran_out = np.zeros(runs, dtype=int), np.zeros(runs, dtype=bool)
     # the number of times is a shape: filled up to a power of two, nearby numbers share one program
     count = max(FEWEST_TIMES, 2 ** int(np.ceil(np.log2(len(times)))))
     padded = np.concatenate([times, np.full(count - len(times), times[-1])])
@@ -280,9 +321,20 @@ def _solve(kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerance
         rows = np.resize(some, LANES)  # a hand that is not full repeats itself
         hand = _segments(numbers, padded, {"M": now["M"][rows], "a": now["a"][rows]}, now["side"][rows], now["time"][rows])
         found = _first(len(some), jax.tree.map(np.asarray, hand))
-        if found["failed"].any():
-            worst = some[found["failed"]][0]
-            raise RuntimeError(f"run {worst} did not reach t = {times[-1]:g} in {MOST_STEPS} steps: raise rtol and atol")
+        found = jax.tree.map(np.array, found)
+        for place in np.flatnonzero(found["failed"]):
+            half = {name: value[place] for name, value in found["last"].items()}
+            later, ended = _long_segment(numbers, padded, half)
+            beyond = padded > half["time"]
+            for name in saved:
+                found["saved"][name][place, beyond] = later["saved"][name][beyond]
+            for name in now:
+                found["last"][name][place] = later["last"][name]
+            found["met"][place] = later["met"]
+            if ended in ("tired", "diverged"):
+                ran_out[some[place]] = True
+                for name in saved:
+                    saved[name][some[place], times > later["last"]["time"]] = np.nan
         lane, inside = np.nonzero((times > now["time"][some][:, None]) & (times <= found["last"]["time"][:, None]))
         for name in saved:
             saved[name][some[lane], inside] = found["saved"][name][lane, inside]
@@ -290,4 +342,4 @@ def _solve(kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerance
             now[name][some] = found["last"][name]
         met[some] += found["met"]
         queue = np.concatenate([queue, some[found["met"] & (now["time"][some] < times[-1])]])
-    return {"M": saved["M"][:, :, :width, :directions], "a": saved["a"][:, :, :width], "met": met}
+    return {"M": saved["M"][:, :, :width, :directions], "a": saved["a"][:, :, :width], "met": met, "ran_out": ran_out}

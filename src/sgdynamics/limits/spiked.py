@@ -34,6 +34,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import clock, plan_steps
 from sgdynamics.compressed import normals_and_uniforms
+from sgdynamics.limits.long_times import follow, ran_out
 from sgdynamics.precision import float64
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
 from sgdynamics.results import largest_share
@@ -44,8 +45,7 @@ RTOL = 1e-8
 ATOL = 1e-10
 LEAST_RTOL = 1e-13  # what double precision allows
 MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
-MOST_STEPS = 500  # explicit steps before the implicit method takes over: smooth trajectories take fewer than a hundred
-MOST_IMPLICIT_STEPS = 20000
+MOST_STEPS = 500  # explicit steps before LSODA takes over: smooth trajectories take fewer than a hundred
 RUNAWAY = 1e2  # |x|^2 beyond this, in units of where it may come to rest or began, has diverged: as n -> infinity it never is
 STEP_TOLERANCE = 2e-3  # relative error of the SDE's step length, on the noiseless path and on the stationary variance
 FIRST_SDE_STEPS, MOST_SDE_STEPS = 64, 1 << 14
@@ -124,14 +124,18 @@ def spiked_increment(problem: SpikedTensor, algorithm: OnePassSGD, start: Spiked
     return delta * mean, delta**2 * covariance
 
 
-def _follow(solver: Any, t: np.ndarray, limit: np.ndarray, most: int) -> tuple[np.ndarray, str]:
-    """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "tired"."""
+def _within(limit: np.ndarray, y: np.ndarray) -> bool:
     runs = len(limit)
-    found = np.full((2 * runs, len(t)), np.nan)
+    return bool(np.all(y[:runs] ** 2 + np.abs(y[runs:]) < limit))
+
+
+def _explicit(solver: Any, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, str]:
+    """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "tired"."""
+    found = np.full((2 * len(limit), len(t)), np.nan)
     found[:, t == 0.0] = solver.y[:, None]
-    for _ in range(most):
+    for _ in range(MOST_STEPS):
         solver.step()
-        if solver.status == "failed" or not np.all(solver.y[:runs] ** 2 + np.abs(solver.y[runs:]) < limit):
+        if solver.status == "failed" or not _within(limit, solver.y):
             return found, "diverged"
         between = (t > solver.t_old) & (t <= solver.t)
         if between.any():
@@ -141,41 +145,43 @@ def _follow(solver: Any, t: np.ndarray, limit: np.ndarray, most: int) -> tuple[n
     return found, "tired"
 
 
-def _integrate(
-    numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float, stiff: bool = False
-) -> tuple[np.ndarray, bool]:
-    """m and r2 (2, run, time), NaN from where a solution leaves every bound, and whether the implicit method was needed.
+class _Path(NamedTuple):
+    """m and r2 (2, run, time), NaN from where a solution leaves every bound or its steps run out; which runs needed LSODA, and ran out."""
 
-    Two numbers a start and a right-hand side in closed form: SciPy's integrators need no compilation, which would take a hundred times
-    as long as the solve. All starts go side by side; if one diverges or is stiff, each goes on its own.
+    values: np.ndarray
+    long: np.ndarray
+    tired: np.ndarray
+
+
+def _integrate(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float) -> _Path:
+    """Two numbers a start and a right-hand side in closed form: SciPy's integrators need no compilation, which would take a hundred times
+    as long as the solve. All starts go side by side; if one diverges or is stiff, each goes on its own, by LSODA where that is needed.
     """
     runs = begin.runs
     limit = RUNAWAY * (1 + numbers["snr"] ** (2 / numbers["order"]) + numbers["lr"] + begin.m**2 + begin.r2)
     y = np.concatenate([begin.m, begin.r2])
-    tolerance: dict[str, Any] = {"rtol": max(rtol, LEAST_RTOL), "atol": atol}
+    none = np.zeros(runs, dtype=bool)
 
     def field(_: float, y: np.ndarray) -> np.ndarray:
         return np.concatenate(drift(numbers, y[:runs], y[runs:]))
 
     if t[-1] == 0.0:
-        return y.reshape(2, runs, 1), False
+        return _Path(y.reshape(2, runs, 1), none, none)
     with np.errstate(over="ignore", invalid="ignore"):
-        if not stiff:
-            found, ended = _follow(integrate.DOP853(field, 0.0, y, t[-1], **tolerance), t, limit, MOST_STEPS)
-            if ended == "finished":
-                return found.reshape(2, runs, -1), False
-            stiff = ended == "tired"
+        solver = integrate.DOP853(field, 0.0, y, t[-1], rtol=max(rtol, LEAST_RTOL), atol=atol)
+        found, ended = _explicit(solver, t, limit)
+        if ended == "finished":
+            return _Path(found.reshape(2, runs, -1), none, none)
         if runs > 1:
-            each = [_integrate(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol, stiff) for i in range(runs)]
-            return np.concatenate([part for part, _ in each], axis=1), any(which for _, which in each)
-        if stiff:
-            found, ended = _follow(integrate.LSODA(field, 0.0, y, t[-1], **tolerance), t, limit, MOST_IMPLICIT_STEPS)
-    if ended == "tired":
-        warn(
-            f"the integrator did not reach t = {t[-1]:g} in {MOST_IMPLICIT_STEPS} implicit steps: what it did not reach is NaN; "
-            "raise rtol, or ask for shorter times"
-        )
-    return found.reshape(2, runs, -1), stiff
+            each = [_integrate(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol) for i in range(runs)]
+            return _Path(*(np.concatenate(parts, axis=axis) for parts, axis in zip(zip(*each, strict=True), (1, 0, 0), strict=True)))
+        if ended == "diverged":
+            return _Path(found.reshape(2, 1, -1), none, none)
+        rest = t > solver.t
+        setting = {"loosest": 1 / MARGIN, "inside": partial(_within, limit)}
+        late = follow(field, solver.y, float(solver.t), t[rest], max(rtol, LEAST_RTOL), atol, **setting)
+    found[:, rest] = late.values
+    return _Path(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))
 
 
 def solve_spiked_ode(
@@ -195,7 +201,7 @@ def solve_spiked_ode(
         dm/dt = 2 m (k snr m^(k-2) - k R^(2k-2)) - al m,      dr2/dt = - 4k R^(2k-2) (r2 - lr/B) - 2 al r2
 
     Proposition 3.1, with a ridge al and a batch B; at finite n see the head of this module. An explicit method of order 8 with adaptive
-    steps, an implicit one (LSODA) where it needs too many. `error_integrator`: the largest relative change of the risk at ten times the
+    steps, and LSODA from where it needs too many. `error_integrator`: the largest relative change of the risk at ten times the
     tolerance. A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
     """
     checked_algorithm(algorithm)
@@ -207,20 +213,25 @@ def solve_spiked_ode(
         dimension = check_spiked_dimension(dimension)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=dimension, whole_steps=False)
     numbers = numbers_of(problem, algorithm, dimension)
-    (m, r2), stiff = _integrate(numbers, begin, when.t, MARGIN * rtol, MARGIN * atol)
-    loose, _ = _integrate(numbers, begin, when.t, 10 * MARGIN * rtol, 10 * MARGIN * atol, stiff)
+    path = _integrate(numbers, begin, when.t, MARGIN * rtol, MARGIN * atol)
+    loose = _integrate(numbers, begin, when.t, 10 * MARGIN * rtol, 10 * MARGIN * atol).values
+    m, r2 = path.values
     risk = problem.risk(m, r2)
     attributes = {
         "dimension": dimension,
         "assumptions": "fresh Gaussian tensors, " + ("n -> infinity" if dimension is None else "mean increment at n"),
-        "integrator": "LSODA" if stiff else "DOP853",
+        "integrator": "DOP853, then LSODA" if path.long.any() else "DOP853",
         "error_integrator": largest_share(problem.risk(*loose) - risk, risk),
     }
     good = np.isfinite(m) & np.isfinite(r2)
-    last = [when.t[row][-1] if row.any() else 0.0 for row in good]
-    diverged_at = np.where(np.all(good, axis=1), np.nan, last)
+    last = np.where(np.all(good, axis=1), np.nan, [when.t[row][-1] if row.any() else 0.0 for row in good])
+    diverged_at, ran_out_at = np.where(path.tired, np.nan, last), np.where(path.tired, last, np.nan)
+    if path.tired.any():
+        warn(ran_out(ran_out_at))
     found = {"m": m, "r2": r2}
-    return spiked_trajectory(problem, algorithm, when, found, diverged_at=diverged_at, method="solve_ode", attributes=attributes)
+    return spiked_trajectory(
+        problem, algorithm, when, found, diverged_at=diverged_at, method="solve_ode", attributes=attributes, ran_out_at=ran_out_at
+    )
 
 
 def _flow(numpy: Any, raised: Power, numbers: dict[str, Any], m: Any, r2: Any, length: Any) -> tuple[Any, Any]:

@@ -304,6 +304,7 @@ def spiked_trajectory(
     diverged_at: np.ndarray,
     method: str,
     attributes: dict[str, Any],
+    ran_out_at: np.ndarray | None = None,
 ) -> xr.Dataset:
     """The Dataset of a solve or a simulation, from m and r2 with axes (run, time); warns where runs diverged."""
     m, r2 = found["m"], found["r2"]
@@ -323,7 +324,9 @@ def spiked_trajectory(
         "r2": (("run", "time"), r2, {"long_name": "squared length orthogonal to the signal, |x|^2 - m^2"}),
         "risk": (("run", "time"), risk, {"long_name": "population loss without ridge and noise, |snr v^(k) - x^(k)|^2"}),
     }
-    return xr.Dataset(variables, time_coordinates(when, diverged_at, "n"), record(problem, algorithm, method, attributes))
+    return xr.Dataset(
+        variables, time_coordinates(when, diverged_at, "n", ran_out_at=ran_out_at), record(problem, algorithm, method, attributes)
+    )
 
 
 def warn(message: str) -> None:

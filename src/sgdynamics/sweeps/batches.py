@@ -24,7 +24,8 @@ from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.moments import Rule, finer, nodes_for, pair_error, risk, risk_nodes, sampled
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import SMALL_CHUNK, TOLERANCE, effective_overlaps, rule_for
-from sgdynamics.limits import ode
+from sgdynamics.limits import integration, ode
+from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
@@ -54,8 +55,11 @@ class Lane:
     @property
     def times(self) -> np.ndarray:
         """Save points in the variable of the integration, filled up to a power of two as in `solve_ode`."""
-        t = self.when.alpha if self.algorithm.scheduled and self.when.alpha is not None else self.when.t
-        return np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
+        return integration.padded(self.variable)
+
+    @property
+    def variable(self) -> np.ndarray:
+        return self.when.alpha if self.algorithm.scheduled and self.when.alpha is not None else self.when.t
 
     @property
     def numbers(self) -> tuple[Any, ...]:
@@ -88,10 +92,10 @@ def _filled(items: list[Any], size: int) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _lanes(structure: Structure, rule: Rule, batch: int, flow: bool, stiff: bool, nodes: Any, *numbers: Any) -> tuple[Any, Any]:
-    def lane(parameters: Any, algorithm: Any, finite: Any, states: Any, times: Any, tolerance: Any) -> tuple[Any, Any]:
-        return ode._integrate_all(structure, rule, batch, flow, stiff, nodes, parameters, algorithm, finite, states, times, tolerance)
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _lanes(structure: Structure, rule: Rule, batch: int, flow: bool, nodes: Any, *numbers: Any) -> integration.Reached:
+    def lane(parameters: Any, algorithm: Any, finite: Any, states: Any, times: Any, tolerance: Any) -> integration.Reached:
+        return integration.integrate_all(structure, rule, batch, flow, nodes, parameters, algorithm, finite, states, times, tolerance)
 
     return jax.vmap(lane)(*numbers)
 
@@ -159,8 +163,9 @@ def _ode_lane(
     """The checks of solve_ode; None where it refuses, or has nothing to integrate."""
     try:
         checked_algorithm(algorithm)
-        rtol = checks.number("rtol", arguments.get("rtol", ode.RTOL), above=0.0)
-        atol = checks.number("atol", arguments.get("atol", ode.ATOL), above=0.0)
+        rtol, atol = (arguments.get(name) for name in ("rtol", "atol"))
+        rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
+        atol = None if atol is None else checks.number("atol", atol, above=0.0)
         dimension = arguments.get("dimension")
         if dimension is not None:
             dimension = check_dimension(problem, dimension)[0]
@@ -172,16 +177,15 @@ def _ode_lane(
     if when.t[-1] == 0.0:
         return None
     flow = algorithm.flow
-    finite = None if dimension is None or flow else ode.finite_numbers(problem, dimension, algorithm.batch)
-    floor = ode.KINKED_TOLERANCE if problem.structure.kinks and sampled(problem.structure, flow) else 0.0
-    tolerance = {"rtol": np.float64(max(ode.MARGIN * rtol, floor)), "atol": np.float64(max(ode.MARGIN * atol, floor))}
+    finite = None if dimension is None or flow else finite_numbers(problem, dimension, algorithm.batch)
     rule = rule_for(problem, begin.Q_blocks, RULE_MARGIN)
+    tolerance = ode.tolerances(problem, algorithm, begin, rule, finite, rtol, atol)
     return Lane(place, problem, algorithm, begin, when, dimension, finite, tolerance, rule)
 
 
 def _solve_group(lanes: list[Lane], size: int) -> tuple[dict[int, Row], list[Lane]]:
     """Lanes of one program: answers, and lanes that need a finer rule."""
-    every, stiff, late = _integrate(lanes, size, [False] * len(lanes))
+    every = _integrate(lanes, size)
     mean = [_over_replicates(one) for one in every]
     risks, _, worst = _risks_of(lanes, mean, size, errors=True)
     longer = [_longer(lane, one) if bad > TOLERANCE else None for lane, one, bad in zip(lanes, mean, worst, strict=True)]
@@ -191,43 +195,41 @@ def _solve_group(lanes: list[Lane], size: int) -> tuple[dict[int, Row], list[Lan
         return {}, again
     some = [kept[place] for place in sorted(set(np.linspace(0, len(kept) - 1, SHORT).round().astype(int).tolist()))]
     looser = [replace(lanes[place], tolerance={name: 10 * value for name, value in lanes[place].tolerance.items()}) for place in some]
-    loose, _, _ = _integrate(looser, size, [stiff[place] for place in some])
-    others, _, _ = _risks_of(looser, [_over_replicates(one) for one in loose], size)
+    others, _, _ = _risks_of(looser, [_over_replicates(one) for one in _integrate(looser, size)], size)
     integrator = max(largest_share(other - risks[place], risks[place]) for other, place in zip(others, some, strict=True))
-    quadrature = _quadrature([lanes[place] for place in kept], [every[place] for place in kept], [risks[place] for place in kept], size)
+    sampling = _sampling([lanes[place] for place in kept], [every[place] for place in kept], [worst[place] for place in kept], size)
     found: dict[int, Row] = {}
     template = None
-    for place, sampling in zip(kept, quadrature, strict=True):
+    for place, (quadrature, of_risk) in zip(kept, sampling, strict=True):
         lane = lanes[place]
-        diverged_at = ode._last_finite(mean[place]["Q"], lane.when.t)
+        ends, texts = ode.told_apart(mean[place], every[place].tired, lane.when.t)
         attributes = {
-            "dimension": lane.dimension,
-            "assumptions": "Gaussian inputs, one pass, " + ("d -> infinity" if lane.dimension is None else "mean increment at d"),
-            "integrator": "Kvaerno5" if stiff[place] else "Dopri8",
-            "error_quadrature": max(worst[place], sampling),
+            **ode.described(lane.dimension, every[place].long),
+            "error_quadrature": quadrature,
+            "error_quadrature_risk": of_risk if of_risk > 0 else None,
             "error_integrator": integrator,
         }
-        row = None if template is None else _like(template, lane, mean[place], risks[place], diverged_at, attributes)
+        ended = ends["diverged_at"]
+        row = None if template is None else _like(template, lane, mean[place], risks[place], ended, attributes)
         if row is None:
-            values = {"diverged_at": diverged_at, "method": "solve_ode", "attributes": attributes}
+            values = {"diverged_at": ended, "method": "solve_ode", "attributes": attributes}
             row = row_of(trajectory(lane.problem, lane.algorithm, lane.when, mean[place], risks[place], **values))
             template = row
-        row.warning = _ode_warning(lane, worst[place], diverged_at, late[place])
+        row.warning = "; ".join([ode.inaccurate(lane.problem, worst[place])] * (worst[place] > ode.WARN_ABOVE) + texts)
         found[lane.place] = row
     return found, again
 
 
-def _over_replicates(one: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: value.mean(axis=0) for name, value in one.items()}
+def _over_replicates(one: integration.Solved) -> dict[str, np.ndarray]:
+    return {name: value.mean(axis=0) for name, value in one.overlaps.items()}
 
 
-def _quadrature(lanes: list[Lane], every: list[dict[str, np.ndarray]], risks: list[np.ndarray], size: int) -> list[float]:
-    """The relative error of what is sampled, from the spread of the replicates; 0 where nothing is."""
-    if len(every[0]["a"]) == 1:
-        return [0.0] * len(lanes)
-    each, within, _ = _risks_of(lanes, every, size)
-    spreads = [one.std(axis=0, ddof=1) / np.sqrt(len(one)) for one in each]
-    return [max(share, largest_share(spread, risk)) for share, spread, risk in zip(within, spreads, risks, strict=True)]
+def _sampling(lanes: list[Lane], every: list[integration.Solved], worst: list[float], size: int) -> list[tuple[float, float]]:
+    """The errors of `ode.sampling_errors` of each lane; that of pairs alone where nothing is sampled."""
+    if len(every[0].overlaps["a"]) == 1:
+        return [(one, 0.0) for one in worst]
+    each, within, _ = _risks_of(lanes, [one.overlaps for one in every], size)
+    return [ode.sampling_errors(one.overlaps, *rest) for one, rest in zip(every, zip(each, worst, within, strict=True), strict=True)]
 
 
 def _like(
@@ -247,6 +249,8 @@ def _like(
         "error_quadrature": np.float64(attributes["error_quadrature"]),
         "error_integrator": np.float64(attributes["error_integrator"]),
     }
+    if attributes["error_quadrature_risk"] is not None:
+        values["error_quadrature_risk"] = np.float64(attributes["error_quadrature_risk"])
     if any(values.get(name) is None for name in template.variables):
         return None
     variables = {name: Variable(one.dims, values[name], one.attributes, one.coordinate) for name, one in template.variables.items()}
@@ -259,43 +263,19 @@ def _longer(lane: Lane, mean: dict[str, np.ndarray]) -> Rule | None:
     return None if longer.mixture == lane.rule.mixture and longer.terms <= lane.rule.terms else longer
 
 
-def _ode_warning(lane: Lane, worst: float, diverged_at: np.ndarray, late: bool) -> str:
-    texts = []
-    if late:
-        texts.append(f"the integrator did not reach t = {lane.when.t[-1]:g} in {ode.MOST_IMPLICIT_STEPS} implicit steps")
-    if worst > ode.WARN_ABOVE:
-        texts.append(f"expectations are known only to {worst:.1e} (relative)")
-    if np.any(np.isfinite(diverged_at)):
-        texts.append(f"the solution diverges after t = {np.nanmin(diverged_at):.4g}")
-    return "; ".join(texts)
-
-
-def _integrate(lanes: list[Lane], size: int, stiff: list[bool]) -> tuple[list[dict[str, np.ndarray]], list[bool], list[bool]]:
-    """Overlaps (replicate, run, time, ...) of each lane, by the explicit method or, where it gives up, by the implicit one."""
-    found: list[Any] = [None] * len(lanes)
-    full = [False] * len(lanes)
-    stiff = list(stiff)
-    for method in (False, True):
-        places = [place for place in range(len(lanes)) if stiff[place] is method]
-        if not places:
-            continue
-        first = lanes[places[0]]
-        structure, rule, flow = first.problem.structure, first.rule, first.algorithm.flow
-        nodes = nodes_for(structure, rule, flow) or {"none": np.zeros((1, 1))}
-        numbers = _filled([lanes[place].numbers for place in places], size)
-        states, stuck = _lanes(structure, rule, first.algorithm.batch, flow, method, nodes, *numbers)
-        stuck = np.any(np.asarray(stuck), axis=(1, 2))
-        values = {name: np.asarray(value) for name, value in states.items()}
-        for row, place in enumerate(places):
-            if stuck[row] and not method:
-                stiff[place] = True
-                continue
-            full[place] = bool(stuck[row])
-            own = {name: np.array(value[row][:, :, : len(lanes[place].when.t)]) for name, value in values.items()}
-            for part in own.values():
-                part[~np.isfinite(part)] = np.nan
-            found[place] = own
-    return found, stiff, full
+def _integrate(lanes: list[Lane], size: int) -> list[integration.Solved]:
+    """Every lane by the explicit method, together; what it does not finish goes on by LSODA, each alone."""
+    first = lanes[0]
+    structure, rule, flow = first.problem.structure, first.rule, first.algorithm.flow
+    nodes = integration.replicated_nodes(structure, rule, flow, first.finite)
+    together = _lanes(structure, rule, first.algorithm.batch, flow, nodes, *_filled([lane.numbers for lane in lanes], size))
+    together = jax.tree.map(np.asarray, together)
+    found = []
+    for row, lane in enumerate(lanes):
+        own = jax.tree.map(lambda leaf, row=row: leaf[row], together)
+        numbers = (lane.problem, lane.algorithm, lane.rule, nodes, lane.finite, own, lane.variable, lane.tolerance)
+        found.append(integration.finished(*numbers))
+    return found
 
 
 def _risks_of(
@@ -366,9 +346,9 @@ class ExitLane:
         return self.watch, self.algorithm.batch, self.algorithm.flow, _shapes(self.numbers)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _exits(watch: Any, batch: int, flow: bool, stiff: bool, drift_nodes: Any, nodes: Any, *numbers: Any) -> tuple[Any, Any, Any]:
-    lane: Callable[..., Any] = partial(exit_times._ode_exit, watch, batch, flow, stiff, drift_nodes, nodes)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _exits(watch: Any, batch: int, flow: bool, drift_nodes: Any, nodes: Any, *numbers: Any) -> tuple[Any, ...]:
+    lane: Callable[..., Any] = partial(exit_times._ode_exit, watch, batch, flow, drift_nodes, nodes)
     return jax.vmap(lane)(*numbers)
 
 
@@ -381,20 +361,12 @@ def exit_lanes(made: dict[int, Any], size: int) -> dict[int, Row]:
     for group in _by_key(lanes, size):
         first = group[0]
         nodes = {name: value[0] for name, value in nodes_for(first.problem.structure, first.watch.rule, first.algorithm.flow).items()}
-        waiting = group
-        for stiff in (False, True):
-            numbers = _filled([lane.numbers for lane in waiting], size)
-            program = _exits(first.watch, first.algorithm.batch, first.algorithm.flow, stiff, nodes, first.first, *numbers)
-            times, left, full = (np.asarray(part) for part in program)
-            again = []
-            for row, lane in enumerate(waiting):
-                if full[row].any() and not stiff:
-                    again.append(lane)
-                else:
-                    found[lane.place] = _exit_answer(lane, times[row], left[row])
-            waiting = again
-            if not waiting:
-                break
+        given = (first.watch, first.algorithm.batch, first.algorithm.flow)
+        program = _exits(*given, nodes, first.first, *_filled([lane.numbers for lane in group], size))
+        program = jax.tree.map(np.asarray, program)
+        for row, lane in enumerate(group):
+            own = jax.tree.map(lambda leaf, row=row: leaf[row], program)
+            found[lane.place] = _exit_answer(lane, *exit_times.finished_exits(*given, (nodes, first.first, *lane.numbers), own))
     return found
 
 
@@ -423,17 +395,14 @@ def _exit_lane(
     levels = np.full(begin.runs, -threshold) if criterion == "overlap" else (1 - threshold) * now
     if np.any(now < levels) or (criterion == "risk" and not np.all(now > 0)):
         return None
-    finite = None if dimension is None or algorithm.flow else ode.finite_numbers(problem, dimension, algorithm.batch)
+    finite = None if dimension is None or algorithm.flow else finite_numbers(problem, dimension, algorithm.batch)
     return ExitLane(place, problem, algorithm, begin, watch, nodes, finite, levels, end, threshold, dimension)
 
 
-def _exit_answer(lane: ExitLane, times: np.ndarray, left: np.ndarray) -> Row:
+def _exit_answer(lane: ExitLane, times: np.ndarray, blown: np.ndarray, tired: np.ndarray) -> Row:
     algorithm = lane.algorithm
-    # stopped before the end without leaving: overlaps beyond every bound
-    blown = ~left & (times < lane.end * (1 - 1e-12))
-    times = np.where(left, times, np.nan)
     setting = (lane.threshold, lane.watch.criterion, "ode", lane.end, lane.dimension, algorithm.lr, algorithm.batch)
-    answer = ExitTimes(times, *setting, blown)
+    answer = ExitTimes(times, *setting, blown, tired)
     row = row_of(answer)
     if answer.left < answer.runs:
         with caught, warnings.catch_warnings(record=True) as heard:

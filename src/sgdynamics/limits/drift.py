@@ -1,0 +1,150 @@
+"""The drift of the overlaps and the head: the mean increment of one step.
+
+With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.moments`,
+batch B and weight decay al, in the time t = lr steps/d:
+
+    dM_b/dt = - l_b (H Omega_b)_signals - al M_b
+    dQ_b/dt = - l_b [(H Omega_b)_students + transpose] - 2 al Q_b + (lr/B) l_b f_b C
+    da/dt   = - head_rate (E[dloss/da] + al a)
+    sphere: dM -= M dQ_ii/2,  dQ_ij -= Q_ij (dQ_ii + dQ_jj)/2
+
+At finite d the mean increment of one step is exact with
+
+    (lr/d) { (l_b/B) 2 D_b C + (1 - 1/B) l_b^2 H Omega_b H^T + al^2 Q_b + al l_b [(H Omega_b)_students + transpose] }
+
+added to dQ_b, and on the sphere with the mean of what normalising the rows does beyond first order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special, stats
+
+from sgdynamics import compressed
+from sgdynamics.gaussian.moments import Rule, moments
+from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
+from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import check_dimension
+
+SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
+
+
+def drift(
+    structure: Structure,
+    rule: Rule,
+    nodes: dict[str, Any],
+    parameters: Any,
+    algorithm: Any,
+    state: dict[str, Any],
+    *,
+    batch: int = 1,
+    flow: bool = False,
+    finite: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """d(M, Q, a)/dt; `finite` holds 1/d and the block sizes over d for the exact mean increment at that d."""
+    p = structure.width
+    M, Q, head = state["M"], state["Q"], state["a"]
+    decay, lr = parameters["weight_decay"], algorithm["lr"]
+    eigenvalues = parameters["eigenvalues"][:, None, None]
+    blocks, omega, means = effective_overlaps(structure, parameters, M, Q)
+    directions = None if finite is None or flow else eigenvalues * blocks
+    found = moments(structure, rule, nodes, parameters, omega, head, directions, flow=flow, means=means)
+    coefficients = found.coefficients(parameters)
+    pull = jnp.einsum("bic,bcd->bid", coefficients, blocks)
+    inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
+    dM = -pull[..., p:] - decay * M
+    dQ = -inward - 2 * decay * Q
+    if not flow:
+        fractions = parameters["fractions"] if finite is None else finite["sizes"] * finite["inverse_dimension"]
+        dQ = dQ + (lr / batch) * eigenvalues * fractions[:, None, None] * found.noise
+        if finite is not None:
+            tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
+            more = found.norms / batch + (1 - 1 / batch) * tilt
+            dQ = dQ + lr * finite["inverse_dimension"] * (more + decay**2 * Q + decay * inward)
+    if structure.sphere:
+        norms = jnp.einsum("bii->i", dQ)
+        dM = dM - M * norms[:, None] / 2
+        dQ = dQ - Q * (norms[:, None] + norms[None, :]) / 2
+        if finite is not None and not flow:
+            rest = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
+            dM, dQ = dM + rest["M"], dQ + rest["Q"]
+    da = -algorithm["head_rate"] * (found.head_gradient + decay * head) if structure.trained else jnp.zeros_like(head)
+    return {"M": dM, "Q": dQ, "a": da}
+
+
+def _sphere_remainder(
+    structure: Structure, parameters: Any, algorithm: Any, state: dict[str, Any], batch: int, finite: dict[str, Any]
+) -> dict[str, Any]:
+    """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
+
+    It runs the chain's own step on Sobol points for the input, so it is the increment of the chain by construction.
+    """
+    free = replace(structure, sphere=False)
+    layout = compressed.Layout(free, batch, single=True)
+    frame = parameters["frame"]
+    T = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(state["M"], -1, -2)), -1, -2)
+    L = jax.vmap(lower_root)(state["Q"] - T @ jnp.swapaxes(T, -1, -2))
+    rows = compressed.initial_rows(layout, T, L, state["a"])
+    rate = algorithm["lr"] * finite["inverse_dimension"]
+
+    def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
+        beyond = jnp.zeros((batch, structure.blocks, layout.columns), inside.dtype)
+        if not layout.wide_batch:
+            beyond = jnp.moveaxis(outside, 0, 1)
+        x, labels = compressed.with_means(structure, parameters, jnp.concatenate([inside, beyond], axis=-1), noise)
+        moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x, labels, outside)
+        after = compressed.overlaps(free, parameters, moved)
+        change = {name: after[name] - state[name] for name in ("M", "Q")}
+        g = jnp.einsum("bii->i", change["Q"])
+        s = jnp.sqrt(1 + g)
+        # 1/s - 1 + g/2 without cancellation: g is of order 1/d
+        k = g**2 * (s + 2) / (2 * s * (1 + s) ** 2)
+        u = k - g / 2
+        both = (g[:, None] + g[None, :]) / 2
+        rest_M = after["M"] * k[:, None] - change["M"] * g[:, None] / 2
+        rest_Q = after["Q"] * (k[:, None] + k[None, :] + u[:, None] * u[None, :]) - change["Q"] * both
+        return {"M": rest_M / rate, "Q": rest_Q / rate}
+
+    points = finite["points"]
+    every = jax.vmap(one)(points["inside"], points["noise"], points["outside"])
+    return jax.tree.map(lambda value: jnp.mean(value, axis=0), every)
+
+
+@lru_cache(maxsize=16)
+def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Sobol points for one step's random numbers: inside normals, label noise, Bartlett factors at these block sizes.
+
+    A leading axis of replicates, as for every expectation that is sampled.
+    """
+    layout = compressed.Layout(structure, batch, single=True)
+    blocks, columns = structure.blocks, layout.columns
+    lower = columns * (columns - 1) // 2
+    counts = [batch * blocks * layout.inside, batch, blocks * lower, blocks * columns]
+    replicates = Rule().replicates
+    points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, replicates, whiten=False, seed=97)
+    points = points.reshape(-1, sum(counts))
+    inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)
+    n = len(points)
+    free = np.array(sizes)[:, None] - layout.inside - np.arange(columns)
+    chi2 = stats.chi2.ppf(special.ndtr(diagonal).reshape(n, blocks, columns), np.maximum(free, 1))
+    chi = np.where(free > 0, np.sqrt(chi2), 0.0)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        outside = np.asarray(compressed.bartlett(below.reshape(n, blocks, lower), chi, free, columns))
+    found = {"inside": inside.reshape(n, batch, blocks, layout.inside), "noise": noise, "outside": outside}
+    return {name: value.reshape(replicates, n // replicates, *value.shape[1:]) for name, value in found.items()}
+
+
+def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
+    """What `drift` needs to know of a finite dimension; on the sphere also `points`, with a leading axis of replicates."""
+    d, sizes = check_dimension(problem, dimension)
+    numbers: dict[str, Any] = {"inverse_dimension": np.float64(1.0 / d), "sizes": sizes.astype(np.float64)}
+    if problem.structure.sphere:
+        numbers["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))
+    return numbers
