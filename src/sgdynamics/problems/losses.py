@@ -75,11 +75,21 @@ class CommitteeLoss(NetworkLoss):
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
 
 
+MOST_CUTS = {1: 32, 2: 6, 3: 4}  # planes along which a target may be cut, by its directions
+
+
+def cuts_possible(directions: int, planes: int, cut: int) -> bool:
+    """Whether expectations can be cut along so many planes, whose normals span `cut` dimensions: beyond, grids have a million points."""
+    return directions in MOST_CUTS and planes <= MOST_CUTS[directions] and cut <= 2
+
+
 @dataclass(frozen=True)
 class TargetLoss(NetworkLoss):
-    """Labels of any function of the signals, y = g(w*_1 . x, ..., w*_K . x)."""
+    """Labels of any function of the signals, y = g(w*_1 . x, ..., w*_K . x), with a kink or a jump along the planes `cuts`."""
 
     target: Callable[[Any], Any]
+    cuts: tuple[tuple[tuple[float, ...], float], ...] = ()  # (normal, level): normal . signals = level
+    cut_dimensions: int = 0  # how many dimensions the normals span
 
     def label(self, signals: Any, parameters: Any) -> Any:
         return self.target(signals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.activations import function_identity, student_activation, traced_shape
-from sgdynamics.problems.losses import LOSSES, CommitteeLoss, NetworkLoss, TargetLoss, outer_loss
+from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Problem
 
 
@@ -92,6 +92,10 @@ class MultiIndex(_Network):
 
     `target` is a JAX function from the vector of `directions` signals to a number. Losses: "squared", "correlation",
     "logistic" (labels as the target gives them, so a target of +-1), or a JAX function of (output, label).
+    `kinks`: where the target has a kink or jumps, so that the theory integrates around it: (normal, level) for the plane
+    normal . z = level, or a number for the planes z_r = number of every direction: kinks=[0.0] for sign(z[0]),
+    kinks=[((1.0, -1.0), 0.0)] for max(z[0], z[1]). Up to 32 planes in one direction, 6 in two, 4 in three whose normals span
+    two dimensions; beyond three directions expectations are sampled, and nothing is cut.
     """
 
     kind: ClassVar[str] = "MultiIndex"
@@ -110,6 +114,7 @@ class MultiIndex(_Network):
         weight_decay: float = 0.0,
         loss: Any = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
+        kinks: Sequence[Any] = (),
     ) -> None:
         if not callable(target):
             raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
@@ -122,7 +127,8 @@ class MultiIndex(_Network):
             raise checks.reject("target", target, f"a vector of signals must go to one number, but it gave shape {shape}")
         self.target = target
         self.activation = student_activation(activation)
-        sample_loss = TargetLoss(self.activation, outer_loss(loss), target)
+        self.kinks = _planes(kinks, self.directions)
+        sample_loss = TargetLoss(self.activation, outer_loss(loss), target, self.kinks, _spanned(self.kinks))
         self._set(sample_loss, width, self.directions, gram, "gram", head, constraint, weight_decay, covariance)
         self._set_network(sample_loss, noise)
 
@@ -135,6 +141,43 @@ class MultiIndex(_Network):
             "activation": self.activation.describe(),
             "noise": self.noise,
             "loss": self._describe_loss(),
+            "kinks": [[list(normal), level] for normal, level in self.kinks],
             **self._describe_common("gram"),
             "rerunnable": False,
         }
+
+
+def _planes(value: Any, directions: int) -> tuple[tuple[tuple[float, ...], float], ...]:
+    """Kinks of a target as planes (normal, level), each once."""
+    fix = f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), such as [0.0] or [((1, -1), 0.0)]"
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise checks.reject("kinks", value, fix)
+    found: dict[tuple[tuple[float, ...], float], None] = {}
+    for one in value:
+        if isinstance(one, (int, float, np.number)):
+            level = checks.number("kinks", one)
+            found |= {(tuple(np.eye(directions)[row].tolist()), level): None for row in range(directions)}
+            continue
+        try:
+            normal, level = one
+            normal = checks.array("kinks normal", normal, (directions,), "one number a direction")
+        except (TypeError, ValueError):
+            raise checks.reject("kinks", value, fix) from None
+        length = float(np.linalg.norm(normal))
+        if length == 0.0:
+            raise checks.reject("kinks", value, "a normal of length 0 says nothing: " + fix)
+        found[tuple((normal / length).tolist()), checks.number("kinks level", level) / length] = None
+    planes = tuple(found)
+    if planes and directions in MOST_CUTS and not cuts_possible(directions, len(planes), _spanned(planes)):
+        most = MOST_CUTS[directions]
+        raise checks.reject(
+            "kinks",
+            value,
+            f"these are {len(planes)} planes whose normals span {_spanned(planes)} of {directions} dimensions: take {most} planes at most, "
+            "spanning two dimensions at most, and leave out those that matter least (the error estimate says what that costs)",
+        )
+    return planes
+
+
+def _spanned(planes: tuple[tuple[tuple[float, ...], float], ...]) -> int:
+    return int(np.linalg.matrix_rank(np.array([normal for normal, _ in planes]), tol=1e-9)) if planes else 0
