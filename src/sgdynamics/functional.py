@@ -18,25 +18,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from sgdynamics import checks
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
 from sgdynamics.gaussian.moments import risk as population_risk
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import ode
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.starts import Start, checked_start
 
 __all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
 
 
 def state(start: Start, run: int = 0) -> dict[str, Any]:
     """One run of a start as a pytree."""
+    if not isinstance(start, Start):
+        raise checks.reject("start", start, "give what sgd.start, sgd.random_start or sgd.start_from returns")
+    if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -start.runs <= run < start.runs:
+        raise checks.reject("run", run, f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}")
     return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
 
 
 def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
     """How finely to integrate, for rows up to `margin` times those of the start (in squared length)."""
-    return rule_for(problem, start.Q_blocks, margin)
+    return rule_for(problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0))
 
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:

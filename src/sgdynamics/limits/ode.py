@@ -287,6 +287,7 @@ def solve_ode(
     if isinstance(problem, SpikedTensor):
         when = {"times": times, "alpha": alpha, "steps": steps}
         return solve_spiked_ode(problem, algorithm, start, **when, dimension=dimension, rtol=rtol, atol=atol)
+    checks.outside_jit("solve_ode")
     checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)

@@ -9,9 +9,12 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.activations import function_identity, student_activation, traced_shape
+from sgdynamics.problems.activations import student_activation
+from sgdynamics.problems.functions import checked_function, function_identity
 from sgdynamics.problems.losses import LOSSES, CommitteeLoss, NetworkLoss, TargetLoss, outer_loss
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.trial import try_problem
+from sgdynamics.reach import check_memory
 
 
 class _Network(Problem):
@@ -21,6 +24,7 @@ class _Network(Problem):
         self.noise = checks.number("noise", noise, 0.0)
         self.loss = loss.outer
         self._parameters["noise"] = np.float64(self.noise)
+        try_problem(self)
         self._sealed = True
 
     @property
@@ -114,12 +118,10 @@ class MultiIndex(_Network):
         if not callable(target):
             raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
         self.directions = checks.whole("directions", directions, 1)
-        try:
-            shape = traced_shape(target, np.zeros(self.directions))
-        except Exception as error:
-            raise checks.reject("target", target, f"calling it on {self.directions} signals failed with: {error}") from error
-        if shape != ():
-            raise checks.reject("target", target, f"a vector of signals must go to one number, but it gave shape {shape}")
+        check_memory("directions", self.directions, 64.0 * self.directions**2, "their overlaps", "take fewer")
+        call = f"a vector of {self.directions} signals"
+        # labels may be whole numbers, such as classes: nothing is differentiated through them
+        checked_function("target", target, (np.zeros(self.directions),), takes="signals", call=call, differentiated=False)
         self.target = target
         self.activation = student_activation(activation)
         sample_loss = TargetLoss(self.activation, outer_loss(loss), target)
