@@ -71,7 +71,7 @@ def whole(argument: str, value: Any, least: int, most: int = LARGEST_WHOLE) -> i
     given = _scalar(value)
     if not isinstance(given, (int, np.integer, float, np.floating)) or isinstance(given, bool):
         raise reject(argument, value, wanted)
-    if not math.isfinite(given) or int(given) != given or given < least:
+    if given in (math.inf, -math.inf) or given != given or int(given) != given or given < least:
         raise reject(argument, value, wanted)
     if given > most:
         raise reject(argument, value, f"give a whole number from {least} to {most if most < 10**6 else f'{most:.3g}'}")

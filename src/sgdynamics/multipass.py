@@ -84,9 +84,7 @@ class FixedData:
         """The size of the data set at dimension d."""
         count = self.samples_per_dimension * dimension
         if not count < checks.LARGEST_WHOLE:
-            raise checks.reject(
-                "samples_per_dimension", self.samples_per_dimension, f"at dimension {dimension} these are {count:.3g} samples"
-            )
+            raise checks.reject("samples_per_dimension", self.samples_per_dimension, f"at d = {dimension} these are {count:.3g} samples")
         count = round(count)
         if count < 1:
             raise checks.reject(

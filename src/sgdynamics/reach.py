@@ -37,8 +37,8 @@ def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> 
         raise checks.reject(
             "runs",
             runs,
-            f"{steps:.3g} steps of each are {work:.3g} steps in all, {years:.2g} years at {RUN_STEPS_A_SECOND:.0e} a second: give fewer runs "
-            "or shorter times",
+            f"{steps:.3g} steps of each are {work:.3g} steps in all, {years:.2g} years at {RUN_STEPS_A_SECOND:.0e} a second: give fewer "
+            "runs or shorter times",
         )
 
 

@@ -40,6 +40,7 @@ TOLERANCE = 1e-12  # largest norm of the drift at a root
 PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
 CHUNK, SAMPLED_CHUNK = 16, 4  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
 SEARCH_STEPS, DESCENT_STEPS, POLISH_STEPS = 100, 300, 60
+MOST_TRIES = 10**6  # all of them are held in memory at once
 NULL = 1e-6  # an eigenvalue below this share of the largest is 0
 NEAR = 3e-2  # rows, or parts of rows, this close at a degenerate root are taken to coincide, if that is a root too
 RUNAWAY = 16.0  # mean squared row over squared signal
@@ -112,7 +113,8 @@ def fixed_points(
         return spiked_fixed_points(problem, algorithm)
     checked_algorithm(algorithm)
     constant_rate(algorithm, "fixed points")
-    tries = checks.whole("tries", tries, 0)
+    tries = checks.whole("tries", tries, 0, MOST_TRIES)
+    unphysical = checks.flag("unphysical", unphysical)
     seed = checks.whole("seed", seed, 0)
     if tolerance is not None:
         tolerance = checks.number("tolerance", tolerance, above=0.0)

@@ -36,7 +36,7 @@ from sgdynamics.limits.spiked import solve_spiked_sde
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
+from sgdynamics.problems.starts import Start, check_dimension, checked_kind, checked_start, factor
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.running import See, Simulator, run
@@ -397,6 +397,7 @@ def solve_sde(
         rest = {"dimension": dimension, "runs": runs, "seed": seed, "higher_order": higher_order, "step": step, "progress": progress}
         return solve_spiked_sde(problem, algorithm, start, **when, **rest)
     checks.outside_jit("solve_sde")
+    checked_kind(problem)
     checked_algorithm(algorithm)
     higher_order = checks.flag("higher_order", higher_order)
     progress = checks.flag("progress", progress, unsaid=True)

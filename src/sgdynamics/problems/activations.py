@@ -37,9 +37,7 @@ class Activation:
             raise checks.reject("activation", self.f, "give a JAX function of one number, such as jnp.tanh")
         object.__setattr__(self, "kinks", checked_kinks(self.kinks))
         if isinstance(self.f, np.ufunc):
-            raise checks.reject(
-                "activation", self.f, f"give a JAX function of one number; jnp.{self.f.__name__} and not np.{self.f.__name__}"
-            )
+            raise checks.reject("activation", self.f, f"give a JAX function of one number: jnp.{self.f.__name__}, not np.{self.f.__name__}")
         checked_function("activation", self.f, (np.zeros(()),), takes="x", call="one number")
         if self.name is not None and not isinstance(self.name, str):
             raise checks.reject("name", self.name, "give a text, or None")
@@ -103,15 +101,10 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
 
 def checked_kinks(value: Any) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
-        value = (value,)
-    try:
-        listed = [] if isinstance(value, str) else list(value)
-    except TypeError:
-        listed = []
-    if isinstance(value, str) or (not listed and not hasattr(value, "__len__")):
-        raise checks.reject("kinks", value, "give a list of numbers, such as [0.0]")
-    return tuple(sorted(checks.number("kinks", kink) for kink in listed))
+    listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
+    if listed.ndim != 1 or not np.all(np.isfinite(listed)):
+        raise checks.reject("kinks", value, "give a list of finite numbers, such as [0.0]")
+    return tuple(np.sort(listed).tolist())
 
 
 def _horner(coefficients: Sequence[float], x: Any) -> Any:

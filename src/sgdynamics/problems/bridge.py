@@ -85,7 +85,7 @@ def _plain(argument: str, value: Any) -> np.ndarray:
         result = np.asarray(found)
         if not np.iscomplexobj(result):
             result = np.array(result, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise checks.reject(argument, type(value).__name__, "give an array of numbers (NumPy, JAX or PyTorch)") from None
     if np.iscomplexobj(result):
         raise checks.reject(argument, f"{type(value).__name__} of complex numbers", "give real numbers")

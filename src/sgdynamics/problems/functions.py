@@ -82,9 +82,7 @@ def checked_function(
     if shape != ():
         raise checks.reject(argument, shown, f"{call} must give one number, but it gave shape {shape}")
     if jnp.issubdtype(output.dtype, jnp.complexfloating):
-        raise checks.reject(
-            argument, shown, f"{call} must give one real number, but it gave a complex one: take its real part or its modulus"
-        )
+        raise checks.reject(argument, shown, f"{call} must give one real number, but it gave a complex one: take its real part")
     if differentiated and not jnp.issubdtype(output.dtype, jnp.floating):
         raise checks.reject(
             argument, shown, f"it gives values of type {output.dtype}, through which no gradient goes: write 1.0 for 1, or multiply by 1.0"

@@ -275,7 +275,8 @@ def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, fl
     blocks = len(covariance)
     if value is None:
         value = np.eye(signals)
-    if np.ndim(value) == 3:
+    value = checks.numbers(name, value, f"give numbers of shape {(signals, signals)} (signals x signals)")
+    if value.ndim == 3:
         result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
     else:
         one = checks.array(name, value, (signals, signals), "signals x signals")

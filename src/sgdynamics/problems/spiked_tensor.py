@@ -131,7 +131,7 @@ def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
 
 def check_spiked_dimension(dimension: Any) -> int:
     """The dimension n: the signal and something orthogonal to it."""
-    return checks.whole("dimension", dimension, 2, 2**53)
+    return checks.whole("dimension", dimension, 2, 10**18)
 
 
 def spiked_random_start(problem: SpikedTensor, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0) -> SpikedStart:

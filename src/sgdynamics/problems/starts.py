@@ -14,7 +14,7 @@ from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_
 from sgdynamics.problems.trial import try_start
 from sgdynamics.reach import check_memory
 
-MOST_DIMENSION = 2**53  # whole numbers are exact in float64 up to here
+MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
 TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
 
@@ -34,8 +34,8 @@ class Start:
         fits = M.ndim == 4 and Q.ndim == 4 and M.shape[:3] == (runs, Q.shape[1], p) and Q.shape == (runs, Q.shape[1], p, p)
         if not fits or 0 in M.shape:
             raise ValueError(
-                f"M_blocks has shape {M.shape}, Q_blocks {Q.shape} and a {a.shape}: give (runs, blocks, units, signals), (runs, blocks, units, "
-                "units) and (runs, units), one run at least; sgd.start makes them from M, Q and a"
+                f"M_blocks has shape {M.shape}, Q_blocks {Q.shape} and a {a.shape}: give (runs, blocks, units, signals), "
+                "(runs, blocks, units, units) and (runs, units), one run at least; sgd.start makes them from M, Q and a"
             )
         for name, value in (("M_blocks", M), ("Q_blocks", Q), ("a", a)):
             object.__setattr__(self, name, value)

@@ -1,6 +1,6 @@
 """A problem's own functions tried on a few Gaussian samples, when it is made and where a run starts: NaN there is NaN everywhere later.
 
-The solvers would find out too, but late: an integrator that sees NaN shortens its steps until it gives up, and cannot say whose fault it is.
+The solvers would find out too, but late: an integrator that sees NaN shortens its steps until it gives up, and cannot say why.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _refuse(
     raise checks.reject(
         name,
         function,
-        f"its {what} is not finite at {place}{hint}; so it is on {bad} of {of} Gaussian samples {where}: give a function that is finite there",
+        f"its {what} is not finite at {place}{hint}; so it is on {bad} of {of} Gaussian samples {where}: give one that is finite there",
     )
 
 

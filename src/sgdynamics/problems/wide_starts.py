@@ -30,8 +30,8 @@ class MeanFieldStart:
         M, q, a = (checks.numbers(name, getattr(self, name), "give an array of numbers") for name in ("M", "q", "a"))
         if M.ndim != 3 or q.ndim != 2 or M.shape[:2] != q.shape or a.shape != q.shape or 0 in M.shape:
             raise ValueError(
-                f"M has shape {M.shape}, q {q.shape} and a {a.shape}: give (runs, units, signals), (runs, units) and (runs, units), one run "
-                "at least; sgd.start makes them from M, q and a"
+                f"M has shape {M.shape}, q {q.shape} and a {a.shape}: give (runs, units, signals), (runs, units) and (runs, units), one "
+                "run at least; sgd.start makes them from M, q and a"
             )
         for name, value in (("M", M), ("q", q), ("a", a)):
             object.__setattr__(self, name, value)
