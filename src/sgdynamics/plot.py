@@ -37,7 +37,7 @@ def risk(
         chosen = "train_risk"
         if chosen not in result:
             raise checks.reject("train", train, "this result has no data set that is used again: leave it out")
-    if chosen not in result:
+    if chosen == "excess_risk" and chosen not in result:
         raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
     checks.result("result", result, chosen)
     fig, ax = _axes(ax)

@@ -95,7 +95,8 @@ def mean_field_random_start(
         T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
     with np.errstate(over="ignore"):
         T, q = T * (scale / math.sqrt(d)), q * scale * scale / d
-    check_scale(scale, T, q, np.sum(T**2, axis=-1) + q)
+        lengths = np.sum(T**2, axis=-1) + q
+    check_scale(scale, T, q, lengths)
     if problem.constraint == "sphere":
         norm2 = np.sum(T**2, axis=-1) + q
         T, q = T / np.sqrt(norm2)[..., None], q / norm2

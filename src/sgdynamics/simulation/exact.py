@@ -66,7 +66,7 @@ class ExactChain(Simulator):
         layout, blocks = self.layout, self.layout.structure.blocks
         inside = layout.steps * layout.batch * (blocks * layout.inside + 1)
         rows = layout.structure.width * blocks * (layout.inside + layout.columns)
-        return 8.0 * (layout.folds * (2 * inside + 4 * blocks * layout.columns**2) + 4 * rows)
+        return 8.0 * (layout.folds * (2 * inside + 2 * blocks * layout.columns**2) + 4 * rows)
 
 
 def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
