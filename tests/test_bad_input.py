@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -468,3 +470,24 @@ def test_legitimate_work_is_not_refused():
     reach.check_work("steps", 1, 1e12)
     reach.check_steps("times", 10.0, 10.0 * 1e9 / 1e-3)
     reach.check_memory("runs", 1, 1e6, "", "")
+
+
+@pytest.mark.parametrize("order", [2, 3, 4, 5, 6])
+def test_hermite_activations_are_normalised_as_documented(order):
+    """README, docstrings and the page on activations say it: not normalised, E[he_n(z)^2] = n!."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    values = np.asarray(sgd.problems.activations.NAMED[f"he{order}"](nodes))
+    assert weights @ values**2 / weights.sum() == pytest.approx(math.factorial(order))
+    root = Path(__file__).parent.parent
+    assert "E[heₙ(z)²] = n!" in (root / "README.md").read_text()
+    assert "he3 = x^3 - 3x" in sgd.Activation.__doc__
+
+
+def test_fixed_points_do_not_leak_overflows():
+    """The search tries rows whose drift overflows: they are dropped without a word to the user, as roots that are none."""
+    problem = sgd.TeacherStudent(width=1, activation="square")
+    start = sgd.start(problem, M=[[1e80]], Q=[[2e160]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        sgd.fixed_points(problem, SGD, starts=start, tries=0)

@@ -152,7 +152,7 @@ TEXTS = [
     '{"kind": "Problem"}',
     "[" * 20_000,
     '{"kind": "TeacherStudent", "width": "x"}',
-    "\x00x",
+    "\u2603",
 ]
 
 

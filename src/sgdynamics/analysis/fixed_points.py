@@ -127,6 +127,19 @@ def fixed_points(
     runs = tries // 4 + (0 if given is None else given.runs)
     noisy = np.einsum("bii->bi", problem.gram).max(axis=1)[:, None, None] * np.eye(problem.width)  # noise lengthens rows
     rule = rule_for(problem, noisy, 1.5 if algorithm.lr > 0 else 0.0)
+    # the search tries rows that overflow: their drift is not finite, and they are never taken
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        system, roots = _found(problem, algorithm, rule, X, a, runs, limit)
+        if len(roots.y):
+            return _described(system, roots, limit, unphysical)
+    warnings.warn(f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries", stacklevel=3)
+    return []
+
+
+def _found(
+    problem: Problem, algorithm: OnePassSGD, rule: Rule, X: np.ndarray, a: np.ndarray, runs: int, limit: float
+) -> tuple[_System, _Points]:
+    """Roots from these rows and heads, by a rule that is fine enough for them."""
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
@@ -140,12 +153,8 @@ def fixed_points(
         near = size <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
         roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < LARGEST))
         if not np.any(near & (needed > rule.terms)):
-            break
+            return system, roots
         rule = replace(rule, terms=int(needed[near].max()))
-    if len(roots.y) == 0:
-        warnings.warn(f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries", stacklevel=3)
-        return []
-    return _described(system, roots, limit, unphysical)
 
 
 class _Points(NamedTuple):

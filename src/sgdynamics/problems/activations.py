@@ -23,6 +23,8 @@ MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are be
 class Activation:
     """A scalar activation f; `kinks` lists the points where f or f' jumps (they are where quadrature must break).
 
+    Names that stand for one: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, sign, and he2 to he6, the probabilists'
+    Hermite polynomials as they are, not normalised (he2 = x^2 - 1, he3 = x^3 - 3x, E[he_n^2] = n!).
     f must be a JAX function of one number. Its derivatives come from autodiff on the smooth pieces; the jumps of f and f' at
     the kinks are measured from both sides and enter expectations of f' and f'' as point masses.
     """

@@ -42,6 +42,8 @@ class TeacherStudent(_Network):
     """A student f = (1/p) sum_i a_i s(w_i.x) and a teacher y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z.
 
     Squared loss (f - y)^2/2 unless `loss` says otherwise ("correlation", "logistic", or a JAX function of (f, y)).
+    Activations by name: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, he2 to he6 (the probabilists' Hermite
+    polynomials, not normalised: he3 = x^3 - 3x, E[he_n^2] = n!), and sign for teachers; or a polynomial, an `Activation`, a JAX function.
     `teacher_activation` is the student's unless given, `teacher_gram` = W* W*^T the identity, `teacher_head` ones.
     `covariance` is that of the inputs, as (eigenvalue, fraction of d) pairs; then `teacher_gram` may be one matrix a block,
     and a single one is spread over the blocks by their fractions.
