@@ -210,8 +210,8 @@ REACH = {
 }
 
 VALUES = {
-    "noise=True": (lambda: sgd.TeacherStudent(noise=True), r"noise = True: give a number, 0 or more, not True or False"),
-    "noise as text": (lambda: sgd.TeacherStudent(noise="0.1"), r"noise = '0.1': give a number, 0 or more, not text"),
+    "noise=True": (lambda: sgd.TeacherStudent(noise=True), r"noise = True: give a number, 0 or more$"),
+    "noise as text": (lambda: sgd.TeacherStudent(noise="0.1"), r"noise = '0.1': give a number, 0 or more$"),
     "noise complex": (lambda: sgd.TeacherStudent(noise=1j), r"noise = 1j"),
     "noise of an array": (lambda: sgd.TeacherStudent(noise=np.array([0.1])), r"noise = array\(\[0.1\]\)"),
     "lr=True": (lambda: sgd.OnePassSGD(lr=True), "lr = True"),
@@ -237,7 +237,7 @@ VALUES = {
     "unphysical": (lambda: sgd.fixed_points(PROBLEM, SGD, unphysical="no"), "unphysical = 'no'"),
     "batch": (lambda: sgd.OnePassSGD(batch=1e30), r"batch = 1e\+30: give a whole number from 1 to 9.22e\+18"),
     "reuse": (lambda: sgd.updates.reuse(1e30), r"times = 1e\+30: give a whole number from 1 to 2.15e\+09"),
-    "order": (lambda: sgd.SpikedTensor(order=1e9), r"order = 1000000000.0: give a whole number from 2 to 1000"),
+    "order": (lambda: sgd.SpikedTensor(order=1e9), r"order = 1000000000.0: give a whole number from 2 to 100$"),
     "seed": (solve(sgd.simulate, times=[1.0], dimension=50, seed=2**80), "seed = "),
     "seed of hundreds of digits": (solve(sgd.simulate, times=[1.0], dimension=50, seed=10**400), "seed = 1000"),
     "dimension": (lambda: sgd.random_start(PROBLEM, dimension=1e30), r"dimension = 1e\+30: give a whole number from 1 to 1e\+18"),
@@ -484,10 +484,10 @@ def test_hermite_activations_are_normalised_as_documented(order):
 
 
 def test_fixed_points_do_not_leak_overflows():
-    """The search tries rows whose drift overflows: they are dropped without a word to the user, as roots that are none."""
-    problem = sgd.TeacherStudent(width=1, activation="square")
-    start = sgd.start(problem, M=[[1e80]], Q=[[2e160]])
+    """High powers leave float64 on the way to a root: that is no message for the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        warnings.simplefilter("ignore", UserWarning)
-        sgd.fixed_points(problem, SGD, starts=start, tries=0)
+        for snr, ridge, lr in ((1e-3, 0.0, 1e-6), (1e-3, 0.0, 20.0), (1e-3, 1e-8, 20.0), (1e3, 0.1, 20.0), (1.2, 0.0, 0.1)):
+            found = sgd.fixed_points(sgd.SpikedTensor(order=100, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr))
+            assert found[0].m >= 0
+            assert all(np.isfinite((point.m, point.r2)).all() for point in found)

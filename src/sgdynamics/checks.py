@@ -88,7 +88,7 @@ def number(argument: str, value: Any, least: float = -math.inf, *, above: float 
     given = _scalar(value)
     # float() would also read text and count True as 1
     if isinstance(given, (bool, np.bool_, str, bytes)):
-        raise reject(argument, value, f"give {bound}, not {'text' if isinstance(given, (str, bytes)) else 'True or False'}")
+        raise reject(argument, value, f"give {bound}")
     try:
         result = float(given)
     except (TypeError, ValueError, OverflowError):
