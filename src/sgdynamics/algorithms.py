@@ -16,7 +16,7 @@ import numpy as np
 
 from sgdynamics import checks, updates
 from sgdynamics.precision import float64
-from sgdynamics.problems.activations import function_identity, traced_shape
+from sgdynamics.problems.functions import checked_function, function_identity
 
 
 @jax.tree_util.register_pytree_node_class
@@ -65,10 +65,7 @@ def piecewise_rate(edges: Any, rates: Any) -> Schedule:
 
     Its numbers are traced: another schedule with as many pieces does not compile again.
     """
-    try:
-        edges = np.atleast_1d(np.asarray(edges, dtype=np.float64))
-    except (TypeError, ValueError):
-        raise checks.reject("edges", edges, "give increasing values of alpha above 0") from None
+    edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
     rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")
     if edges.ndim != 1 or not np.all(np.isfinite(edges)) or np.any(np.diff(edges) <= 0) or np.any(edges <= 0):
         raise checks.reject("edges", edges, "give increasing values of alpha above 0")
@@ -85,13 +82,20 @@ def rate_at(lr: Any, alpha: Any) -> Any:
 def made_schedule(name: str, function: Any, of: str) -> Schedule:
     """A schedule from a user's function of one number (`of`: alpha or t)."""
     schedule = function if isinstance(function, Schedule) else Schedule(_Own(function), ())
-    try:
-        shape = traced_shape(schedule, np.zeros(()))
-    except Exception as error:
-        raise checks.reject(name, function, f"calling it on {of} failed with: {error}; give a JAX function of one number") from error
-    if shape != ():
-        raise checks.reject(name, function, f"one {of} must give one number, but it gave shape {shape}")
+    # the function itself: the schedule made of it would turn whatever it gives into a real number
+    tried = function.own if isinstance(function, _Own) else function
+    checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False)
     return schedule
+
+
+def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
+    """The values of a schedule at these places; refuse it where they are negative or not finite."""
+    values = _rates(schedule, np.asarray(places, dtype=np.float64))
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if bad.any():
+        where = float(np.asarray(places)[bad][0])
+        raise checks.reject(name, schedule, f"at {of} = {where:g} the schedule gives {values[bad][0]:g}: it must be 0 or more")
+    return values
 
 
 def describe_schedule(value: Any) -> tuple[Any, bool]:
@@ -150,12 +154,7 @@ class OnePassSGD:
         """The learning rate at each alpha; refuse a schedule that is negative or not finite there."""
         if not isinstance(self.lr, Schedule):
             return np.full(np.shape(alpha), self.lr)
-        values = _rates(self.lr, np.asarray(alpha, dtype=np.float64))
-        bad = ~(np.isfinite(values) & (values >= 0))
-        if bad.any():
-            where = float(np.asarray(alpha)[bad][0])
-            raise checks.reject("lr", self.lr, f"at alpha = {where:g} the schedule gives {values[bad][0]:g}: it must be 0 or more")
-        return values
+        return checked_values("lr", self.lr, alpha, "alpha")
 
     @property
     def parameters(self) -> dict[str, Any]:

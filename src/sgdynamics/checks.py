@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +15,67 @@ import numpy as np
 
 def reject(argument: str, value: Any, fix: str) -> ValueError:
     """The one form of the library's complaints."""
-    shown = " ".join(repr(value).split())  # in one line
+    shown = " ".join(_shown(value).split())  # in one line
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return ValueError(f"{argument} = {shown}: {fix}")
 
 
-def whole(argument: str, value: Any, least: int) -> int:
-    """An integer not below `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
-        raise reject(argument, value, f"give a whole number, {least} or more")
-    if not math.isfinite(value) or int(value) != value or value < least:
-        raise reject(argument, value, f"give a whole number, {least} or more")
-    return int(value)
+def _shown(value: Any) -> str:
+    """A value as text; objects whose own text fails are named by their type."""
+    try:
+        return repr(value[:50] if isinstance(value, (list, tuple, str, bytes)) else value)  # the rest of a long one is not shown anyway
+    except Exception:
+        return f"{type(value).__name__} object"
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error, in one short line: JAX's own go on for pages."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[0].split()) if lines else "no message"
+    return f"{type(error).__name__}: {said[:197] + '...' if len(said) > 200 else said}"
+
+
+TRACED = (
+    "this is a traced value (inside jit, vmap or grad), and the solvers take numbers: use sgd.functional, whose drift, risk and solve JAX "
+    "goes through"
+)
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is one of JAX's tracers, which have no number."""
+    jax = sys.modules.get("jax")  # without JAX there are none, and this module must not wait for its import
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def outside_jit(function: str) -> None:
+    """Refuse to solve or simulate while JAX traces a user's function: all arrays are tracers then, whatever the arguments are."""
+    import jax.numpy as jnp
+    from jax.core import Tracer
+
+    if isinstance(jnp.zeros(()), Tracer):
+        raise ValueError(
+            f"{function} is called inside jit: it chooses shapes, steps and methods from numbers, which are not known there; call it "
+            "outside, or use sgd.functional, whose drift, risk and solve JAX goes through"
+        )
+
+
+LARGEST_WHOLE = 2**63 - 1  # counters have 64 bits
+
+
+def whole(argument: str, value: Any, least: int, most: int = LARGEST_WHOLE) -> int:
+    """An integer not below `least` and not above `most`."""
+    wanted = f"give a whole number, {least} or more"
+    if is_traced(value):
+        raise reject(argument, value, TRACED)
+    given = _scalar(value)
+    if not isinstance(given, (int, np.integer, float, np.floating)) or isinstance(given, bool):
+        raise reject(argument, value, wanted)
+    if given in (math.inf, -math.inf) or given != given or int(given) != given or given < least:
+        raise reject(argument, value, wanted)
+    if given > most:
+        raise reject(argument, value, f"give a whole number from {least} to {most if most < 10**6 else f'{most:.3g}'}")
+    return int(given)
 
 
 def number(argument: str, value: Any, least: float = -math.inf, *, above: float | None = None, infinite: bool = False) -> float:
@@ -32,9 +83,15 @@ def number(argument: str, value: Any, least: float = -math.inf, *, above: float 
     bound = f"a number above {above:g}" if above is not None else f"a number, {least:g} or more"
     if least == -math.inf and above is None:
         bound = "a finite number"
+    if is_traced(value):
+        raise reject(argument, value, TRACED)
+    given = _scalar(value)
+    # float() would also read text and count True as 1
+    if isinstance(given, (bool, np.bool_, str, bytes)):
+        raise reject(argument, value, f"give {bound}")
     try:
-        result = float(value)
-    except (TypeError, ValueError):
+        result = float(given)
+    except (TypeError, ValueError, OverflowError):
         raise reject(argument, value, f"give {bound}") from None
     if math.isnan(result) or (math.isinf(result) and not infinite):
         raise reject(argument, value, f"give {bound}")
@@ -43,9 +100,27 @@ def number(argument: str, value: Any, least: float = -math.inf, *, above: float 
     return result
 
 
+def _scalar(value: Any) -> Any:
+    """A number out of an array without dimensions (NumPy's or JAX's); an array of another shape is no number, whatever its size."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return None if hasattr(value, "shape") else value
+
+
+def flag(argument: str, value: Any, *, unsaid: bool = False) -> Any:
+    """True or False, and None too where that may be left `unsaid`; text such as "no" is neither."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if unsaid and value is None:
+        return None
+    raise reject(argument, value, f"give True or False{', or None' if unsaid else ''}")
+
+
 def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:
     """One of a few values, with a suggestion for what was probably meant."""
     options = list(allowed)
+    if isinstance(value, np.bool_):
+        value = bool(value)
     if any(value is option or (type(value) is type(option) and value == option) for option in options):
         return value
     listed = ", ".join(repr(option) for option in options)
@@ -61,10 +136,7 @@ def did_you_mean(value: Any, options: Iterable[Any]) -> str:
 
 def array(argument: str, value: Any, shape: tuple[int, ...], meaning: str) -> np.ndarray:
     """A finite float64 array of the given shape."""
-    try:
-        result = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise reject(argument, value, f"give numbers of shape {shape} ({meaning})") from None
+    result = numbers(argument, value, f"give numbers of shape {shape} ({meaning})")
     if result.shape != shape:
         raise ValueError(f"{argument} has shape {result.shape}: give shape {shape} ({meaning})")
     if not np.all(np.isfinite(result)):
@@ -72,8 +144,56 @@ def array(argument: str, value: Any, shape: tuple[int, ...], meaning: str) -> np
     return result
 
 
+def numbers(argument: str, value: Any, fix: str) -> np.ndarray:
+    """A float64 array of any shape, a copy; text, True and False, complex numbers and ragged lists are none."""
+    if any(is_traced(leaf) for leaf in _leaves(value)):
+        raise reject(argument, value, TRACED)
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind in "bcSUmM":  # float64 would read text and drop imaginary parts
+            raise TypeError
+        if given.dtype.kind == "O" and any(isinstance(one, (bool, str, bytes, complex, type(None))) for one in given.ravel().tolist()):
+            raise TypeError
+        return np.array(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise reject(argument, value, fix) from None
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """The first things in nested lists, as far as a tracer may hide there."""
+    if isinstance(value, (list, tuple)) and depth < 4:
+        for one in value[:100]:
+            yield from _leaves(one, depth + 1)
+    else:
+        yield value
+
+
+def result(argument: str, value: Any, *needed: str, fix: str = "give what solve_ode, simulate or another solver returned") -> Any:
+    """A result as an argument: a Dataset that has these variables, coordinates or dimensions."""
+    import xarray as xr
+
+    if not isinstance(value, xr.Dataset):
+        raise reject(argument, value, fix)
+    missing = [name for name in needed if name not in value.variables and name not in value.dims]
+    if missing:
+        raise reject(argument, [str(name) for name in value.variables], f"there is no {missing[0]!r} in it: {fix}")
+    return value
+
+
+def path(argument: str, value: Any) -> Path:
+    """A path as an argument."""
+    if isinstance(value, bool) or not isinstance(value, (str, os.PathLike)) or (isinstance(value, str) and (not value or "\0" in value)):
+        raise reject(argument, value, "give the name of a file or folder")
+    found = os.fspath(value)
+    if not isinstance(found, str):
+        raise reject(argument, value, "give the name of a file or folder as text")
+    return Path(found)
+
+
 def gram(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
     """Refuse a matrix (or a stack of them) that is no Gram matrix: not symmetric, or a negative eigenvalue."""
+    if not np.all(np.isfinite(value)):
+        raise ValueError(f"{argument} has entries that are not finite: give finite numbers")
     scale = max(1.0, float(np.abs(value).max(initial=0.0)))
     asymmetry = float(np.abs(value - np.swapaxes(value, -1, -2)).max(initial=0.0))
     if asymmetry > tolerance * scale:

@@ -17,10 +17,12 @@ from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, Schedule
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.multipass import FixedData
+from sgdynamics.reach import check_steps
 
 PANELS, NODES = 32, 8  # of the integral of a schedule between two save points
 MOST_SUMMED = 4_000_000  # steps whose learning rates are added up one by one
 FARTHEST = 1e12
+CHECKED_TIMES = 257  # at which a temperature is looked at before a run, beside its save points
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ def clock(
         raise checks.reject("steps", value, "give whole numbers")
     if isinstance(algorithm, FixedData):
         return _fixed_data(algorithm, name, points)
+    with np.errstate(over="ignore"):  # what overflows is refused, not warned of
+        found = _one_pass(algorithm, name, points, dimension, whole_steps)
+    for unit, values in (("t", found.t), ("alpha", found.alpha), ("step", found.step)):
+        if values is not None and not np.all(np.isfinite(values)):
+            raise checks.reject(name, float(points[-1]), f"in units of {unit} this is beyond float64: give less")
+    return found
+
+
+def _one_pass(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
+    """The clock of one-pass SGD, from points of one unit."""
     batch = algorithm.batch
     if algorithm.flow and (name != "times" or whole_steps):
         raise checks.reject("lr", algorithm.lr, "gradient flow makes no steps: use solve_ode with times=, or give a learning rate above 0")
@@ -73,6 +85,7 @@ def clock(
     if dimension is not None:
         step = points if name == "steps" else t * dimension / lr
         if whole_steps:
+            check_steps(name, float(points[-1]), float(step[-1]), "give less, a smaller dimension or a larger lr")
             step = np.round(step).astype(np.int64)
             t = step * (lr / dimension)
     return Clock(t, t * batch / lr, step)
@@ -81,7 +94,12 @@ def clock(
 def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
     """On a fixed data set t = lr steps, without the dimension; alpha counts every use of a sample."""
     per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
-    step = np.round(points / per_step[name]).astype(np.int64)
+    with np.errstate(over="ignore"):
+        step = points / per_step[name]
+    check_steps(name, float(points[-1]), float(step[-1]), "give less, or a larger lr")
+    step = np.round(step).astype(np.int64)
+    end = float(step[-1]) * algorithm.lr
+    algorithm.check_times(np.unique(np.concatenate([step * algorithm.lr, np.linspace(0, end, CHECKED_TIMES)])))
     return Clock(step * per_step["times"], step * per_step["alpha"], step)
 
 
@@ -98,6 +116,7 @@ def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: 
     if whole_steps:
         assert step is not None
         assert dimension is not None
+        check_steps(name, float(points[-1]), float(step[-1]), "give less, or a smaller dimension")
         step = np.round(step).astype(np.int64)
         return Clock(time_of_steps(algorithm, step, dimension), step * (algorithm.batch / dimension), step)
     return Clock(elapsed(algorithm, alpha), alpha, step)
@@ -159,10 +178,7 @@ def _gap(algorithm: OnePassSGD, t: float, alpha: float) -> float:
 
 
 def _increasing(name: str, value: Any) -> np.ndarray:
-    try:
-        points = np.atleast_1d(np.asarray(value, dtype=np.float64))
-    except (TypeError, ValueError):
-        raise checks.reject(name, value, "give increasing numbers, 0 or more") from None
+    points = np.atleast_1d(checks.numbers(name, value, "give increasing numbers, 0 or more"))
     if points.ndim != 1 or points.size == 0 or not np.all(np.isfinite(points)):
         raise checks.reject(name, value, "give a list of finite numbers")
     if points[0] < 0 or np.any(np.diff(points) <= 0):
@@ -174,5 +190,13 @@ def plan_steps(times: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarra
     """Step numbers at 0 and the save points, and the step length of each interval: equal steps not longer than `longest`."""
     edges = np.concatenate([[0.0], times]) if times[0] > 0 else times
     spans = np.diff(edges)
-    counts = np.maximum(1, np.ceil(spans / longest - 1e-9)).astype(np.int64)
+    with np.errstate(over="ignore"):
+        counts = np.maximum(1, np.ceil(spans / longest - 1e-9))
+        check_steps("step", longest, float(counts.sum()), "give a longer step, or shorter times")
+    counts = counts.astype(np.int64)
     return np.concatenate([[0], np.cumsum(counts)]), spans / np.maximum(counts, 1)
+
+
+def reached(edges: np.ndarray, lengths: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The time after so many steps of a plan of `plan_steps`."""
+    return np.interp(steps, edges, np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)])) if len(edges) > 1 else np.zeros(len(steps))

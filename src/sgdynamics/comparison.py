@@ -25,8 +25,11 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     the two record different problems.
     """
     for argument, value in (("theory", theory), ("simulation", simulation)):
-        if not isinstance(value, xr.Dataset) or "t" not in value.coords:
-            raise checks.reject(argument, type(value).__name__, "give a result of solve_ode or simulate")
+        checks.result(argument, value, "t", "run", "time", "diverged_at", fix="give a result of solve_ode or simulate")
+        for name in ("t", "diverged_at"):
+            checks.numbers(f"{argument}.{name}", value[name].values, "give numbers")
+        if not value.sizes["time"] or not value.sizes["run"] or value["t"].dims != ("time",) or value["diverged_at"].dims != ("run",):
+            raise checks.reject(argument, dict(value.sizes), "give a result with one time and one run at least")
     good = np.isnan(np.asarray(simulation["diverged_at"]))
     if not good.any():
         raise ValueError("simulation: all runs have diverged, nothing is left to compare")
@@ -46,7 +49,7 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
             f"simulation has times {times[0]:g}..{times[-1]:g}, theory only {known[0]:g}..{known[-1]:g}: solve for the same times"
         )
     variables = {}
-    resolution = RESOLUTION[simulation.attrs.get("dtype", "float64")]
+    resolution = RESOLUTION[checks.choice("simulation.dtype", simulation.attrs.get("dtype", "float64"), RESOLUTION)]
     for name in COMPARED:
         if name not in theory or name not in simulation:
             continue

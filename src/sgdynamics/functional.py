@@ -19,6 +19,7 @@ from typing import Any
 import diffrax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
@@ -28,7 +29,7 @@ from sgdynamics.limits import integration
 from sgdynamics.limits.drift import drift as mean_increment
 from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.starts import Start, checked_start
 
 __all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
 
@@ -38,13 +39,18 @@ ADJOINTS = {"reverse": diffrax.RecursiveCheckpointAdjoint, "forward": diffrax.Fo
 
 def state(start: Start, run: int | None = 0) -> dict[str, Any]:
     """One run of a start as a pytree, or with run=None all of them along a leading axis, which `solve` takes too (else `jax.vmap`)."""
-    chosen = slice(None) if run is None else run
-    return {"M": start.M_blocks[chosen], "Q": start.Q_blocks[chosen], "a": start.a[chosen]}
+    if not isinstance(start, Start):
+        raise checks.reject("start", start, "give what sgd.start, sgd.random_start or sgd.start_from returns")
+    if run is None:
+        return {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
+    if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -start.runs <= run < start.runs:
+        raise checks.reject("run", run, f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}, or None for all")
+    return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
 
 
 def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
     """How finely to integrate, for rows up to `margin` times those of the start (in squared length)."""
-    return rule_for(problem, start.Q_blocks, margin)
+    return rule_for(problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0))
 
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import Schedule, descend, describe_schedule, made_schedule, rate_at
+from sgdynamics.algorithms import Schedule, checked_values, descend, describe_schedule, made_schedule, rate_at
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,18 @@ class FixedData:
             "temperature": temperature if isinstance(temperature, Schedule) else np.float64(temperature),
         }
 
+    def check_times(self, times: np.ndarray) -> None:
+        """Refuse what is not defined at these times of a run: a temperature that is negative or not finite there."""
+        temperature = getattr(self, "temperature", 0.0)
+        if isinstance(temperature, Schedule):
+            checked_values("temperature", temperature, times, "t")
+
     def samples(self, dimension: int) -> int:
         """The size of the data set at dimension d."""
-        count = round(self.samples_per_dimension * dimension)
+        count = self.samples_per_dimension * dimension
+        if not count < checks.LARGEST_WHOLE:
+            raise checks.reject("samples_per_dimension", self.samples_per_dimension, f"at d = {dimension} these are {count:.3g} samples")
+        count = round(count)
         if count < 1:
             raise checks.reject(
                 "samples_per_dimension", self.samples_per_dimension, f"at dimension {dimension} this is less than one sample: take more"
@@ -115,7 +124,7 @@ class MultiPassSGD(FixedData):
         if fraction > 1:
             raise checks.reject("batch_fraction", self.batch_fraction, "give the share of the samples in a batch, above 0 and at most 1")
         object.__setattr__(self, "batch_fraction", fraction)
-        object.__setattr__(self, "rescale", checks.choice("rescale", self.rescale, (True, False)))
+        object.__setattr__(self, "rescale", checks.flag("rescale", self.rescale))
 
     @property
     def selects(self) -> bool:
@@ -182,6 +191,7 @@ class Langevin(FixedData):
         super().__post_init__()
         if callable(self.temperature):
             object.__setattr__(self, "temperature", made_schedule("temperature", self.temperature, "t"))
+            self.check_times(np.zeros(1))
         else:
             object.__setattr__(self, "temperature", checks.number("temperature", self.temperature, 0.0))
 

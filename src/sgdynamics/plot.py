@@ -29,14 +29,18 @@ def risk(
     On a log scale runs that share one curve stay apart from zero.
     """
     _checked(result)
-    fig, ax = _axes(ax)
+    _time(result, x)
+    train, log = checks.flag("train", train), checks.flag("log", log)
+    excess, label = checks.flag("excess", excess, unsaid=True), _text("label", label)
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
     if train:
         chosen = "train_risk"
         if chosen not in result:
             raise checks.reject("train", train, "this result has no data set that is used again: leave it out")
-    if chosen not in result:
+    if chosen == "excess_risk" and chosen not in result:
         raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
+    checks.result("result", result, chosen)
+    fig, ax = _axes(ax)
     _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None)
     ax.set_xlabel(_time_label(result, x))
     ax.set_ylabel({"excess_risk": "excess risk", "risk": "risk", "train_risk": "training risk"}[chosen])
@@ -50,6 +54,9 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
     """Every entry of M (or of Q with name="Q", a with name="a") against time, one colour an entry."""
     _checked(result)
     checks.choice("name", name, ("M", "Q", "a"))
+    checks.result("result", result, name, fix="give a result with overlaps; those of a spiked tensor are m and r2")
+    _time(result, x)
+    label = _text("label", label)
     fig, ax = _axes(ax)
     values = np.asarray(result[name])
     entries = list(np.ndindex(*values.shape[2:]))
@@ -88,7 +95,8 @@ def regime_map(regimes: Any, ax: Any = None) -> tuple[Any, Any]:
     # here, because the analysis draws on the solvers, and plots should not load them
     from sgdynamics.analysis.regimes import LARGE, SMALL, Regime
 
-    given = regimes if isinstance(regimes, dict) else {None: regimes} if isinstance(regimes, Regime) else dict(enumerate(regimes))
+    listed = dict(enumerate(regimes)) if isinstance(regimes, (list, tuple)) else {}
+    given = regimes if isinstance(regimes, dict) else {None: regimes} if isinstance(regimes, Regime) else listed
     if not given or not all(isinstance(value, Regime) for value in given.values()):
         raise checks.reject("regimes", regimes, "give what sgd.regime returns, a list of them, or a dictionary of them by label")
     fig, ax = _axes(ax, (8.5, 4.5))
@@ -162,9 +170,11 @@ def phase_diagram(
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Patch, Rectangle
 
+    checks.result("dataset", dataset, fix="give what sgd.sweep returned")
+    log, label = checks.flag("log", log, unsaid=True), _text("label", label)
     for argument, name in (("x", x), ("y", y)):
         known = [str(dim) for dim in dataset.dims if dim in dataset.coords]
-        if name not in known or np.asarray(dataset[name]).dtype.kind not in "iuf" or dataset.sizes[name] < 2:
+        if not isinstance(name, str) or name not in known or np.asarray(dataset[name]).dtype.kind not in "iuf" or dataset.sizes[name] < 2:
             listed = f": {', '.join(known)}" if known else "; this dataset has none, it is no sweep"
             raise checks.reject(argument, name, f"{checks.did_you_mean(name, known)}give a swept number of two values or more{listed}")
     fig, ax = _axes(ax, (6.4, 4.6))
@@ -209,7 +219,7 @@ def _table(dataset: xr.Dataset, x: str, y: str, value: str | None) -> tuple[str,
         if len(over) != 1:
             raise checks.reject("value", value, f"say which variable to show: {', '.join(over)}")
         value = over[0]
-    if value not in over:
+    if not isinstance(value, str) or value not in over:
         raise checks.reject("value", value, f"{checks.did_you_mean(value, over)}variables over {x} and {y} are {', '.join(over)}")
     shown = dataset[value]
     if "run" in shown.dims:
@@ -240,16 +250,28 @@ def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
 def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
-    if ax is not None and not hasattr(ax, "figure"):
-        raise checks.reject("ax", ax, "give an axis of matplotlib, or none for a new one")
+    checked_axis(ax)
     if ax is None:
         return plt.subplots(figsize=size, layout="constrained")
     return ax.figure, ax
 
 
+def checked_axis(ax: Any) -> None:
+    """Refuse what is no axis of matplotlib's."""
+    if ax is not None and not (hasattr(ax, "figure") and hasattr(ax, "errorbar")):
+        raise checks.reject("ax", ax, "give an axis of matplotlib, or none for a new one")
+
+
+def _text(argument: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise checks.reject(argument, value, "give a text, or None")
+    return value
+
+
 def _checked(result: Any) -> None:
-    if not isinstance(result, xr.Dataset) or "run" not in result.dims or "t" not in result.coords:
-        raise checks.reject("result", result, "give what solve_ode, simulate or another solver returned")
+    checks.result("result", result, "run", "time", "t")
+    if not result.sizes["run"] or not result.sizes["time"]:
+        raise checks.reject("result", dict(result.sizes), "it has no runs or no save points: there is nothing to draw")
 
 
 def _time(result: xr.Dataset, x: str) -> np.ndarray:

@@ -13,7 +13,6 @@ Times and what is varied are lists, or ranges {from = 0, to = 4, points = 21, sp
 from __future__ import annotations
 
 import inspect
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from sgdynamics.limits.ode import solve_ode
 from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.records import algorithm_from, problem_from, start_of
-from sgdynamics.results import encode, groups_in, load, start_from
+from sgdynamics.results import decode, encode, groups_in, load, start_from
 from sgdynamics.simulation import simulate
 
 TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
@@ -121,13 +120,13 @@ def method_of(result: xr.Dataset) -> str:
 def _statement(result: xr.Dataset) -> dict[str, Any]:
     """What would make this result again: the file it was made from, else its attributes, save points and first state."""
     if "statement" in result.attrs:
-        return json.loads(result.attrs["statement"])
+        return decode("the result's attribute statement", result.attrs["statement"])
     method = method_of(result)
     checks.choice("the result's method", method, tuple(METHODS))
     if float(result["t"][0]) != 0.0:
         raise ValueError("this result does not record its start, and its first save point is after 0: save t = 0 too")
     first = start_from(result, 0)
-    problem = json.loads(result.attrs["problem"])
+    problem, algorithm = (decode(f"the result's attribute {name}", result.attrs.get(name)) for name in ("problem", "algorithm"))
     if "r2" in result:
         begin = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
     elif "q" in result:
@@ -143,7 +142,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         run[method]["higher_order"] = bool(run[method]["higher_order"])
     return {
         "problem": problem,
-        "algorithm": json.loads(result.attrs["algorithm"]),
+        "algorithm": algorithm,
         "start": {"kind": "overlaps", **{name: value.tolist() for name, value in begin.items()}},
         "run": run,
     }
@@ -363,4 +362,4 @@ def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[st
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
 
 def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     """The problem that a record states: {"kind": "TeacherStudent", "width": 4, ...}."""
-    values = dict(record)
+    values = _plain_record("problem", record)
     if not values.pop("rerunnable", True):
         raise ValueError(f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again")
     kind = _kind("problem", values, PROBLEMS)
@@ -35,7 +35,7 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
 
 def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
     """The algorithm that a record states: {"kind": "OnePassSGD", "lr": 0.1, ...}; a schedule is {"edges": [...], "rates": [...]}."""
-    values = dict(record)
+    values = _plain_record("algorithm", record)
     if not values.pop("rerunnable", True):
         raise ValueError("this algorithm holds a user's function, which its record names but cannot make again")
     kind = _kind("algorithm", values, KINDS)
@@ -45,7 +45,8 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
             _names(f"algorithm {name}", "piecewise_rate", values[name], piecewise_rate)
             values[name] = piecewise_rate(**values[name])
     if "rescale" in values:
-        values["rescale"] = bool(values["rescale"])
+        # netCDF has no bool: a result records 0 or 1
+        values["rescale"] = bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
     if isinstance(values.get("update"), Mapping):
         numbers = dict(values["update"])
         update = _kind("update", numbers, updates.MAKERS)
@@ -59,7 +60,7 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
 
     A random start is drawn at `dimension` unless it names its own.
     """
-    values = dict(record)
+    values = _plain_record("start", record)
     kind = values.pop("kind", "random" if not {"M", "m"} & set(values) else "overlaps")
     checks.choice("start kind", kind, ("random", "overlaps"))
     if kind == "overlaps":
@@ -71,6 +72,12 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
             "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])"
         )
     return random_start(problem, **{"dimension": dimension, **values})
+
+
+def _plain_record(what: str, record: Any) -> dict[str, Any]:
+    if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
+        raise checks.reject(what, record, "give a record, a dictionary such as {'kind': ...}")
+    return dict(record)
 
 
 def _kind(what: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> str:

@@ -123,49 +123,75 @@ def _plain(value: Any) -> Any:
 
 def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
     """The problem that a result records, made again."""
-    return problem_from(json.loads(_attribute(result, "problem")))
+    return problem_from(_recorded(result, "problem"))
 
 
 def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
     """The algorithm that a result records, made again."""
-    return algorithm_from(json.loads(_attribute(result, "algorithm")))
+    return algorithm_from(_recorded(result, "algorithm"))
 
 
-def _attribute(result: xr.Dataset, name: str) -> str:
+def _recorded(result: Any, name: str) -> dict[str, Any]:
+    """The record in an attribute of a result."""
+    fix = "give a Dataset that this library made"
+    checks.result("result", result, fix=fix)
     if name not in result.attrs:
-        raise checks.reject("result", result.attrs, f"it has no attribute {name!r}: give a Dataset that this library made")
-    return result.attrs[name]
+        raise checks.reject("result", list(result.attrs), f"it has no attribute {name!r}: {fix}")
+    return decode(f"the result's attribute {name}", result.attrs[name])
+
+
+def decode(argument: str, text: Any) -> dict[str, Any]:
+    """The record that `encode` wrote; refuse what has been damaged since."""
+    fix = "this is not the JSON of a record that the library wrote: the file has been changed or damaged"
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise checks.reject(argument, text, fix)
+    return found
 
 
 def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStart | MeanFieldStart:
     """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
-    count = result.sizes.get("time", 0)
-    if isinstance(time, (bool, str)):
-        raise checks.reject("time", time, "give a whole number (a save point) or a float (a time t)")
-    if isinstance(time, (int, np.integer)):
+    checks.result("result", result, "time", "run", "t")
+    count = result.sizes["time"]
+    if isinstance(time, (int, np.integer)) and not isinstance(time, bool):
         if not -count <= time < count:
             raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
         index = int(time)
     else:
+        time = checks.number("time", time)
         times = np.asarray(result["t"])
-        if not times[0] <= time <= times[-1]:
-            raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}")
+        if not len(times) or not times[0] <= time <= times[-1]:
+            raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}" if len(times) else "no save points")
         index = int(np.argmin(np.abs(times - time)))
     point = result.isel(time=index)
+    needed = ("m", "r2") if "r2" in result else ("M", "q", "a") if "q" in result else ("M", "Q", "a")
+    checks.result("result", result, *needed, *(("Q_block",) if "M_block" in result else ()))
     if "r2" in result:
-        m, r2 = np.asarray(point["m"]), np.asarray(point["r2"])
+        m, r2 = _values(point, "m", ("run",)), _values(point, "r2", ("run",))
         _refuse_diverged(~np.isfinite(m) | ~np.isfinite(r2))
         return SpikedStart(m, r2)
     if "q" in result:
-        M, q, a = (np.asarray(point[name]) for name in ("M", "q", "a"))
+        M, q, a = (_values(point, name, ("run", "unit", "signal")[: 3 if name == "M" else 2]) for name in ("M", "q", "a"))
         _refuse_diverged(~np.isfinite(q).all(axis=1))
         return MeanFieldStart(M, q, a)
     blocks = "M_block" in result
-    M, Q = (np.asarray(point["M_block" if blocks else "M"]), np.asarray(point["Q_block" if blocks else "Q"]))
+    lead = ("run", "block") if blocks else ("run",)
+    M = _values(point, "M_block" if blocks else "M", (*lead, "unit", "signal"))
+    Q = _values(point, "Q_block" if blocks else "Q", (*lead, "unit", "unit_other"))
     if not blocks:
         M, Q = M[:, None], Q[:, None]
     _refuse_diverged(~np.isfinite(Q).all(axis=(1, 2, 3)))
-    return Start(M, Q, np.asarray(point["a"]))
+    return Start(M, Q, _values(point, "a", ("run", "unit")))
+
+
+def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
+    """A variable at one time, with the axes that this library gives it."""
+    if point[name].dims != dims:
+        raise checks.reject(f"result.{name}", point[name].dims, f"at one time it has the axes {dims} in a result of this library's")
+    return checks.numbers(f"result.{name}", point[name].values, "give numbers")
 
 
 def _refuse_diverged(bad: Any) -> None:
@@ -180,10 +206,17 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
     """
     # a Dataset is a mapping too, of its variables
     parts = dict(result) if isinstance(result, Mapping) and not isinstance(result, xr.Dataset) else {None: result}
-    for part in parts.values():
+    if not parts:
+        raise checks.reject("result", result, "give one result at least")
+    for name, part in parts.items():
         if not isinstance(part, xr.Dataset):
             raise checks.reject("result", part, "give a result (a Dataset), or several by name")
-    target = Path(path)
+        plain = isinstance(name, str) and name.strip() and name not in (".", "..") and not any(one in name for one in "/\0")
+        if name is not None and not plain:
+            raise checks.reject("group", name, "the name of a result in a file is plain text, without a slash, and not . or ..")
+    target = checks.path("path", path)
+    if target.is_dir():
+        raise checks.reject("path", str(path), "this is a folder: give the name of a file")
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -203,18 +236,24 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
         checks.choice("group", group, names)
     elif names:
         raise checks.reject("group", None, f"{path} has several results: choose one of {', '.join(map(repr, names))}")
-    with xr.open_dataset(path, engine="h5netcdf", group=group) as stored:
-        return stored.load()
+    try:
+        with xr.open_dataset(checks.path("path", path), engine="h5netcdf", group=group) as stored:
+            return stored.load()
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # a damaged file can make the libraries below fail in any way
+        raise checks.reject("path", str(path), f"this file cannot be read, it is damaged or no result ({checks.reason(error)})") from None
 
 
 def groups_in(path: str | os.PathLike[str], argument: str = "path") -> list[str]:
     """The names of the results in a file of several; none in a file of one. `argument` is what the caller calls the file."""
     import h5py
 
-    if not Path(path).is_file():
-        raise checks.reject(argument, str(path), "this is a folder: give a file" if Path(path).is_dir() else "no such file")
+    file = checks.path(argument, path)
+    if not file.is_file():
+        raise checks.reject(argument, str(path), "this is a folder: give a file" if file.is_dir() else "no such file")
     try:
-        with h5py.File(path) as content:
+        with h5py.File(file) as content:
             return [name for name, part in content.items() if isinstance(part, h5py.Group)]
-    except OSError:
+    except (OSError, RuntimeError, KeyError, ValueError, UnicodeDecodeError):
         raise checks.reject(argument, str(path), "this is no NetCDF file, or it is not whole") from None

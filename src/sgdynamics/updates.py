@@ -21,6 +21,7 @@ import numpy as np
 
 from sgdynamics import checks
 
+MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
 COORDINATEWISE = ("adam", "adamw", "adamax", "nadam", "amsgrad", "adagrad", "adadelta", "rmsprop", "signsgd", "sign", "signum", "lion")
 
 
@@ -66,7 +67,7 @@ def reuse(times: int) -> Update:
     alpha counts samples, and t = lr steps/d counts batches: gradient-flow time is `times` t. Source: Dandi et al. 2024
     (The benefits of reusing batches for gradient descent in two-layer networks).
     """
-    return Update("reuse", (("times", checks.whole("times", times, 1)),))
+    return Update("reuse", (("times", checks.whole("times", times, 1, MOST_MOVES)),))
 
 
 def normalised() -> Update:

@@ -88,6 +88,7 @@ def certify(
         checked_fixed_data(algorithm)
     else:
         checked_algorithm(algorithm, any_update=True)
+    progress = checks.flag("progress", progress, unsaid=True)
     begin = checked_start(problem, start)
     if begin.runs != 1:
         raise checks.reject("start", f"{begin.runs} runs", "a certificate is about one start, from which all runs leave: give one run")
@@ -101,7 +102,8 @@ def certify(
     when = when or ({"steps": STEPS} if fixed else {"alpha": ALPHA})
     if not fixed and "steps" in when:
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
-        when = {"alpha": np.atleast_1d(np.asarray(steps, dtype=np.float64)) * (algorithm.batch / small)}
+        given = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
+        when = {"alpha": np.atleast_1d(given) * (algorithm.batch / small)}
     setting = _Setting(problem, algorithm, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
     limit = algorithm.kind is None if isinstance(algorithm, OnePassSGD) else True
@@ -147,10 +149,14 @@ def _dimensions(problem: Problem, algorithm: Any, dimension: Any, dimensions: An
     fixed = isinstance(algorithm, FixedData)
     least = problem.signals + copies(None if fixed else algorithm.kind) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for _, fraction in problem.covariance)
-    small = max(SMALL, needed) if dimension is None else dimension
+    small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
     default = GROWING_FIXED if fixed else GROWING
     enlarge = math.ceil(needed / default[0])
-    given = tuple(enlarge * d for d in default) if dimensions is None else tuple(np.atleast_1d(dimensions).tolist())
+    given = (
+        tuple(enlarge * d for d in default)
+        if dimensions is None
+        else tuple(np.atleast_1d(checks.numbers("dimensions", dimensions, "give three increasing whole numbers or more")).tolist())
+    )
     growing = tuple(checks.whole("dimensions", d, 1) for d in given)
     if len(growing) < 3 or any(one >= other for one, other in pairwise(growing)):
         raise checks.reject("dimensions", dimensions, "give three increasing dimensions or more: the fits have a term 1/d each")
@@ -158,7 +164,7 @@ def _dimensions(problem: Problem, algorithm: Any, dimension: Any, dimensions: An
         _, sizes = check_dimension(problem, d)
         if not fixed:
             check_room(problem, algorithm, sizes)
-    return checks.whole("dimension", small, 1), growing
+    return small, growing
 
 
 @dataclass(frozen=True)

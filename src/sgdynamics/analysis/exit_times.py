@@ -22,11 +22,13 @@ from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import integration
 from sgdynamics.limits.drift import drift, finite_numbers
-from sgdynamics.limits.sde import SdePaths, step_length
+from sgdynamics.limits.sde import SdePaths, refuse_without_noise, step_length
 from sgdynamics.precision import float64
-from sgdynamics.problems.activations import traced_shape
+from sgdynamics.problems.functions import checked_function
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.spiked_tensor import SpikedTensor
+from sgdynamics.problems.starts import Start, check_dimension, checked_kind, checked_start
+from sgdynamics.reach import check_steps
 from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
@@ -171,8 +173,17 @@ def exit_time(
     before anything is learned). A function of the state {"M", "Q", "a"} (JAX arrays of one run) stands in place of the risk.
     Problems whose loss is not squared are judged by the risk. `max_time` (in t) is 50 times the width unless given.
     """
+    checks.outside_jit("exit_time")
+    if checked_kind(problem) == SpikedTensor.kind:
+        raise checks.reject(
+            "problem",
+            problem,
+            "exit times are found inside a run for problems that are stated by fields: for a spiked tensor, save a trajectory (solve_ode, "
+            "solve_sde, simulate) and take sgd.exit_time_of(trajectory, threshold)",
+        )
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
+    progress = checks.flag("progress", progress, unsaid=True)
     checked_algorithm(algorithm, any_update=method in ("exact", "direct"))
     constant_rate(algorithm, "exit times")
     if not callable(criterion):
@@ -184,6 +195,10 @@ def exit_time(
     if method != "ode" and algorithm.lr == 0.0:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
     d, sizes = (None, None) if dimension is None else check_dimension(problem, dimension)
+    if method == "sde":
+        refuse_without_noise(problem)
+    elif d is not None and method != "ode":
+        check_steps("max_time", end, end * d / algorithm.lr, "give less: runs stop once they have left")
     if sizes is not None and method == "exact":
         check_room(problem, algorithm, sizes)
     begin = broadcast_runs(checked_start(problem, start), runs)
@@ -230,12 +245,8 @@ def _threshold(value: Any) -> float:
 def _check_criterion(problem: Problem, criterion: Callable[..., Any]) -> None:
     p, k = problem.width, problem.signals
     state = {"M": np.zeros((p, k)), "Q": np.eye(p), "a": np.ones(p)}
-    try:
-        shape = traced_shape(criterion, state)
-    except Exception as error:
-        raise checks.reject("criterion", criterion, f'calling it on a state {{"M", "Q", "a"}} failed with: {error}') from error
-    if shape != ():
-        raise checks.reject("criterion", criterion, f"one state must give one number, but it gave shape {shape}")
+    call = 'one state {"M", "Q", "a"}'
+    checked_function("criterion", criterion, (state,), takes="state", call=call, differentiated=False)
 
 
 def _report(result: ExitTimes, stacklevel: int) -> None:
@@ -378,11 +389,14 @@ def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "
     """
     threshold = _threshold(threshold)
     checks.choice("criterion", criterion, ("risk", "overlap"))
-    if not isinstance(trajectory, xr.Dataset) or "t" not in trajectory.coords:
-        raise checks.reject("trajectory", type(trajectory).__name__, "give a result of solve_ode, solve_sde or simulate")
+    checks.result("trajectory", trajectory, "t", "run", "diverged_at", "risk", fix="give a result of solve_ode, solve_sde or simulate")
     t = np.asarray(trajectory["t"])
     if criterion == "overlap":
-        values = -np.abs(np.asarray(trajectory["M"])).max(axis=(2, 3))
+        # of a spiked tensor the one overlap is m
+        name = "m" if "r2" in trajectory else "M"
+        checks.result("trajectory", trajectory, name)
+        overlaps = np.abs(np.asarray(trajectory[name]))
+        values = -overlaps.reshape(*overlaps.shape[:2], -1).max(axis=2)
         levels = np.full(len(values), -threshold)
     else:
         values = np.asarray(trajectory["excess_risk" if "excess_risk" in trajectory else "risk"])

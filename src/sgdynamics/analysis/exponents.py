@@ -27,7 +27,7 @@ from scipy import linalg
 from sgdynamics import checks
 from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
 from sgdynamics.precision import float64
-from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.activations import Activation, checked_kinks
 from sgdynamics.problems.activations import activation as find_activation
 
 RADII = np.concatenate([np.arange(0, 8, 0.5), np.arange(8, 14, 1.0), np.linspace(14, 36, 7)])  # phi(36) = 1e-282: no denormal numbers
@@ -79,8 +79,7 @@ class HermiteSeries:
 
 
 def _kinks(kinks: Any) -> tuple[float, ...]:
-    listed = np.atleast_1d(np.asarray(kinks, dtype=object)).ravel().tolist()
-    return tuple(sorted({checks.number("kinks", kink) for kink in listed}))
+    return tuple(sorted(set(checked_kinks(kinks))))
 
 
 @lru_cache(maxsize=64)
@@ -114,8 +113,8 @@ def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray)
     try:
         single = [np.asarray(function(probe[..., i])) for i in range(9)]
     except Exception as error:
-        raise checks.reject(argument, function, f"calling it on one point failed with: {error}") from error
-    if any(value.shape != () or np.iscomplexobj(value) for value in single):
+        raise checks.reject(argument, function, f"calling it on one point failed with: {checks.reason(error)}") from error
+    if any(value.shape != () or value.dtype.kind not in "biufV" for value in single):  # V: JAX's short floats
         raise checks.reject(argument, function, f"a point must go to one real number, but it gave {single[0]!r}")
     rounding = float(np.finfo(single[0].dtype if np.issubdtype(single[0].dtype, np.floating) else float).eps)
     for whole in (function, jax.vmap(function, in_axes=-1)):

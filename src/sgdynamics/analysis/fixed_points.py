@@ -42,6 +42,7 @@ TOLERANCE = 1e-12  # largest norm of the drift at a root
 PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
 CHUNK, SAMPLED_CHUNK = 16, 4  # points evaluated at once; the last chunk is filled up, so that any number of them compiles once
 SEARCH_STEPS, DESCENT_STEPS, POLISH_STEPS = 100, 300, 60
+MOST_TRIES = 10**6  # all of them are held in memory at once
 NULL = 1e-6  # an eigenvalue below this share of the largest is 0
 NEAR = 3e-2  # rows, or parts of rows, this close at a degenerate root are taken to coincide, if that is a root too
 RUNAWAY = 16.0  # mean squared row over squared signal
@@ -114,7 +115,8 @@ def fixed_points(
         return spiked_fixed_points(problem, algorithm)
     checked_algorithm(algorithm)
     constant_rate(algorithm, "fixed points")
-    tries = checks.whole("tries", tries, 0)
+    tries = checks.whole("tries", tries, 0, MOST_TRIES)
+    unphysical = checks.flag("unphysical", unphysical)
     seed = checks.whole("seed", seed, 0)
     if tolerance is not None:
         tolerance = checks.number("tolerance", tolerance, above=0.0)
@@ -127,6 +129,19 @@ def fixed_points(
     runs = tries // 4 + (0 if given is None else given.runs)
     noisy = np.einsum("bii->bi", problem.gram).max(axis=1)[:, None, None] * np.eye(problem.width)  # noise lengthens rows
     rule = rule_for(problem, noisy, 1.5 if algorithm.lr > 0 else 0.0)
+    # the search tries rows that overflow: their drift is not finite, and they are never taken
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        system, roots = _found(problem, algorithm, rule, X, a, runs, limit)
+        if len(roots.y):
+            return _described(system, roots, limit, unphysical)
+    warnings.warn(f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries", stacklevel=3)
+    return []
+
+
+def _found(
+    problem: Problem, algorithm: OnePassSGD, rule: Rule, X: np.ndarray, a: np.ndarray, runs: int, limit: float
+) -> tuple[_System, _Points]:
+    """Roots from these rows and heads, by a rule that is fine enough for them."""
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
@@ -140,12 +155,8 @@ def fixed_points(
         near = size <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
         roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < LARGEST))
         if not np.any(near & (needed > rule.terms)):
-            break
+            return system, roots
         rule = replace(rule, terms=int(needed[near].max()))
-    if len(roots.y) == 0:
-        warnings.warn(f"none of {len(a)} starts led to a fixed point (the drift did not fall below {limit:.0e}): raise tries", stacklevel=3)
-        return []
-    return _described(system, roots, limit, unphysical)
 
 
 class _Points(NamedTuple):

@@ -31,6 +31,7 @@ from sgdynamics.progress import meter
 RANGE = (1e-3, 30.0)  # where learning rates are searched unless the caller says, in units of the width
 GRID = 33  # constant rates that are tried at once, then again between the neighbours of the best
 ZOOMS = 5
+MOST_PIECES = 10**5  # the gradient keeps a state for each
 STEPS = 400  # Runge-Kutta steps in all (at least four a piece), doubled until the risk is known to ACCURACY
 MOST_STEPS = 64  # times that
 ACCURACY = 1e-6  # relative, of the risk, by twice as many steps
@@ -185,11 +186,13 @@ def optimal_schedule(
     `restarts` tries as many more, from the best constant rate times random curves (by `seed`), and keeps the best.
     """
     alpha = checks.number("alpha", alpha, above=0.0)
-    pieces = checks.whole("pieces", pieces, 1)
+    checks.outside_jit("optimal_schedule")
+    progress = checks.flag("progress", progress, unsaid=True)
+    pieces = checks.whole("pieces", pieces, 1, MOST_PIECES)
     batch = checks.whole("batch", batch, 1)
     head_rate = checks.number("head_rate", head_rate, 0.0)
-    iterations = checks.whole("iterations", iterations, 1)
-    restarts, seed = checks.whole("restarts", restarts, 0), checks.whole("seed", seed, 0)
+    iterations = checks.whole("iterations", iterations, 1, 10**6)
+    restarts, seed = checks.whole("restarts", restarts, 0, 10**6), checks.whole("seed", seed, 0)
     begin = checked_start(problem, start)
     if by_clusters(problem.structure) and not np.any(problem.parameters["eigenvalues"]):
         raise checks.reject("problem", problem, "without noise on its clusters the drift jumps and has no gradient: give a finite snr")

@@ -72,11 +72,13 @@ def spiked_fixed_points(problem: SpikedTensor, algorithm: OnePassSGD) -> list[Sp
     checked_spiked(problem)
     checked_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
-    k, c, ridge = problem.order, algorithm.lr / algorithm.batch, problem.ridge
-    points = [(0.0, r2) for r2 in _without_signal(k, c, ridge)]
-    for m, r2 in correlated(k, problem.snr, c, ridge):
-        points += [(m, r2)] if k % 2 else [(m, r2), (-m, r2)]
-    found = [_described(problem, algorithm, m, r2) for m, r2 in points]
+    k, c, ridge = problem.order, np.float64(algorithm.lr / algorithm.batch), problem.ridge
+    # high powers leave float64 on the way to a root: infinite on one side is an answer for a bisection
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        points = [(0.0, float(r2)) for r2 in _without_signal(k, c, ridge)]
+        for m, r2 in correlated(k, problem.snr, c, ridge):
+            points += [(m, r2)] if k % 2 else [(m, r2), (-m, r2)]
+        found = [_described(problem, algorithm, m, r2) for m, r2 in points]
     return sorted(found, key=lambda point: (point.risk, -point.m))
 
 
@@ -91,7 +93,7 @@ def _without_signal(k: int, c: float, ridge: float) -> list[float]:
         return [*found, c]
 
     def excess(r2: float) -> float:
-        return r2 ** (k - 2) * (c - r2) - ridge / (2 * k)
+        return np.float64(r2) ** (k - 2) * (c - r2) - ridge / (2 * k)
 
     top = c * (k - 2) / (k - 1)
     if excess(top) < 0:

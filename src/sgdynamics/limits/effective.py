@@ -17,7 +17,7 @@ Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from sgdynamics.progress import Meter, meter
 
 GENERATOR = "threefry2x32"
 GROUPS = 16  # independent groups of draws, for the squared norm of the mean gradient; also the fewest draws
+MOST_SAMPLES = 10**12  # each is a gradient: more take years
 MEMORY = 1 << 27  # bytes that one chunk of draws may take, as far as their gradients and data go
 KEEP = 1 << 28  # bytes of gradients that are kept rather than computed again
 LARGEST_CHUNK = 4096
@@ -206,7 +207,10 @@ def checked_sizes(task: Task, point: Any, dimension: int, samples: int, names: A
     if not jax.tree.leaves(point):
         raise checks.reject("point", point, "give the parameters: an array, or a tree (dict, list, ...) of arrays")
     for leaf in jax.tree.leaves(point):
-        array = np.asarray(leaf)
+        try:
+            array = np.asarray(leaf)
+        except (TypeError, ValueError):
+            raise checks.reject("point", leaf, "give the parameters: an array, or a tree (dict, list, ...) of arrays") from None
         if array.dtype.kind not in "fiu" and array.dtype != jnp.bfloat16:
             raise checks.reject("point", leaf, f"its arrays must hold real numbers (this one holds {array.dtype})")
         if not np.all(np.isfinite(array.astype(np.float64))):
@@ -236,7 +240,7 @@ def checked_sizes(task: Task, point: Any, dimension: int, samples: int, names: A
             )
     if names is None:
         names = [f"u{i + 1}" for i in range(u.shape[0])]
-    elif isinstance(names, str) or not isinstance(names, Iterable) or len(list(names)) != u.shape[0]:
+    elif not isinstance(names, (list, tuple)) or len(names) != u.shape[0] or not all(isinstance(name, str) for name in names):
         raise checks.reject("names", names, f"give {u.shape[0]} names, one for each statistic")
     parameters, draws = _numbers(point), 1 if antithetic is None else 2
     fits = max(1, min(LARGEST_CHUNK, MEMORY // (8 * draws * (4 * parameters + 2 * _numbers(y))), samples))
@@ -444,7 +448,8 @@ def effective_dynamics(
     """
     task = checked_task(loss, sample, statistics, antithetic, controls)
     lr, dimension = checks.number("lr", lr, above=0.0), checks.whole("dimension", dimension, 1)
-    samples, seed = checks.whole("samples", samples, GROUPS), checks.whole("seed", seed, 0)
+    samples, seed = checks.whole("samples", samples, GROUPS, MOST_SAMPLES), checks.whole("seed", seed, 0)
+    progress = checks.flag("progress", progress, unsaid=True)
     sizes = checked_sizes(task, point, dimension, samples, names)
     with meter(f"effective dynamics, d = {dimension}", 2.0 * samples, progress) as shown:
         return measure(task, sizes, lr, dimension, samples, (seed,), shown).dynamics

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import curve_fit
 
 from sgdynamics import checks
-from sgdynamics.limits.effective import GROUPS, EffectiveDynamics, Functions, checked_sizes, checked_task, measure, table
+from sgdynamics.limits.effective import GROUPS, MOST_SAMPLES, EffectiveDynamics, Functions, checked_sizes, checked_task, measure, table
 from sgdynamics.precision import float64
 from sgdynamics.progress import meter
 
@@ -198,6 +198,13 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     return Trend(values, errors, float(exponent), float(error), verdict)
 
 
+def _point_at(point: Any, dimension: int) -> Any:
+    try:
+        return point(dimension)
+    except Exception as error:
+        raise checks.reject("point", point, f"calling it on dimension = {dimension} failed with: {checks.reason(error)}") from error
+
+
 def _condition(quantity: str, needed: str, dimensions: np.ndarray, each: np.ndarray, errors: np.ndarray) -> Condition:
     worst = np.argmax(each, axis=1)
     rows = np.arange(len(each))
@@ -241,13 +248,13 @@ def effective_scaling(
     if not callable(point):
         raise checks.reject("point", point, "give a function dimension -> parameters")
     lr = checks.number("lr", lr, above=0.0)
-    samples, seed = checks.whole("samples", samples, GROUPS), checks.whole("seed", seed, 0)
-    if isinstance(dimensions, str) or not isinstance(dimensions, Iterable):
-        raise checks.reject("dimensions", dimensions, "give at least three increasing whole numbers")
-    every = tuple(checks.whole("dimensions", d, 1) for d in dimensions)
+    samples, seed = checks.whole("samples", samples, GROUPS, MOST_SAMPLES), checks.whole("seed", seed, 0)
+    progress = checks.flag("progress", progress, unsaid=True)
+    listed = np.atleast_1d(checks.numbers("dimensions", dimensions, "give at least three increasing whole numbers")).tolist()
+    every = tuple(checks.whole("dimensions", d, 1) for d in listed)
     if len(every) < 3 or any(a >= b for a, b in itertools.pairwise(every)):
         raise checks.reject("dimensions", dimensions, "give at least three increasing whole numbers")
-    all_sizes = [checked_sizes(task, point(d), d, samples, names) for d in every]
+    all_sizes = [checked_sizes(task, _point_at(point, d), d, samples, names) for d in every]
     counts = [sizes.statistics for sizes in all_sizes]
     if len(set(counts)) > 1:
         raise ValueError(f"statistics has {counts} entries at dimensions {list(every)}: give the same number at each")

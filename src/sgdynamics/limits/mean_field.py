@@ -34,7 +34,7 @@ from sgdynamics.limits.mean_field_series import Basis
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.results import largest_share, record, time_coordinates
 
@@ -190,11 +190,14 @@ def solve_mean_field(
     the risk when every other particle is left out (what p particles say of the law that they were drawn from); `error_quadrature`,
     the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
     """
+    checks.outside_jit("solve_mean_field")
     checked_wide_problem(problem)
     checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
-    perpendicular = None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1) - problem.signals
+    perpendicular = (
+        None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1, MOST_DIMENSION) - problem.signals
+    )
     when = _clock(problem, algorithm, times, alpha, steps, dimension)
     t = when.t
     way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
@@ -381,14 +384,17 @@ def _dataset(
 
 def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
     """The density mu_t of the particles at a save point, all runs or one: of (m, q) for one signal, of (m_1, m_2) for more."""
-    if "q" not in result or "M" not in result:
-        raise checks.reject("result", list(result.data_vars), "give what solve_mean_field returns")
+    checks.result("result", result, "q", "M", "time", "signal", "run", "t", fix="give what solve_mean_field returns")
     count = result.sizes["time"]
     if isinstance(time, bool) or not isinstance(time, (int, np.integer)) or not -count <= time < count:
         raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
-    bins = checks.whole("bins", bins, 1)
+    bins = checks.whole("bins", bins, 1, 10_000)
     point = result.isel(time=int(time))
-    point = point if run is None else point.isel(run=[run])
+    if run is not None:
+        runs = result.sizes["run"]
+        if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -runs <= run < runs:
+            raise checks.reject("run", run, f"the result has {runs} runs: give -{runs}..{runs - 1}, or None for all")
+        point = point.isel(run=[run])
     M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
     one = M.shape[1] == 1
     x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
@@ -397,6 +403,9 @@ def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, ru
         raise checks.reject("time", time, "every run has diverged by then: take an earlier save point")
     import matplotlib.pyplot as plt
 
+    from sgdynamics.plot import checked_axis
+
+    checked_axis(ax)
     fig, ax = plt.subplots(figsize=(5, 4), layout="constrained") if ax is None else (ax.figure, ax)
     *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
     fig.colorbar(image, ax=ax, label="density")

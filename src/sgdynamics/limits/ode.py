@@ -59,14 +59,10 @@ def solve_ode(
     instead, what it reached is kept, and the coordinate `ran_out_at` says how far that is.
     """
     if isinstance(problem, SpikedTensor):
-        given = {
-            "times": times,
-            "alpha": alpha,
-            "steps": steps,
-            "rtol": RTOL if rtol is None else rtol,
-            "atol": ATOL if atol is None else atol,
-        }
-        return solve_spiked_ode(problem, algorithm, start, **given, dimension=dimension)
+        given = {"times": times, "alpha": alpha, "steps": steps}
+        accuracy = {"rtol": RTOL if rtol is None else rtol, "atol": ATOL if atol is None else atol}
+        return solve_spiked_ode(problem, algorithm, start, **given, dimension=dimension, **accuracy)
+    checks.outside_jit("solve_ode")
     checked_algorithm(algorithm)
     rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
     atol = None if atol is None else checks.number("atol", atol, above=0.0)

@@ -28,7 +28,7 @@ import xarray as xr
 
 from sgdynamics import checks, compressed
 from sgdynamics.algorithms import OnePassSGD, Schedule, checked_algorithm, rate_at
-from sgdynamics.clock import clock, elapsed, plan_steps
+from sgdynamics.clock import clock, elapsed, plan_steps, reached
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
@@ -36,7 +36,7 @@ from sgdynamics.limits.spiked import solve_spiked_sde
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
+from sgdynamics.problems.starts import Start, check_dimension, checked_kind, checked_start, factor
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.running import See, Simulator, run
@@ -217,6 +217,23 @@ def _folded(rest: Any) -> Any:
     return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rest, -1, -2), mode="r"), -1, -2)
 
 
+def refuse_without_noise(problem: Problem) -> None:
+    """At snr = infinity the drift jumps where a unit is orthogonal to a cluster, and neither the scheme nor the SDE has a meaning there.
+
+    The units that matter are drawn to these surfaces and stay on them (`limits.sliding`). There drift and noise both jump, and what a path
+    does depends on the step length: XOR, width 4, d = 1000, t = 5, an overlap that the ODE holds at 0 and runs at 0 to 1e-4 is -0.018 with
+    steps of 0.25 and -0.003 with steps of 0.06, an error that no estimate of the noiseless path sees. Only steps as short as those of
+    SGD itself, lr/d, would do, and those are what `simulate` makes.
+    """
+    if not np.any(problem.parameters["eigenvalues"]):
+        raise checks.reject(
+            "snr",
+            np.inf,
+            "without noise the drift jumps where a unit is orthogonal to a cluster, and an SDE has no meaning there: use solve_ode "
+            "(d -> infinity), simulate (exact at any d), or a finite snr",
+        )
+
+
 class SdePaths(Simulator):
     """Paths of the SDE; a step of the simulator is one step of the scheme, whose length depends on the interval between save points."""
 
@@ -380,32 +397,41 @@ def solve_sde(
         when = {"times": times, "alpha": alpha, "steps": steps}
         rest = {"dimension": dimension, "runs": runs, "seed": seed, "higher_order": higher_order, "step": step, "progress": progress}
         return solve_spiked_sde(problem, algorithm, start, **when, **rest)
+    checks.outside_jit("solve_sde")
+    checked_kind(problem)
     checked_algorithm(algorithm)
+    higher_order = checks.flag("higher_order", higher_order)
+    progress = checks.flag("progress", progress, unsaid=True)
+    refuse_without_noise(problem)
     d, sizes = check_dimension(problem, dimension)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
-    begin = broadcast_runs(checked_start(problem, start), runs)
-    simulator = SdePaths(problem, algorithm, begin, d, sizes, bool(higher_order))
-    error = None
     variable = when.alpha if algorithm.scheduled and when.alpha is not None else when.t
+    if step is not None:
+        step = checks.number("step", step, above=0.0)
+        plan_steps(variable, step)  # refuses more steps than anybody can wait for
+    begin = broadcast_runs(checked_start(problem, start), runs)
+    simulator = SdePaths(problem, algorithm, begin, d, sizes, higher_order)
+    error = None
     if variable[-1] == 0.0:
         edges = np.array([0])
     else:
         if step is None:
             longest, error = step_length(problem, algorithm, begin, d, sizes, float(variable[-1]))
         else:
-            longest = checks.number("step", step, above=0.0)
+            longest = step
         edges, lengths = plan_steps(variable, longest)
         simulator.set_steps(edges, lengths)
     saves = edges[-len(when.t) :]
     overlaps, last = run(simulator, begin.runs, saves, seed, f"SDE, d = {d}", progress)
     risk, quadrature = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
-    reached = np.concatenate([[0.0], np.cumsum(np.repeat(lengths, np.diff(edges)))]) if len(edges) > 1 else np.zeros(1)
+    ends = reached(edges, lengths, np.maximum(last, 0)) if len(edges) > 1 else np.zeros(begin.runs)
     if algorithm.scheduled:
-        reached = elapsed(algorithm, reached)
-    diverged_at = np.where(last >= 0, reached[np.maximum(last, 0)], np.nan)
+        order = np.argsort(ends)
+        ends[order] = elapsed(algorithm, ends[order])
+    diverged_at = np.where(last >= 0, ends, np.nan)
     if np.any(last >= 0):
         warnings.warn(
             f"{int((last >= 0).sum())} of {begin.runs} paths diverged, the first after t = {np.nanmin(diverged_at):.4g} "
@@ -416,7 +442,7 @@ def solve_sde(
     attributes = {
         "seed": seed,
         "dimension": d,
-        "higher_order": int(bool(higher_order)),
+        "higher_order": int(higher_order),
         "assumptions": "Gaussian inputs, one pass, Gaussian fluctuations",
         "error_quadrature": quadrature,
         "error_integrator": error,

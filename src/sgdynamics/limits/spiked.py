@@ -32,7 +32,7 @@ from scipy import integrate
 
 from sgdynamics import checks
 from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.clock import clock, plan_steps
+from sgdynamics.clock import clock, plan_steps, reached
 from sgdynamics.compressed import normals_and_uniforms
 from sgdynamics.limits.long_times import follow, ran_out
 from sgdynamics.precision import float64
@@ -204,6 +204,7 @@ def solve_spiked_ode(
     steps, and LSODA from where it needs too many. `error_integrator`: the largest relative change of the risk at ten times the
     tolerance. A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
     """
+    checks.outside_jit("solve_ode")
     checked_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start)
@@ -386,8 +387,11 @@ def solve_spiked_sde(
     r2 stays positive by construction. `step`: the longest step of the scheme in t; unless given, one whose error on the noiseless path and
     on stationary variances is below 2e-3 (`error_integrator`). Section 3; the covariance is not written there.
     """
+    checks.outside_jit("solve_sde")
     checked_algorithm(algorithm)
     constant_rate(algorithm, "spiked tensors")
+    higher_order = checks.flag("higher_order", higher_order)
+    progress = checks.flag("progress", progress, unsaid=True)
     begin = checked_spiked_start(problem, start).repeated(runs)
     n = check_spiked_dimension(dimension)
     seed = checks.whole("seed", seed, 0)
@@ -403,12 +407,11 @@ def solve_spiked_sde(
     scales = {"noise_rate": np.float64(algorithm.lr / n), "limit": largest(problem.order)}
     simulator = SpikedPaths({**numbers, **scales}, begin, edges, lengths)
     found, last = run(simulator, begin.runs, edges[-len(when.t) :], seed, f"SDE, n = {n}", progress)
-    reached = np.concatenate([[0.0], np.cumsum(np.repeat(lengths, np.diff(edges)))])
-    diverged_at = np.where(last >= 0, reached[np.maximum(last, 0)], np.nan)
+    diverged_at = np.where(last >= 0, reached(edges, lengths, np.maximum(last, 0)), np.nan)
     attributes = {
         "seed": seed,
         "dimension": n,
-        "higher_order": int(bool(higher_order)),
+        "higher_order": int(higher_order),
         "assumptions": "fresh Gaussian tensors, Gaussian fluctuations",
         "error_integrator": error,
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,41 +14,17 @@ import numpy as np
 from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
-from sgdynamics.precision import float64
+from sgdynamics.problems.functions import checked_function, function_identity
 
-
-def function_identity(function: Callable) -> dict[str, str]:
-    """A user's function by name and source hash: enough to recognise it, not enough to run it again."""
-    name = getattr(function, "__name__", type(function).__name__)
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        source = repr(getattr(getattr(function, "__code__", None), "co_code", name))
-    return {"function": name, "source_sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}
-
-
-@float64
-def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
-    """The shape a JAX function returns; IndexError where it asks for an entry that is not there, which JAX would answer with the last one.
-
-    Traced in float64 as everything later: JAX keeps a closed-over array in the precision that it first saw.
-    """
-    shape = jax.eval_shape(function, *arguments).shape
-    try:
-        # NumPy's arrays refuse such an index, and everything else is traced as before
-        with np.errstate(all="ignore"):
-            jax.eval_shape(lambda: jnp.asarray(function(*arguments)))
-    except IndexError:
-        raise
-    except Exception:  # it does with its arguments what only JAX's arrays can
-        pass
-    return shape
+MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
 
 
 @dataclass(frozen=True)
 class Activation:
     """A scalar activation f; `kinks` lists the points where f or f' jumps (they are where quadrature must break).
 
+    Names that stand for one: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, sign, and he2 to he6, the probabilists'
+    Hermite polynomials as they are, not normalised (he2 = x^2 - 1, he3 = x^3 - 3x, E[he_n^2] = n!).
     f must be a JAX function of one number. Its derivatives come from autodiff on the smooth pieces; the jumps of f and f' at
     the kinks are measured from both sides and enter expectations of f' and f'' as point masses.
     """
@@ -63,16 +37,14 @@ class Activation:
     def __post_init__(self) -> None:
         if not callable(self.f):
             raise checks.reject("activation", self.f, "give a JAX function of one number, such as jnp.tanh")
-        if isinstance(self.kinks, (int, float)):
-            object.__setattr__(self, "kinks", (float(self.kinks),))
-        object.__setattr__(self, "kinks", tuple(sorted(checks.number("kinks", kink) for kink in self.kinks)))
-        try:
-            shape = traced_shape(self.f, np.zeros(()))
-        except Exception as error:
-            hint = "jnp.tanh and not np.tanh, say" if isinstance(self.f, np.ufunc) else f"calling it failed with: {error}"
-            raise checks.reject("activation", self.f, f"give a JAX function of one number; {hint}") from error
-        if shape != ():
-            raise checks.reject("activation", self.f, f"a number must go to a number, but it went to shape {shape}")
+        object.__setattr__(self, "kinks", checked_kinks(self.kinks))
+        if isinstance(self.f, np.ufunc):
+            raise checks.reject("activation", self.f, f"give a JAX function of one number: jnp.{self.f.__name__}, not np.{self.f.__name__}")
+        checked_function("activation", self.f, (np.zeros(()),), takes="x", call="one number")
+        if self.name is not None and not isinstance(self.name, str):
+            raise checks.reject("name", self.name, "give a text, or None")
+        if self.coefficients is not None:
+            object.__setattr__(self, "coefficients", _coefficients(self.coefficients))
 
     def __call__(self, x: Any) -> Any:
         return self.f(x)
@@ -129,6 +101,14 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     return tuple(found)
 
 
+def checked_kinks(value: Any) -> tuple[float, ...]:
+    """Points where a function has a kink, in order; a single number stands for one."""
+    listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
+    if listed.ndim != 1 or not np.all(np.isfinite(listed)):
+        raise checks.reject("kinks", value, "give a list of finite numbers, such as [0.0]")
+    return tuple(np.sort(listed).tolist())
+
+
 def _horner(coefficients: Sequence[float], x: Any) -> Any:
     x = jnp.asarray(x)
     result = jnp.zeros_like(x) + float(coefficients[-1])
@@ -149,19 +129,24 @@ class _Polynomial:
 
 def polynomial(coefficients: Sequence[float]) -> Activation:
     """The activation c0 + c1 x + c2 x^2 + ..."""
-    try:
-        values = tuple(float(value) for value in coefficients)
-    except (TypeError, ValueError):
-        raise checks.reject("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)") from None
+    values = _coefficients(coefficients)
+    return Activation(_Polynomial(values), name="polynomial", coefficients=values)
+
+
+def _coefficients(coefficients: Any) -> tuple[float, ...]:
+    given = checks.numbers("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)")
+    if given.ndim != 1 or given.size > MOST_COEFFICIENTS:
+        raise checks.reject("coefficients", coefficients, f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most")
+    values = tuple(given.tolist())
     while len(values) > 1 and values[-1] == 0.0:
         values = values[:-1]
     if len(values) < 2 or not all(math.isfinite(value) for value in values):
         raise checks.reject("coefficients", coefficients, "give finite numbers with at least one non-constant term")
-    return Activation(_Polynomial(values), name="polynomial", coefficients=values)
+    return values
 
 
 def _hermite(order: int) -> Activation:
-    """Probabilists' Hermite polynomial He_n (not normalised)."""
+    """Probabilists' Hermite polynomial He_n (not normalised: E[He_n(z)^2] = n!), He_2 = x^2 - 1, He_3 = x^3 - 3x, ..."""
     values = tuple(float(value) for value in hermite_e.herme2poly([0.0] * order + [1.0]))
     return Activation(_Polynomial(values), name=f"he{order}", coefficients=values)
 

@@ -66,9 +66,14 @@ def overlaps_of(
     sizes = np.array([d]) if problem is None else problem.block_dimensions(d)
     edges = np.cumsum(sizes)[:-1]
     students, teachers = np.split(W, edges, axis=-1), np.split(signals, edges, axis=-1)
-    M = np.stack([one @ np.swapaxes(other, -1, -2) for one, other in zip(students, teachers, strict=True)], axis=1)
-    Q = np.stack([one @ np.swapaxes(one, -1, -2) for one in students], axis=1)
-    gram = np.stack([one @ np.swapaxes(one, -1, -2) for one in teachers], axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # judged right below
+        M = np.stack([one @ np.swapaxes(other, -1, -2) for one, other in zip(students, teachers, strict=True)], axis=1)
+        Q = np.stack([one @ np.swapaxes(one, -1, -2) for one in students], axis=1)
+        gram = np.stack([one @ np.swapaxes(one, -1, -2) for one in teachers], axis=1)
+    for argument, value in (("weights", Q), ("teacher", gram)):
+        if not np.all(np.isfinite(value)):
+            scale = f"{'input' if argument == 'weights' else 'teacher'}_scale"
+            raise ValueError(f"{argument} has rows whose squared length is beyond float64: give rows of norm O(1), or another {scale}")
     _one_gram(gram, problem, s_teacher)
     found = Start(M, (Q + np.swapaxes(Q, -1, -2)) / 2, a)
     return found if problem is None else checked_start(problem, found)
@@ -85,7 +90,7 @@ def _plain(argument: str, value: Any) -> np.ndarray:
         result = np.asarray(found)
         if not np.iscomplexobj(result):
             result = np.array(result, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise checks.reject(argument, type(value).__name__, "give an array of numbers (NumPy, JAX or PyTorch)") from None
     if np.iscomplexobj(result):
         raise checks.reject(argument, f"{type(value).__name__} of complex numbers", "give real numbers")

@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.functions import checked_function
 
 
 def squared(output: Any, label: Any) -> Any:
@@ -39,6 +41,7 @@ def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
     if isinstance(value, str):
         return LOSSES[checks.choice("loss", value, LOSSES)]
     if callable(value):
+        checked_function("loss", value, (np.zeros(()), np.zeros(())), takes="output, label", call="an output and a label")
         return value
     raise checks.reject("loss", value, f"give one of {', '.join(LOSSES)} or a JAX function of (output, label)")
 

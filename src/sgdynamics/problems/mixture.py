@@ -11,6 +11,7 @@ from sgdynamics import checks
 from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.trial import try_problem
 
 # (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
 CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
@@ -50,6 +51,7 @@ class GaussianMixture(Problem):
         clusters = CLUSTERS[kind]
         self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, None, clusters)
         self._parameters["eigenvalues"] = np.array([0.0 if math.isinf(self.snr) else 1.0 / self.snr])
+        try_problem(self)
         self._sealed = True
 
     @classmethod
@@ -57,6 +59,7 @@ class GaussianMixture(Problem):
         cls, mixture: str = "binary", width: int | None = None, snr: Any = 100.0, weight_decay: float = 0.1, activation: Any = "relu"
     ) -> GaussianMixture:
         """The problem that `describe` wrote down, also where JSON made its infinities strings."""
+        snr = math.inf if isinstance(snr, str) and snr == str(math.inf) else snr
         return cls(checks.choice("mixture", mixture, tuple(CLUSTERS)), width, snr, weight_decay, activation=activation)
 
     def describe(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,8 +17,11 @@ import numpy as np
 from scipy import special
 
 from sgdynamics import checks
-from sgdynamics.problems.activations import function_identity, traced_shape
+from sgdynamics.problems.activations import checked_kinks
+from sgdynamics.problems.functions import checked_function, function_identity
 from sgdynamics.problems.losses import UserLoss, squared
+from sgdynamics.problems.trial import try_problem
+from sgdynamics.reach import check_memory
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,13 @@ class Problem:
         if not callable(loss):
             raise checks.reject("loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)")
         self.user_loss = loss
-        self.kinks = tuple(sorted(checks.number("kinks", kink) for kink in kinks))
+        self.kinks = checked_kinks(kinks)
         wrapped = UserLoss(loss, parameters is not None, self.kinks)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance, clusters)
         if parameters is not None:
-            try:
-                values = jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), parameters)
-            except (TypeError, ValueError):
-                raise checks.reject("parameters", parameters, "give a dictionary of numbers or arrays") from None
-            self._parameters["user"] = values
+            self._parameters["user"] = _user_parameters(parameters)
         self._check_loss(loss, parameters is not None)
+        try_problem(self)
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -122,6 +121,9 @@ class Problem:
         """Check and store what every problem has."""
         self.width = checks.whole("width", width, 1)
         self.signals = checks.whole("signals", signals, 1)
+        # rows alone may be many (a wide network keeps no p x p matrix); the signals' Gram matrix is made here and now
+        check_memory("width", self.width, 64.0 * self.width, "its rows", "take a smaller width")
+        check_memory("signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer")
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
         self.weight_decay = checks.number("weight_decay", weight_decay, 0.0)
@@ -156,21 +158,10 @@ class Problem:
             }
 
     def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
-        count = 5 if takes_parameters else 4
-        try:
-            inspect.signature(loss).bind(*range(count))
-        except TypeError:
-            names = "fields, signals, head, noise_draw" + (", parameters" if takes_parameters else "")
-            raise checks.reject("loss", loss, f"it must take ({names})") from None
-        except ValueError:
-            pass  # some callables have no signature to read; the shape check below still runs them
-        arguments = (np.zeros(self.width), np.zeros(self.signals), np.zeros(self.width), np.zeros(()), self._parameters)
-        try:
-            shape = traced_shape(self.structure.loss, *arguments)
-        except Exception as error:
-            raise checks.reject("loss", loss, f"calling it on one sample failed with: {error}") from error
-        if shape != ():
-            raise checks.reject("loss", loss, f"one sample must give one number, but it gave shape {shape}")
+        names = "fields, signals, head, noise_draw" + (", parameters" if takes_parameters else "")
+        more = (self._parameters["user"],) if takes_parameters else ()
+        arguments = (np.zeros(self.width), np.zeros(self.signals), np.zeros(self.width), np.zeros(()), *more)
+        checked_function("loss", loss, arguments, takes=names, call="one sample")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -221,18 +212,34 @@ class Problem:
         return f"{self.kind}({shown})"
 
 
+def _user_parameters(value: Any) -> Any:
+    """The numbers of a user's loss, as float64 arrays."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise checks.reject("parameters", value, "give a dictionary of numbers or arrays by name")
+    leaves, tree = jax.tree_util.tree_flatten_with_path(value)
+    found = []
+    for path, leaf in leaves:
+        name = f"parameters{jax.tree_util.keystr(path)}"
+        array = checks.numbers(name, leaf, "give a number or an array of numbers")
+        if not np.all(np.isfinite(array)):
+            raise checks.reject(name, leaf, "give finite numbers")
+        found.append(array)
+    return jax.tree_util.tree_unflatten(tree, found)
+
+
 def _covariance(value: Any) -> tuple[tuple[float, float], ...]:
     if value is None:
         return ((1.0, 1.0),)
     try:
-        pairs = [(float(eigenvalue), float(fraction)) for eigenvalue, fraction in value]
+        pairs = [(eigenvalue, fraction) for eigenvalue, fraction in value]
     except (TypeError, ValueError):
         raise checks.reject("covariance", value, "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)]") from None
     if not pairs:
         raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
-    for eigenvalue, fraction in pairs:
-        checks.number("covariance eigenvalue", eigenvalue, above=0.0)
-        checks.number("covariance fraction", fraction, above=0.0)
+    pairs = [
+        (checks.number("covariance eigenvalue", eigenvalue, above=0.0), checks.number("covariance fraction", fraction, above=0.0))
+        for eigenvalue, fraction in pairs
+    ]
     total = sum(fraction for _, fraction in pairs)
     if abs(total - 1.0) > 1e-9:
         raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
@@ -244,15 +251,19 @@ def _clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...],
         return ()
     fix = f"give a list of (weight, {signals} coefficients on the signals, label), such as [(.5, [1.0], 1.0), (.5, [-1.0], 0.0)]"
     try:
-        found = [(float(weight), tuple(float(c) for c in coefficients), float(label)) for weight, coefficients, label in value]
+        given = [(weight, tuple(coefficients), label) for weight, coefficients, label in value]
     except (TypeError, ValueError):
         raise checks.reject("clusters", value, fix) from None
-    if not found or any(len(coefficients) != signals for _, coefficients, _ in found):
+    if not given or any(len(coefficients) != signals for _, coefficients, _ in given):
         raise checks.reject("clusters", value, fix)
-    for weight, coefficients, label in found:
-        checks.number("clusters weight", weight, above=0.0)
-        for number in (*coefficients, label):
-            checks.number("clusters", number)
+    found = [
+        (
+            checks.number("clusters weight", weight, above=0.0),
+            tuple(checks.number("clusters coefficient", one) for one in coefficients),
+            checks.number("clusters label", label),
+        )
+        for weight, coefficients, label in given
+    ]
     total = sum(weight for weight, _, _ in found)
     if abs(total - 1.0) > 1e-9:
         raise checks.reject("clusters", value, f"the weights must add up to 1, these add up to {total:.6g}")
@@ -264,7 +275,8 @@ def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, fl
     blocks = len(covariance)
     if value is None:
         value = np.eye(signals)
-    if np.ndim(value) == 3:
+    value = checks.numbers(name, value, f"give numbers of shape {(signals, signals)} (signals x signals)")
+    if value.ndim == 3:
         result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
     else:
         one = checks.array(name, value, (signals, signals), "signals x signals")

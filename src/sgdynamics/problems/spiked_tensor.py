@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.reach import check_memory
 
+MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
 TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 
 
@@ -33,7 +35,7 @@ class SpikedTensor:
     kind: ClassVar[str] = "SpikedTensor"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", checks.whole("order", self.order, 2))
+        object.__setattr__(self, "order", checks.whole("order", self.order, 2, MOST_ORDER))
         object.__setattr__(self, "snr", checks.number("snr", self.snr, above=0.0))
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
@@ -74,6 +76,13 @@ class SpikedStart:
     m: np.ndarray
     r2: np.ndarray
 
+    def __post_init__(self) -> None:
+        m, r2 = (checks.numbers(name, getattr(self, name), "give one number a run") for name in ("m", "r2"))
+        if m.ndim != 1 or m.shape != r2.shape or not len(m):
+            raise ValueError(f"m has shape {m.shape} and r2 {r2.shape}: give one number a run in each, one run at least")
+        object.__setattr__(self, "m", m)
+        object.__setattr__(self, "r2", r2)
+
     @property
     def runs(self) -> int:
         return self.m.shape[0]
@@ -87,6 +96,7 @@ class SpikedStart:
             return self
         if self.runs != 1:
             raise checks.reject("runs", runs, f"the start has {self.runs} runs: leave runs out, or give {self.runs} or a start of one")
+        check_memory("runs", runs, 64.0 * runs, "their states", "give fewer runs")
         return SpikedStart(np.repeat(self.m, runs), np.repeat(self.r2, runs))
 
 
@@ -95,10 +105,10 @@ def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
     checked_spiked(problem)
     values = {}
     for name, value in (("m", m), ("r2", r2)):
-        shape = np.shape(value)
-        if len(shape) > 1 or 0 in shape:
-            raise ValueError(f"{name} has shape {shape}: give a number, or one number a run")
-        values[name] = np.atleast_1d(checks.array(name, value, shape, "one number a run"))
+        given = checks.numbers(name, value, "give a number, or one number a run")
+        if given.ndim > 1 or 0 in given.shape:
+            raise ValueError(f"{name} has shape {given.shape}: give a number, or one number a run")
+        values[name] = np.atleast_1d(checks.array(name, given, given.shape, "one number a run"))
     lengths = {name: len(value) for name, value in values.items()}
     runs = max(lengths.values())
     if any(length not in (1, runs) for length in lengths.values()):
@@ -121,7 +131,7 @@ def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
 
 def check_spiked_dimension(dimension: Any) -> int:
     """The dimension n: the signal and something orthogonal to it."""
-    return checks.whole("dimension", dimension, 2)
+    return checks.whole("dimension", dimension, 2, 10**18)
 
 
 def spiked_random_start(problem: SpikedTensor, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0) -> SpikedStart:
@@ -136,8 +146,18 @@ def spiked_random_start(problem: SpikedTensor, *, dimension: int, seed: int = 0,
     runs = checks.whole("runs", runs, 1)
     seed = checks.whole("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
+    check_memory("runs", runs, 64.0 * runs, "their states", "give fewer runs")
     m, r2 = np.empty(runs), np.empty(runs)
     for run in range(runs):
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
         m[run], r2[run] = generator.standard_normal(), generator.chisquare(n - 1)
-    return SpikedStart(m * scale / math.sqrt(n), r2 * scale**2 / n)
+    with np.errstate(over="ignore"):
+        m, r2 = m * scale / math.sqrt(n), r2 * scale * scale / n
+    check_scale(scale, m, r2, r2)
+    return SpikedStart(m, r2)
+
+
+def check_scale(scale: float, M: np.ndarray, Q: np.ndarray, lengths: np.ndarray) -> None:
+    """Refuse a scale at which squared lengths are infinite, or 0, in float64."""
+    if not (np.all(np.isfinite(M)) and np.all(np.isfinite(Q)) and np.all(lengths > 0)):
+        raise checks.reject("scale", scale, "squared lengths of the rows leave the range of float64: give a scale of order 1")

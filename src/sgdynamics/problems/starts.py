@@ -10,8 +10,11 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start
+from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
+from sgdynamics.problems.trial import try_start
+from sgdynamics.reach import check_memory
 
+MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
 TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
 
@@ -23,6 +26,19 @@ class Start:
     M_blocks: np.ndarray
     Q_blocks: np.ndarray
     a: np.ndarray
+
+    def __post_init__(self) -> None:
+        fix = "give an array of numbers; sgd.start makes a start from overlaps and checks them"
+        M, Q, a = (checks.numbers(name, getattr(self, name), fix) for name in ("M_blocks", "Q_blocks", "a"))
+        runs, p = a.shape if a.ndim == 2 else (-1, -1)
+        fits = M.ndim == 4 and Q.ndim == 4 and M.shape[:3] == (runs, Q.shape[1], p) and Q.shape == (runs, Q.shape[1], p, p)
+        if not fits or 0 in M.shape:
+            raise ValueError(
+                f"M_blocks has shape {M.shape}, Q_blocks {Q.shape} and a {a.shape}: give (runs, blocks, units, signals), "
+                "(runs, blocks, units, units) and (runs, units), one run at least; sgd.start makes them from M, Q and a"
+            )
+        for name, value in (("M_blocks", M), ("Q_blocks", Q), ("a", a)):
+            object.__setattr__(self, name, value)
 
     @property
     def runs(self) -> int:
@@ -50,6 +66,7 @@ def start(
     Wide networks (`solve_mean_field`) take q, the diagonal of Q - M P^-1 M^T, in place of Q. A `SpikedTensor` starts from m = <x, v> and
     r2 = |x|^2 - m^2.
     """
+    checked_kind(problem)
     spiked = isinstance(problem, SpikedTensor)
     wide = q is not None
     wanted = {"m": m, "r2": r2} if spiked else {"M": M, "q" if wide else "Q": q if wide else Q}
@@ -58,7 +75,7 @@ def start(
     extra = [name for name, value in others.items() if value is not None]
     if missing or extra:
         shown = f"missing {', '.join(missing)}" if missing else f"received {', '.join(extra)}"
-        raise ValueError(f"a start of {checked_kind(problem)} takes {', '.join(wanted)}{'' if spiked else ' and perhaps a'}: {shown}")
+        raise ValueError(f"a start of {problem.kind} takes {', '.join(wanted)}{'' if spiked else ' and perhaps a'}: {shown}")
     if isinstance(problem, SpikedTensor):
         return spiked_start(problem, m=m, r2=r2)
     if wide:
@@ -75,12 +92,17 @@ def start(
     full_M = np.broadcast_to(full_M, (runs, blocks, p, k)).copy()
     full_Q = np.broadcast_to(full_Q, (runs, blocks, p, p)).copy()
     head = np.ones((runs, p)) if a is None else a
-    if np.ndim(head) <= 1:
-        head = np.broadcast_to(checks.array("a", head, (p,), "one number a unit"), (runs, p)).copy()
-    head = checks.array("a", head, (runs, p), "runs x units")
-    result = Start(full_M, full_Q, head)
+    result = Start(full_M, full_Q, _head(head, runs, p))
     _accept(problem, result, TOLERANCE)
     return result
+
+
+def _head(value: Any, runs: int, p: int) -> np.ndarray:
+    """The head of every run, from one for all or one a run."""
+    given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
+    if given.ndim <= 1:
+        return np.broadcast_to(checks.array("a", given, (p,), "one number a unit"), (runs, p)).copy()
+    return checks.array("a", given, (runs, p), "runs x units")
 
 
 def checked_kind(problem: Any) -> str:
@@ -97,7 +119,10 @@ def _fields_only(problem: Any) -> None:
 
 
 def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
-    """Refuse what is not a Gram matrix, or not on the sphere where it must be."""
+    """Refuse what is not a Gram matrix, or not on the sphere where it must be, and functions that are not finite there."""
+    for name in ("M", "Q", "a"):
+        if not np.all(np.isfinite(getattr(begin, name))):
+            raise ValueError(f"start has entries of {name} that are not finite: give finite overlaps and head")
     checks.gram("Q", begin.Q_blocks, tolerance)
     checks.gram("Omega = [[Q, M], [M^T, P]]", overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram), tolerance)
     if problem.constraint == "sphere":
@@ -107,6 +132,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
                 f"Q has diagonal entries {worst:.3g} away from 1, but constraint='sphere' keeps rows of norm 1: "
                 "divide M by sqrt(Q_ii) and Q by sqrt(Q_ii Q_jj)"
             )
+    try_start(problem, begin.M_blocks, begin.Q_blocks, begin.a)
 
 
 def checked_start(problem: Problem, begin: Any) -> Start:
@@ -135,12 +161,9 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
 def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = len(problem.covariance)
-    try:
-        result = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise checks.reject(name, value, f"give numbers of shape {shape} ({meaning})") from None
+    result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
     fractions = np.array([fraction for _, fraction in problem.covariance])[:, None, None]
-    if result.shape[-2:] != shape or result.ndim > 4:
+    if result.shape[-2:] != shape or result.ndim > 4 or 0 in result.shape:
         raise ValueError(
             f"{name} has shape {result.shape}: give {shape} ({meaning}), with a leading run axis if you like"
             + (f", and a block axis of {blocks} before the units" if blocks > 1 else "")
@@ -157,7 +180,7 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
 def check_dimension(problem: Problem, dimension: Any) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; the compressed space needs d >= signals + width in each."""
     _fields_only(problem)
-    d = checks.whole("dimension", dimension, 1)
+    d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
     sizes = problem.block_dimensions(d)
     least = problem.signals + problem.width
     if sizes.min() < least:
@@ -187,17 +210,20 @@ def random_start(
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
+    a: Any = None,
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 
     Rows N(0, scale^2 I/d); on the sphere uniform; with orthogonal=True `scale` times orthonormal rows, uniform on the Stiefel
     manifold. Along the signals a row has independent N(0, scale^2/d) coordinates T; the rest enters through its Gram matrix,
-    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. Heads are ones, for mixtures N(0, 1).
-    Run i does not depend on how many runs there are.
+    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. The head is `a`, of p numbers for all runs or of runs x p;
+    unless given it is ones, for mixtures N(0, 1). Run i does not depend on how many runs there are.
     """
+    orthogonal = checks.flag("orthogonal", orthogonal)
     if isinstance(problem, SpikedTensor):
-        if orthogonal:
-            raise checks.reject("orthogonal", orthogonal, "a spiked tensor has one vector, no rows: leave it out")
+        for name, value in (("orthogonal", orthogonal or None), ("a", a)):
+            if value is not None:
+                raise checks.reject(name, value, "a spiked tensor has one vector, no rows and no head: leave it out")
         return spiked_random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=scale)
     d, sizes = check_dimension(problem, dimension)
     runs = checks.whole("runs", runs, 1)
@@ -206,7 +232,8 @@ def random_start(
     p, k = problem.width, problem.signals
     if problem.constraint == "sphere" and scale != 1.0:
         raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
-    head = np.ones((runs, p))
+    check_overlaps_fit("runs", runs, runs, len(sizes), p, k)
+    head = np.ones((runs, p)) if a is None else _head(a, runs, p)
     T = np.empty((runs, len(sizes), p, k))
     L = np.zeros((runs, len(sizes), p, p))
     lower = np.tril_indices(p, -1)
@@ -216,11 +243,13 @@ def random_start(
             T[run, block] = generator.standard_normal((p, k))
             L[run, block][lower] = generator.standard_normal(len(lower[0]))
             L[run, block][np.diag_indices(p)] = np.sqrt(generator.chisquare(size - k - np.arange(p)))
-        if problem.clusters:
+        if problem.clusters and a is None:
             head[run] = generator.standard_normal(p)
     T *= scale / math.sqrt(d)
     L *= scale / math.sqrt(d)
-    Q = L @ np.swapaxes(L, -1, -2) + T @ np.swapaxes(T, -1, -2)
+    with np.errstate(over="ignore", invalid="ignore"):  # the scale is judged below
+        Q = L @ np.swapaxes(L, -1, -2) + T @ np.swapaxes(T, -1, -2)
+    check_scale(scale, T, Q, np.einsum("rbii->ri", Q))
     total = Q.sum(axis=1)
     if orthogonal:
         values, vectors = np.linalg.eigh(total)
@@ -235,3 +264,13 @@ def random_start(
     Q = (Q + np.swapaxes(Q, -1, -2)) / 2
     M = T @ np.swapaxes(problem.parameters["frame"], -1, -2)
     return Start(M, Q, head)
+
+
+def check_overlaps_fit(argument: str, value: Any, runs: int, blocks: int, p: int, k: int) -> None:
+    """Refuse overlaps of so many runs that memory has no room for, a few copies of each included."""
+    fix = (
+        "give fewer runs"
+        if runs > 1
+        else "take a smaller width; solve_mean_field keeps no p x p matrix, for starts of mean_field_random_start"
+    )
+    check_memory(argument if runs > 1 else "width", value if runs > 1 else p, 8.0 * 4 * runs * blocks * p * (p + k), "the overlaps", fix)

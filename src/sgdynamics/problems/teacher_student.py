@@ -9,9 +9,12 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.activations import function_identity, student_activation, traced_shape
+from sgdynamics.problems.activations import student_activation
+from sgdynamics.problems.functions import checked_function, function_identity
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.trial import try_problem
+from sgdynamics.reach import check_memory
 
 
 class _Network(Problem):
@@ -21,6 +24,7 @@ class _Network(Problem):
         self.noise = checks.number("noise", noise, 0.0)
         self.loss = loss.outer
         self._parameters["noise"] = np.float64(self.noise)
+        try_problem(self)
         self._sealed = True
 
     @property
@@ -38,6 +42,8 @@ class TeacherStudent(_Network):
     """A student f = (1/p) sum_i a_i s(w_i.x) and a teacher y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z.
 
     Squared loss (f - y)^2/2 unless `loss` says otherwise ("correlation", "logistic", or a JAX function of (f, y)).
+    Activations by name: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, he2 to he6 (the probabilists' Hermite
+    polynomials, not normalised: he3 = x^3 - 3x, E[he_n^2] = n!), and sign for teachers; or a polynomial, an `Activation`, a JAX function.
     `teacher_activation` is the student's unless given, `teacher_gram` = W* W*^T the identity, `teacher_head` ones.
     `covariance` is that of the inputs, as (eigenvalue, fraction of d) pairs; then `teacher_gram` may be one matrix a block,
     and a single one is spread over the blocks by their fractions.
@@ -119,12 +125,10 @@ class MultiIndex(_Network):
         if not callable(target):
             raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
         self.directions = checks.whole("directions", directions, 1)
-        try:
-            shape = traced_shape(target, np.zeros(self.directions))
-        except Exception as error:
-            raise checks.reject("target", target, f"calling it on {self.directions} signals failed with: {error}") from error
-        if shape != ():
-            raise checks.reject("target", target, f"a vector of signals must go to one number, but it gave shape {shape}")
+        check_memory("directions", self.directions, 64.0 * self.directions**2, "their overlaps", "take fewer")
+        call = f"a vector of {self.directions} signals"
+        # labels may be whole numbers, such as classes: nothing is differentiated through them
+        checked_function("target", target, (np.zeros(self.directions),), takes="signals", call=call, differentiated=False)
         self.target = target
         self.activation = student_activation(activation)
         self.kinks = _planes(kinks, self.directions)

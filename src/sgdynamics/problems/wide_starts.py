@@ -13,7 +13,9 @@ from scipy.stats import qmc
 from sgdynamics import checks
 from sgdynamics.problems.losses import CommitteeLoss, TargetLoss, squared
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
+from sgdynamics.problems.spiked_tensor import check_scale
+from sgdynamics.problems.starts import MOST_DIMENSION, TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
+from sgdynamics.reach import check_memory
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,16 @@ class MeanFieldStart:
     M: np.ndarray
     q: np.ndarray
     a: np.ndarray
+
+    def __post_init__(self) -> None:
+        M, q, a = (checks.numbers(name, getattr(self, name), "give an array of numbers") for name in ("M", "q", "a"))
+        if M.ndim != 3 or q.ndim != 2 or M.shape[:2] != q.shape or a.shape != q.shape or 0 in M.shape:
+            raise ValueError(
+                f"M has shape {M.shape}, q {q.shape} and a {a.shape}: give (runs, units, signals), (runs, units) and (runs, units), one "
+                "run at least; sgd.start makes them from M, q and a"
+            )
+        for name, value in (("M", M), ("q", q), ("a", a)):
+            object.__setattr__(self, name, value)
 
     @property
     def runs(self) -> int:
@@ -39,7 +51,8 @@ def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> Mean
     parts = {"M": (M, (p, k), "units x signals"), "q": (q, (p,), "units"), "a": (np.ones(p) if a is None else a, (p,), "units")}
     found = {}
     for name, (value, shape, meaning) in parts.items():
-        full = np.asarray(value, dtype=np.float64) if np.ndim(value) > len(shape) else np.asarray(value)[None]
+        given = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
+        full = given if given.ndim > len(shape) else given[None]
         found[name] = checks.array(name, full, (full.shape[0], *shape), f"runs x {meaning}, or {meaning}")
     runs = max(value.shape[0] for value in found.values())
     if any(value.shape[0] not in (1, runs) for value in found.values()):
@@ -62,13 +75,14 @@ def mean_field_random_start(
     """
     checked_wide_problem(problem)
     p, k = problem.width, problem.signals
-    d = checks.whole("dimension", dimension, k + 1)
+    d = checks.whole("dimension", dimension, k + 1, MOST_DIMENSION)
     runs = checks.whole("runs", runs, 1)
     seed = checks.whole("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
     checks.choice("sampling", sampling, ("independent", "sobol"))
     if problem.constraint == "sphere" and scale != 1.0:
         raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
+    check_memory("runs" if runs > 1 else "width", runs if runs > 1 else p, 64.0 * runs * p * (k + 2), "the particles", "take fewer")
     T, q = np.empty((runs, p, k)), np.empty((runs, p))
     for run in range(runs):
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
@@ -79,7 +93,10 @@ def mean_field_random_start(
         # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
         points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
         T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)
-    T, q = T * (scale / math.sqrt(d)), q * (scale**2 / d)
+    with np.errstate(over="ignore"):
+        T, q = T * (scale / math.sqrt(d)), q * scale * scale / d
+        lengths = np.sum(T**2, axis=-1) + q
+    check_scale(scale, T, q, lengths)
     if problem.constraint == "sphere":
         norm2 = np.sum(T**2, axis=-1) + q
         T, q = T / np.sqrt(norm2)[..., None], q / norm2
@@ -98,6 +115,9 @@ def checked_wide_problem(problem: Any) -> None:
 
 def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np.ndarray:
     """t of each particle, M = t C^T; refuse overlaps that no rows have."""
+    for name in ("M", "q", "a"):
+        if not np.all(np.isfinite(getattr(begin, name))):
+            raise ValueError(f"start has entries of {name} that are not finite: give finite numbers")
     frame = problem.parameters["frame"][0]
     T = begin.M @ np.linalg.pinv(frame, rcond=1e-12).T
     if np.abs(T @ frame.T - begin.M).max() > tolerance * max(1.0, np.abs(begin.M).max()):

@@ -15,7 +15,7 @@ from sgdynamics.gaussian.risk import population_risk
 from sgdynamics.multipass import FixedData
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, check_dimension, check_overlaps_fit, checked_kind, checked_start
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
@@ -59,6 +59,10 @@ def simulate(
     for phase retrieval a warning says beforehand when samples are beyond the stability limit of the learning rate.
     A `SpikedTensor` has its own exact chain, its vector form ("direct") and, at small n, the tensors themselves (method="tensor").
     """
+    checks.outside_jit("simulate")
+    checked_kind(problem)
+    progress = checks.flag("progress", progress, unsaid=True)
+    shared_data = checks.flag("shared_data", shared_data)
     when = {"times": times, "alpha": alpha, "steps": steps}
     rest = {"dimension": dimension, "runs": runs, "seed": seed, "method": method, "dtype": dtype, "progress": progress}
     if isinstance(algorithm, FixedData) and not isinstance(problem, SpikedTensor):
@@ -115,4 +119,5 @@ def broadcast_runs(begin: Start, runs: int | None) -> Start:
         return begin
     if begin.runs != 1:
         raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
+    check_overlaps_fit("runs", runs, runs, *begin.M_blocks.shape[1:])
     return Start(*(np.repeat(part, runs, axis=0) for part in (begin.M_blocks, begin.Q_blocks, begin.a)))

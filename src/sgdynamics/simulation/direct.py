@@ -15,7 +15,7 @@ from sgdynamics.compressed import drawn_clusters, sample_gradients
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
-from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.simulation.running import See, Simulator, check_reach
 from sgdynamics.updates import copies
 
 
@@ -32,6 +32,7 @@ class DirectSGD(Simulator):
         self.parameters = jax.tree.map(cast, problem.parameters)
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
         self.dimension = dimension
+        check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
         self.T, self.L = factor(problem, begin)
         self.head = begin.a
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
@@ -67,8 +68,18 @@ class DirectSGD(Simulator):
         return 1
 
     def largest_group(self) -> int:
-        a_run = self.dimension * (2 * copies(self.kind) * self.structure.width + 3 * self.batch) * self.dtype.itemsize
-        return max(1, GROUP_BYTES // a_run)
+        return max(1, GROUP_BYTES // self.bytes_a_run())
+
+    @property
+    def size(self) -> tuple[Any, ...]:
+        return self.batch, self.structure.width, self.dimension
+
+    @property
+    def moves(self) -> float:
+        return float(self.algorithm["update"]["times"]) if self.kind == "reuse" else 1.0
+
+    def bytes_a_run(self, steps: float = 0.0) -> int:
+        return self.dimension * (2 * copies(self.kind) * self.structure.width + 3 * self.batch) * self.dtype.itemsize
 
 
 def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any, weights: Any) -> tuple[Any, Any]:

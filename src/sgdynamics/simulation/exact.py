@@ -54,6 +54,20 @@ class ExactChain(Simulator):
         a_run = 4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
         return max(1, min(super().largest_group(), GROUP_BYTES // a_run))
 
+    @property
+    def size(self) -> tuple[Any, ...]:
+        return self.layout.batch, self.layout.structure.width, int(self.dimension)
+
+    @property
+    def moves(self) -> float:
+        return float(self.algorithm["update"]["times"]) if self.layout.update == "reuse" else 1.0
+
+    def bytes_a_run(self, steps: float = 0.0) -> float:
+        layout, blocks = self.layout, self.layout.structure.blocks
+        inside = layout.steps * layout.batch * (blocks * layout.inside + 1)
+        rows = layout.structure.width * blocks * (layout.inside + layout.columns)
+        return 8.0 * (layout.folds * (2 * inside + 2 * blocks * layout.columns**2) + 4 * rows)
+
 
 def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
     """The compressed space of an update needs signals + width coordinates, and with momentum width more, in each block."""

@@ -52,7 +52,6 @@ def simulate_fixed_data(
     checked_fixed_data(algorithm)
     checks.choice("method", method, ("exact", "direct"))
     checks.choice("dtype", dtype, ("float64", "float32"))
-    checks.choice("shared_data", shared_data, (True, False))
     if method == "exact" and dtype != "float64":
         raise checks.reject("dtype", dtype, "the exact law is computed in float64 only: leave it, or take method='direct'")
     if method == "exact" and shared_data:

@@ -7,9 +7,7 @@ batched product); on an accelerator, and where all runs share one data set, they
 
 from __future__ import annotations
 
-import os
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +20,7 @@ from sgdynamics.multipass import FixedData, first_selection, kick_size, move, ne
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
+from sgdynamics.reach import available_bytes
 from sgdynamics.simulation.direct import direct_overlaps
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import See, Simulator, run_keys
@@ -87,6 +86,7 @@ class DirectFixedData(Simulator):
         self.parameters = jax.tree.map(cast, problem.parameters)
         self.algorithm = algorithm.parameters  # float64: a schedule counts steps, and few numbers depend on it
         self.dimension, self.samples = dimension, algorithm.samples(dimension)
+        check_memory(self)
         self.T, self.L = factor(problem, begin)
         self.head = begin.a
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
@@ -95,7 +95,6 @@ class DirectFixedData(Simulator):
         self.signal_axes = self.first[:, None] + np.arange(problem.signals)
         self.seed = seed
         self.data: Data | None = None
-        check_memory(self)
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.data = None  # the last group's go before this group's come
@@ -165,24 +164,6 @@ class DirectFixedData(Simulator):
             limit = min(limit, CPU_GROUP_BYTES)
         one = self.bytes_of(2) - self.bytes_of(1)
         return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // one) + 1))
-
-
-def available_bytes() -> float:
-    """Memory that is free on the device that JAX computes on: of a GPU what JAX may still take, else RAM; infinite where nobody says."""
-    if jax.default_backend() != "cpu":
-        stats = jax.local_devices()[0].memory_stats() or {}
-        return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0)) if "bytes_limit" in stats else np.inf
-    free = np.inf
-    for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
-        if name in os.sysconf_names:
-            free = min(free, float(os.sysconf(name)) * os.sysconf("SC_PAGE_SIZE"))
-    try:  # files that are only cached count as free
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = float(lines["MemAvailable"].split()[0]) * 1024
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
-        return free if limit == "max" else min(free, float(limit) - float(used))
-    except (OSError, KeyError, ValueError):
-        return free
 
 
 def check_memory(simulator: DirectFixedData) -> None:

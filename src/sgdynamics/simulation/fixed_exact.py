@@ -55,6 +55,14 @@ class ExactFixedData(Simulator):
     def grain(self) -> int:
         return 1
 
+    @property
+    def size(self) -> tuple[Any, ...]:
+        return self.samples, self.layout.structure.width, int(self.sizes.sum())
+
+    def bytes_a_run(self, steps: float = 0.0) -> float:
+        columns = min(self.most, self.layout.first + self.layout.opened * (steps + 1))
+        return 2.0 * 8 * self.samples * columns * (1 + self.layout.structure.blocks)
+
     def largest_group(self) -> int:
         a_run = 8 * self.samples * self.most * (1 + self.layout.structure.blocks)
         return max(1, 2 * GROUP_BYTES // a_run)

@@ -12,6 +12,7 @@ import numpy as np
 
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
+from sgdynamics.reach import check_memory, check_work
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
@@ -49,6 +50,20 @@ class Simulator(ABC):
         """How many runs fit into memory at once."""
         return 1 << 14
 
+    @property
+    def size(self) -> tuple[Any, ...]:
+        """Batch, width and dimension, for what is said where they are too large."""
+        return ()
+
+    @property
+    def moves(self) -> float:
+        """How many moves one step makes, where that is not one."""
+        return 1.0
+
+    def bytes_a_run(self, steps: float = 0.0) -> float:
+        """What one run of so many steps takes in memory, about; 0 where that is nothing to speak of, or has been checked before."""
+        return 0.0
+
     def train_risk(self, state: Any) -> np.ndarray:
         """The mean loss over the data set of each run, where there is one."""
         return np.asarray(self.overlaps(state)["train_risk"])
@@ -80,6 +95,7 @@ def run_until(
 
     From there on a run keeps its values, and it leaves the batch, so that it costs nothing.
     """
+    check_reach(simulator, runs, float(steps[-1]))
     groups = _groups(runs, simulator.largest_group())
     # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
     with meter(label, float(steps[-1]) * len(groups), show) as progress:
@@ -87,6 +103,13 @@ def run_until(
     saved = {name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]}
     diverged, stopped = (np.concatenate(parts)[:runs] for parts in zip(*(part[1:] for part in results), strict=True))
     return saved, diverged, stopped
+
+
+def check_reach(simulator: Simulator, runs: int, steps: float) -> None:
+    """Refuse, before anything compiles, what nobody can wait for and what one run alone has no room for."""
+    check_work("steps", runs, steps, simulator.moves)
+    needed = simulator.bytes_a_run(steps)
+    check_memory("batch (or samples), width and dimension", simulator.size, needed, "the numbers of one run", "take smaller ones")
 
 
 def _groups(runs: int, largest: int) -> list[np.ndarray]:
@@ -196,6 +219,7 @@ def first_passage(
     `see` writes that step into seen["left"], -1 before. Runs that have left or diverged are dropped from the batch as it goes.
     """
     runs = len(seen["left"])
+    check_reach(simulator, runs, float(last))
     groups = _groups(runs, simulator.largest_group())
     left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
     with meter(label, float(last) * runs, show) as progress:

@@ -189,6 +189,13 @@ class SpikedVectors(Simulator):
     def grain(self) -> int:
         return 1
 
+    @property
+    def size(self) -> tuple[Any, ...]:
+        return (1 if self.tensor is None else self.tensor[1]), 1, self.dimension
+
+    def bytes_a_run(self, steps: float = 0.0) -> float:
+        return 4.0 * self.dimension * self.dtype.itemsize  # tensors are refused beyond ten million entries
+
     def largest_group(self) -> int:
         numbers = 4 * self.dimension
         if self.tensor is not None:
@@ -281,7 +288,8 @@ def simulate_spiked(
     seed = checks.whole("seed", seed, 0)
     entries = algorithm.batch * n**problem.order
     if method == "tensor" and entries > MOST_ENTRIES:
-        needs = f"n^order{' * batch' if algorithm.batch > 1 else ''} = {entries:.4g} numbers a step, more than {MOST_ENTRIES:.0e}"
+        shown = f"{entries:.4g}" if entries < 10**300 else "1e300 and more"
+        needs = f"n^order{' * batch' if algorithm.batch > 1 else ''} = {shown} numbers a step, more than {MOST_ENTRIES:.0e}"
         raise checks.reject("dimension", n, f"method='tensor' would draw {needs}: use method='exact' or 'direct', or a smaller dimension")
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=n, whole_steps=True)
     if method == "exact":

@@ -61,8 +61,9 @@ def sweep(
     """
     refuse_inside_a_start()
     job = Job(solver, problem, algorithm, start, arguments)
-    made = plan(job, over)
     workers, part = _checked(workers, shard, store)
+    progress = checks.flag("progress", progress, unsaid=True)
+    made = plan(job, over)
     swept = list(made.titles)
     folder = None if store is None else Store(store, job)
     parts, versions = ([], [__version__]) if folder is None else folder.read()
@@ -96,7 +97,9 @@ def sweep(
 
 
 def _checked(workers: Any, shard: Any, store: Any) -> tuple[int | None, tuple[int, int]]:
-    workers = None if workers is None else checks.whole("workers", workers, 1)
+    workers = None if workers is None else checks.whole("workers", workers, 1, 100_000)
+    if store is not None:
+        checks.path("store", store)
     if shard is None:
         return workers, (0, 1)
     if store is None:

@@ -46,7 +46,10 @@ def plain(value: Any) -> Any:
         return _function(value)
     if hasattr(value, "__array__"):
         return _array(np.asarray(value))
-    raise TypeError(f"a value of type {type(value).__name__} has no identity that outlives this process")
+    raise ValueError(
+        f"a sweep cannot record a value of type {type(value).__name__}, which has no identity that outlives this process: give numbers, "
+        "text, lists, dictionaries, arrays or functions"
+    )
 
 
 def _number(value: Any) -> Any:
@@ -93,7 +96,7 @@ def _filled(cell: Any) -> bool:
 def _plain_or_type(value: Any) -> Any:
     try:
         return plain(value)
-    except (TypeError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return type(value).__name__
 
 

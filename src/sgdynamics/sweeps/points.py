@@ -16,6 +16,7 @@ from sgdynamics.sweeps.identity import digest, label, plain
 from sgdynamics.sweeps.jobs import Job
 
 Path = tuple[str, ...]
+MOST_POINTS = 10**7  # of a grid: the list of its points alone takes gigabytes then
 SECTIONS = ("problem", "algorithm", "start", "arguments")
 # names that results use themselves: a swept parameter of the same name keeps its full dotted one
 DIMS = ("run", "time", "unit", "unit_other", "signal", "block", "point")
@@ -91,6 +92,11 @@ def _columns(over: Any) -> tuple[list[str], dict[str, Any], Any]:
                 raise checks.reject(f"over[{name!r}]", values, "give at least one value")
         if not axes:
             raise checks.reject("over", over, "all parameters depend on others: give a list of values for one at least")
+        size = math.prod(len(values) for values in axes.values())
+        if size > MOST_POINTS:
+            raise checks.reject(
+                "over", {name: len(values) for name, values in axes.items()}, f"that is {size:.3g} points: give fewer values"
+            )
         product = list(zip(*itertools.product(*axes.values()), strict=True))
         columns: dict[str, Any] = dict(zip(axes, product, strict=True))
         columns |= {name: values for name, values in over.items() if callable(values)}

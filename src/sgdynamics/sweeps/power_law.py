@@ -52,10 +52,14 @@ def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerL
     where residuals are larger than the weights allow), without from the residuals (Student's, n - 2 degrees of freedom).
     Points without a value (failed, or never left) are left out, with a warning.
     """
+    checks.result("result", result, fix="give what sgd.sweep returned")
     for name, argument in ((y, "y"), (x, "x")):
-        if name not in result.variables:
+        if not isinstance(name, str) or name not in result.variables:
             numbers = [str(key) for key, one in result.variables.items() if one.dtype.kind in "iuf"]
             raise checks.reject(argument, name, f"no such variable: {checks.did_you_mean(name, numbers)}there are {', '.join(numbers)}")
+    for name, argument in ((y, "y"), (x, "x")):
+        if result[name].dtype.kind not in "iuf":
+            raise checks.reject(argument, name, "a power law needs numbers, and this variable has none")
     part = _selected(result, selection)
     across, up, errors = part[x], part[y], _errors(part, y)
     if "run" in up.dims and "run" not in across.dims:
@@ -90,12 +94,17 @@ def _selected(result: xr.Dataset, selection: dict[str, Any]) -> xr.Dataset:
     for name, value in selection.items():
         if name in part.coords and part[name].ndim == 1:
             have = np.asarray(part[name])
-            match = have == value if have.dtype.kind not in "f" else np.isclose(have, value, rtol=1e-9, atol=0.0)
+            if have.dtype.kind == "f":
+                match = np.isclose(have, checks.number(name, value), rtol=1e-9, atol=0.0)
+            else:
+                match = np.asarray([one == value for one in have.tolist()], dtype=bool)
             if not match.any():
                 raise checks.reject(name, value, f"the sweep has {', '.join(str(one) for one in have[:12])}")
             found = np.flatnonzero(match)
             part = part.isel({part[name].dims[0]: int(found[0]) if name in part.dims else found})
         elif name in part.dims:
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -part.sizes[name] <= value < part.sizes[name]:
+                raise checks.reject(name, value, f"give a place from 0 to {part.sizes[name] - 1}, or from the end with -1")
             part = part.isel({name: value})
         else:
             known = [str(one) for one in (*part.dims, *part.coords)]

@@ -67,8 +67,8 @@ class Store:
         try:
             theirs = json.loads(self.manifest.read_text())
             same = theirs["identity"] == mine["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"store: {self.manifest} cannot be read ({error}): {again}") from None
+        except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
+            raise ValueError(f"store: {self.manifest} cannot be read ({checks.reason(error)}): {again}") from None
         if same:
             return
         differs = [name for name in mine if name not in ("identity", "version") and theirs.get(name) != json.loads(json.dumps(mine[name]))]
@@ -98,7 +98,7 @@ class Store:
                 piece = load(path)
                 found.append(_stack(piece))
                 versions.add(str(piece.attrs["version"]))
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
+            except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"store: {path} cannot be read, it is truncated or damaged ({error}): delete that file, and its points are computed "
                     "again on the next call"

@@ -1,0 +1,89 @@
+"""Users' functions as arguments: called once, on shapes alone, before anything is made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.precision import float64
+
+
+def function_identity(function: Callable) -> dict[str, str]:
+    """A user's function by name and source hash: enough to recognise it, not enough to run it again."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = repr(getattr(getattr(function, "__code__", None), "co_code", name))
+    return {"function": name, "source_sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}
+
+
+@float64
+def traced_output(function: Callable, *arguments: Any) -> Any:
+    """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
+
+    JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
+    it first saw.
+    """
+    output = jax.eval_shape(function, *arguments)
+    try:
+        # NumPy's arrays refuse such an index, and everything else is traced as before
+        with np.errstate(all="ignore"):
+            jax.eval_shape(lambda: jnp.asarray(function(*arguments)))
+    except IndexError:
+        raise
+    except Exception:  # it does with its arguments what only JAX's arrays can
+        pass
+    return output
+
+
+def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
+    """The shape that a JAX function returns."""
+    return traced_output(function, *arguments).shape
+
+
+def checked_function(
+    argument: str, function: Any, arguments: tuple[Any, ...], *, takes: str, call: str, differentiated: bool = True, label: Any = None
+) -> None:
+    """Refuse what is no JAX function from these arguments to one real number, and say why.
+
+    `takes` names its arguments and `call` what it was called on. Where it is `differentiated`, whole numbers are refused too: no gradient
+    goes through them. `label` is shown in place of the function, where that is a wrapper of the library's.
+    """
+    shown = function if label is None else label
+    if not callable(function):
+        raise checks.reject(argument, shown, f"give a JAX function of ({takes})")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        raise checks.reject(argument, shown, f"calling it failed: it must take ({takes})") from None
+    except ValueError:
+        pass  # some callables have no signature to read; the call below still runs them
+    try:
+        output = traced_output(function, *arguments)
+    except Exception as error:
+        hint = ""
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            hint = "; a Python `if` cannot look at a JAX number: use jnp.where"
+        elif isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
+            hint = "; use jax.numpy in place of NumPy and of float()"
+        raise checks.reject(argument, shown, f"calling it on {call} failed with: {checks.reason(error)}{hint}") from error
+    shape, kind = getattr(output, "shape", None), getattr(getattr(output, "dtype", None), "kind", None)
+    if shape is None or kind is None:
+        what = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
+        raise checks.reject(argument, shown, f"{call} must give one number, but it gave {what}")
+    if shape != ():
+        raise checks.reject(argument, shown, f"{call} must give one number, but it gave shape {shape}")
+    if jnp.issubdtype(output.dtype, jnp.complexfloating):
+        raise checks.reject(argument, shown, f"{call} must give one real number, but it gave a complex one: take its real part")
+    if differentiated and not jnp.issubdtype(output.dtype, jnp.floating):
+        raise checks.reject(
+            argument, shown, f"it gives values of type {output.dtype}, through which no gradient goes: write 1.0 for 1, or multiply by 1.0"
+        )

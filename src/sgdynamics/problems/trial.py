@@ -1,0 +1,179 @@
+"""A problem's own functions tried on a few Gaussian samples, when it is made and where a run starts: NaN there is NaN everywhere later.
+
+The solvers would find out too, but late: an integrator that sees NaN shortens its steps until it gives up, and cannot say why.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.precision import float64
+from sgdynamics.problems.activations import NAMED, Activation
+from sgdynamics.problems.losses import LOSSES, ClusterLoss, CommitteeLoss, NetworkLoss, TargetLoss, UserLoss
+
+SAMPLES = 64
+MOST_NUMBERS = 1 << 20  # of all samples together: a very wide network is tried on fewer
+
+
+def own_functions(loss: Any) -> bool:
+    """Whether a loss holds a function that this library has not made."""
+    if isinstance(loss, UserLoss):
+        return True
+    activations = [loss.student] + ([loss.teacher] if isinstance(loss, CommitteeLoss) else [])
+    outer = isinstance(loss, NetworkLoss) and loss.outer not in LOSSES.values()
+    return outer or isinstance(loss, TargetLoss) or any(not _known(one) for one in activations)
+
+
+def _known(activation: Activation) -> bool:
+    return activation.coefficients is not None or any(activation is one for one in NAMED.values())
+
+
+@lru_cache(maxsize=64)
+def _normals(fields: int) -> np.ndarray:
+    """Standard normals (sample, fields + 1), the same in every process."""
+    count = max(2, min(SAMPLES, MOST_NUMBERS // (fields + 1)))
+    return np.random.default_rng(0).standard_normal((count, fields + 1))
+
+
+def try_problem(problem: Any) -> None:
+    """The loss and its gradient on samples with rows of norm 1, orthogonal to the signals, and a head of ones."""
+    if not own_functions(problem.structure.loss):
+        return
+    p = problem.width
+    z = _normals(problem.structure.fields)
+    eigenvalues, fractions = (problem.parameters[name] for name in ("eigenvalues", "fractions"))
+    fields = np.sqrt(eigenvalues @ fractions) * z[:, :p]
+    signals = z[:, p:-1] @ _root(np.einsum("b,bij->ij", eigenvalues, problem.gram)).T
+    _try(problem, fields, signals, np.ones(p), z[:, -1], None)
+
+
+def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
+    """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
+    if not own_functions(problem.structure.loss):
+        return
+    p = problem.width
+    z = _normals(problem.structure.fields)
+    eigenvalues = problem.parameters["eigenvalues"]
+    omega = np.einsum("b,rbij->rij", eigenvalues, np.concatenate([Q, M], axis=-1))
+    gram = np.einsum("b,bij->ij", eigenvalues, problem.gram)
+    for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
+        full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
+        both = z[:, :-1] @ _root(full).T
+        _try(problem, both[:, :p], both[:, p:], a[run], z[:, -1], M[run].sum(axis=0))
+
+
+def _root(covariance: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors * np.sqrt(np.maximum(values, 0.0))
+
+
+def _try(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, noise: np.ndarray, M: np.ndarray | None) -> None:
+    if problem.clusters:
+        which = np.arange(len(noise)) % len(problem.clusters)
+        coefficients, noise = problem.parameters["cluster_coefficients"][which], problem.parameters["cluster_labels"][which]
+        signals = signals + coefficients @ problem.gram.sum(axis=0)
+        fields = fields if M is None else fields + coefficients @ M.T
+    try:
+        found = _values(problem.structure, problem.parameters, fields, signals, head, noise)
+    except Exception as error:
+        name, function = _culprit(problem, None)
+        raise checks.reject(name, function, f"differentiating it failed with: {checks.reason(error)}") from error
+    value, slope, head_slope = found
+    bad = [~np.isfinite(value), ~np.isfinite(slope).all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
+    for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            _refuse(problem, fields[first], signals[first], head, float(noise[first]), what, int(wrong.sum()), len(wrong), M is not None)
+
+
+@float64
+def _values(structure: Any, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[np.ndarray, ...]:
+    with jax.ensure_compile_time_eval():  # a problem may be made while a function of the user's is traced
+        value, (slope, head_slope) = _compiled(structure, parameters, fields, signals, head, noise)
+        return np.asarray(value), np.asarray(slope), np.asarray(head_slope)
+
+
+@partial(jax.jit, static_argnums=0)
+def _compiled(structure: Any, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+    one = jax.value_and_grad(structure.loss, argnums=(0, 2))
+    return jax.vmap(one, (0, 0, None, 0, None))(fields, signals, head, noise, parameters)
+
+
+def _culprit(problem: Any, point: tuple[Any, ...] | None) -> tuple[str, Any]:
+    """Which of the problem's functions is not finite at this point, or which is the only one of the user's: argument and function."""
+    loss = problem.structure.loss
+    if isinstance(loss, UserLoss):
+        return "loss", loss.function
+    parts: dict[str, tuple[Any, Any]] = {}
+    if not _known(loss.student):
+        parts["activation"] = (loss.student.f, lambda fields, signals: loss.student(fields))
+    if isinstance(loss, CommitteeLoss) and not _known(loss.teacher):
+        parts["teacher_activation"] = (loss.teacher.f, lambda fields, signals: loss.teacher(signals))
+    if isinstance(loss, TargetLoss):
+        parts["target"] = (loss.target, lambda fields, signals: loss.target(signals))
+    if isinstance(loss, NetworkLoss) and loss.outer not in LOSSES.values():
+        parts["loss"] = (loss.outer, None)
+    if point is not None:
+        fields, signals = point
+        for name, (function, call) in parts.items():
+            if call is not None and not np.all(np.isfinite(_eager(call, fields, signals))):
+                return name, function
+        if "loss" not in parts:  # values are fine, so a gradient is not: that of the student
+            return ("activation", loss.student.f) if "activation" in parts else next((name, part[0]) for name, part in parts.items())
+        # the loss is last: its arguments are finite
+        return "loss", loss.outer
+    name = next(reversed(parts))
+    return name, parts[name][0]
+
+
+@float64
+def _eager(call: Any, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        return np.asarray(call(fields, signals))
+
+
+def _refuse(
+    problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, noise: float, what: str, bad: int, of: int, begun: bool
+) -> None:
+    name, function = _culprit(problem, (fields, signals))
+    loss = problem.structure.loss
+    if name in ("activation", "teacher_activation"):
+        given = fields if name == "activation" else signals
+        values = _eager(lambda one, _: jax.vmap(function)(one), given, given)
+        wrong = np.flatnonzero(~np.isfinite(values))
+        place = f"x = {given[wrong[0] if len(wrong) else 0]:.4g}"
+    elif name == "target":
+        place = f"signals = {_short(signals)}"
+    elif isinstance(loss, (NetworkLoss, ClusterLoss)):
+        f, y = (float(_eager(one, fields, signals)) for one in _output_and_label(problem, head, noise))
+        place = f"output {f:.4g} and label {y:.4g}"
+    else:
+        place = f"fields = {_short(fields)}, signals = {_short(signals)}, head = {_short(head)}, noise_draw = {noise:.4g}"
+    hint = " (JAX differentiates both branches of jnp.where: the one that is not taken must be finite too)" if what == "gradient" else ""
+    where = "at this start" if begun else "with rows of norm 1"
+    raise checks.reject(
+        name,
+        function,
+        f"its {what} is not finite at {place}{hint}; so it is on {bad} of {of} Gaussian samples {where}: give one that is finite there",
+    )
+
+
+def _output_and_label(problem: Any, head: np.ndarray, noise: float) -> tuple[Any, Any]:
+    loss, parameters = problem.structure.loss, problem.parameters
+
+    def output(fields: Any, signals: Any) -> Any:
+        return loss.output(fields, head)
+
+    def label(fields: Any, signals: Any) -> Any:
+        return loss.label(signals, parameters) + np.sqrt(parameters["noise"]) * noise
+
+    return output, label
+
+
+def _short(values: np.ndarray) -> str:
+    return np.array2string(values, precision=3, separator=", ", threshold=8, edgeitems=3).replace("\n", "")

@@ -1,0 +1,41 @@
+"""Solvers up to the point where their work begins: all that reads and checks arguments is real, and then they stop."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+
+from sgdynamics.analysis import certify, exit_times, exponents, fixed_points, landscape, regimes, schedules
+from sgdynamics.limits import covariance, dmft, effective, effective_scaling, mean_field, ode, spiked
+from sgdynamics.simulation import running
+from sgdynamics.sweeps import front
+
+
+class Work(BaseException):
+    """The work of a solver would begin here. Not an Exception, so that nothing on the way catches it."""
+
+
+# what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
+PLACES = [
+    *((module, "meter") for module in (running, dmft, effective, effective_scaling, schedules, certify, front)),
+    *((module, "rule_for") for module in (ode, exit_times, fixed_points, regimes)),
+    (mean_field, "_numbers"),
+    (spiked, "_integrate"),
+    (spiked, "step_length"),
+    (landscape, "_frame_rows"),
+    (covariance, "_coordinates"),
+    (regimes, "_coefficients"),
+    (exponents, "_evaluate"),
+    (exponents, "_in_blocks"),
+]
+
+
+def stop_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise `Work` where a solver would begin."""
+
+    def begin(*_: Any, **__: Any) -> NoReturn:
+        raise Work
+
+    for module, name in PLACES:
+        monkeypatch.setattr(module, name, begin)

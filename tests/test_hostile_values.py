@@ -1,0 +1,239 @@
+"""Every argument of every public function, with values nobody should give: a ValueError that names what is wrong, or a normal answer.
+
+Solvers stop where their work would begin (`before_work`), so that ten thousand calls take seconds; all checks are real.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+
+import sgdynamics as sgd
+from sgdynamics import functional, plot, reach, updates
+from tests.before_work import Work, stop_before_work
+from tests.test_bad_input import PROBLEM, SGD, SPIKED, SPIKED_START, START, result, swept
+
+mpl.use("Agg")
+
+
+def nothing(*_):
+    return None
+
+
+def fails(*_):
+    return 1 / 0
+
+
+HOSTILE = [
+    *(None, float("nan"), float("inf"), -1, 0, 1.5, 1e12, 1e300, 10**400, True, np.array(True), 1j),
+    *("", "x", b"x", [], {}, [[["a"]]], [np.nan], [1e300], np.zeros(0), np.zeros((3, 0, 2))),
+    *(object(), object, nothing, fails, xr.Dataset()),
+]
+ROWS = np.eye(2, 30)
+EFFECTIVE = {
+    "loss": lambda x, y: jnp.sum((x - y) ** 2),
+    "sample": lambda key, d: jax.random.normal(key, (d,)),
+    "statistics": lambda x: x[:1],
+    **{"lr": 0.1, "samples": 64, "seed": 0, "antithetic": None, "controls": None, "names": None, "progress": None},
+}
+NETWORK = {"noise": 0.0, "head": "fixed", "constraint": None, "weight_decay": 0.0, "loss": "squared", "covariance": None}
+FIXED = {"lr": 0.1, "samples_per_dimension": 2.0, "head_rate": 1.0}
+SOLVE = {"problem": PROBLEM, "algorithm": SGD, "start": START}
+SPIKED_SOLVE = {"problem": SPIKED, "algorithm": SGD, "start": SPIKED_START}
+WHEN = {"times": [0.0, 1.0], "alpha": None, "steps": None}
+RUNS = {"dimension": 50, "runs": 2, "seed": 0, "progress": None}
+SIMULATE = {**RUNS, "method": "exact", "dtype": "float64"}
+DATA = {**SOLVE, "algorithm": sgd.GradientDescent()}
+
+CALLS = {
+    "Activation": (sgd.Activation, {"f": jnp.tanh, "kinks": (), "name": None, "coefficients": None}),
+    "polynomial": (sgd.polynomial, {"coefficients": [0, 1]}),
+    "TeacherStudent": (
+        sgd.TeacherStudent,
+        {
+            **NETWORK,
+            "width": 2,
+            "teacher_width": 1,
+            "activation": "erf",
+            "teacher_activation": None,
+            "teacher_gram": None,
+            "teacher_head": None,
+        },
+    ),
+    "MultiIndex": (sgd.MultiIndex, {**NETWORK, "target": lambda z: z[0], "directions": 1, "width": 2, "activation": "erf", "gram": None}),
+    "GaussianMixture": (sgd.GaussianMixture, {"kind": "binary", "width": 2, "snr": 10.0, "weight_decay": 0.1, "activation": "relu"}),
+    "Problem": (
+        sgd.Problem,
+        {
+            **{name: value for name, value in NETWORK.items() if name not in ("noise", "loss")},
+            **{"loss": lambda f, s, a, z: jnp.sum(f) * s[0] + z, "width": 2, "signals": 1, "gram": None, "clusters": None},
+            **{"parameters": None, "kinks": ()},
+        },
+    ),
+    "SpikedTensor": (sgd.SpikedTensor, {"order": 2, "snr": 1.2, "ridge": 0.0}),
+    "Start": (sgd.Start, {"M_blocks": np.zeros((1, 1, 2, 1)), "Q_blocks": np.eye(2)[None, None], "a": np.ones((1, 2))}),
+    "OnePassSGD": (sgd.OnePassSGD, {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None}),
+    "GradientDescent": (sgd.GradientDescent, FIXED),
+    "MultiPassSGD": (sgd.MultiPassSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True}),
+    "PersistentSGD": (sgd.PersistentSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True, "persistence_time": 1.0}),
+    "Langevin": (sgd.Langevin, {**FIXED, "temperature": 1.0}),
+    "piecewise_rate": (sgd.piecewise_rate, {"edges": [1.0], "rates": [1.0, 0.0]}),
+    "updates.momentum": (updates.momentum, {"beta": 0.5}),
+    "updates.reuse": (updates.reuse, {"times": 2}),
+    "updates.clipped": (updates.clipped, {"threshold": 1.0}),
+    "updates.sam": (updates.sam, {"radius": 0.1}),
+    "start": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "Q": np.eye(2), "a": None, "q": None, "m": None, "r2": None}),
+    "start, wide": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "q": [1.0, 1.0], "a": None}),
+    "start, spiked": (sgd.start, {"problem": SPIKED, "m": 0.1, "r2": 1.0}),
+    "random_start": (
+        sgd.random_start,
+        {"problem": PROBLEM, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0, "orthogonal": False, "a": None},
+    ),
+    "random_start, spiked": (sgd.random_start, {"problem": SPIKED, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0}),
+    "mean_field_random_start": (
+        sgd.mean_field_random_start,
+        {"problem": PROBLEM, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0, "sampling": "sobol"},
+    ),
+    "start_from": (sgd.start_from, {"result": result(), "time": -1}),
+    "overlaps_of": (
+        sgd.overlaps_of,
+        {
+            **{"weights": ROWS, "teacher": ROWS[:1], "head": None, "problem": PROBLEM},
+            **{"input_scale": 1.0, "output_scale": None, "teacher_scale": None},
+        },
+    ),
+    "solve_ode": (sgd.solve_ode, {**SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8}),
+    "solve_ode, spiked": (sgd.solve_ode, {**SPIKED_SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8}),
+    "solve_sde": (sgd.solve_sde, {**SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1}),
+    "solve_sde, spiked": (sgd.solve_sde, {**SPIKED_SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1}),
+    "solve_mean_field": (sgd.solve_mean_field, {**SOLVE, **WHEN, "dimension": 50, "expectations": "auto", "rtol": 1e-6, "atol": 1e-8}),
+    "solve_dmft": (
+        sgd.solve_dmft,
+        {
+            **{**DATA, **WHEN, "paths": 512, "seed": 0, "replicates": 2, "tolerance": 1e-4, "rank": None},
+            **{"two_time": False, "dtype": "float64", "memory": None},
+        },
+    ),
+    "simulate": (sgd.simulate, {**SOLVE, **WHEN, **SIMULATE, "shared_data": False, "stop_at": None}),
+    "simulate, direct": (sgd.simulate, {**SOLVE, "alpha": [0.0, 1.0], **SIMULATE, "method": "direct", "dtype": "float32"}),
+    "simulate, spiked": (sgd.simulate, {**SPIKED_SOLVE, "steps": [0.0, 1.0], **SIMULATE}),
+    "simulate, data": (sgd.simulate, {**DATA, "steps": [0.0, 1.0], **SIMULATE, "shared_data": False, "stop_at": None}),
+    "simulate, data, direct": (sgd.simulate, {**DATA, "steps": [0.0, 1.0], **SIMULATE, "method": "direct", "shared_data": False}),
+    "exit_time": (
+        sgd.exit_time,
+        {**SOLVE, **RUNS, "threshold": 0.2, "method": "exact", "max_time": 10.0, "criterion": "risk"},
+    ),
+    "exit_time_of": (sgd.exit_time_of, {"trajectory": result(), "threshold": 0.2, "criterion": "risk"}),
+    "fixed_points": (
+        sgd.fixed_points,
+        {"problem": PROBLEM, "algorithm": SGD, "starts": START, "tries": 2, "seed": 0, "tolerance": None, "unphysical": False},
+    ),
+    "hessian_spectrum": (
+        sgd.hessian_spectrum,
+        {"problem": PROBLEM, "start": START, "dimension": 50, "constraint": "problem", "run": 0, "tolerance": None},
+    ),
+    "increment_covariance": (sgd.increment_covariance, {**SOLVE, "run": 0}),
+    "regime": (sgd.regime, {**SOLVE, "dimension": 50}),
+    "plateau": (sgd.plateau, {"problem": PROBLEM, "algorithm": SGD}),
+    "optimal_schedule": (
+        sgd.optimal_schedule,
+        {
+            **{"problem": PROBLEM, "start": START, "alpha": 1.0, "pieces": 4, "dimension": None, "batch": 1, "head_rate": 1.0},
+            **{"lr": (0.1, 1.0), "iterations": 2, "restarts": 0, "seed": 0, "progress": None},
+        },
+    ),
+    "certify": (
+        sgd.certify,
+        {
+            **{**SOLVE, **WHEN, "dimension": 50, "dimensions": [30, 60, 120], "runs": 50, "level": 1e-3, "paths": 256},
+            **{"seed": 0, "progress": None},
+        },
+    ),
+    "information_exponent": (sgd.information_exponent, {"f": "he3", "kinks": (), "tolerance": 1e-6}),
+    "generative_exponent": (sgd.generative_exponent, {"f": "he3", "kinks": (), "tolerance": 1e-6}),
+    "hermite_coefficients": (sgd.hermite_coefficients, {"f": "he3", "n": 4, "kinks": ()}),
+    "hermite_series": (sgd.hermite_series, {"f": "he3", "n": 4, "kinks": ()}),
+    "leap_complexity": (sgd.leap_complexity, {"g": lambda z: z[0] * z[1], "variables": 2, "kinks": (), "tolerance": 1e-6}),
+    "sample_complexity": (sgd.sample_complexity, {"f": "he3", "lr": None, "noise": 0.0, "overlap": 0.5, "kinks": ()}),
+    "effective_dynamics": (sgd.effective_dynamics, {**EFFECTIVE, "point": np.zeros(5), "dimension": 5}),
+    "effective_scaling": (sgd.effective_scaling, {**EFFECTIVE, "point": lambda d: np.zeros(d), "dimensions": [4, 5, 6]}),
+    "compare": (sgd.compare, {"theory": result(), "simulation": result()}),
+    "save": (sgd.save, {"result": result(), "path": "saved.nc"}),
+    "load": (sgd.load, {"path": "saved.nc", "group": None}),
+    "problem_of": (sgd.problem_of, {"result": result()}),
+    "algorithm_of": (sgd.algorithm_of, {"result": result()}),
+    "fit_exponent": (sgd.fit_exponent, {"result": swept(), "y": "mean", "x": "lr", "noise": 0.1}),
+    "sweep": (
+        sgd.sweep,
+        {
+            **{**SOLVE, "solver": "solve_ode", "over": {"lr": [0.1, 0.2]}, "store": None, "workers": 1, "scheduler": None},
+            **{"shard": None, "progress": None, "times": [1.0]},
+        },
+    ),
+    "mean_field_density": (sgd.mean_field_density, {"result": result(), "time": -1, "ax": None, "run": None, "bins": 3}),
+    "plot.risk": (plot.risk, {"result": result(), "ax": None, "x": "t", "excess": None, "train": False, "log": True, "label": None}),
+    "plot.overlaps": (plot.overlaps, {"result": result(), "ax": None, "x": "t", "name": "M", "label": None}),
+    "plot.phase_diagram": (
+        plot.phase_diagram,
+        {"dataset": swept(), "x": "lr", "y": "noise", "value": "mean", "ax": None, "log": None, "label": None},
+    ),
+    "plot.regime_map": (plot.regime_map, {"regimes": [], "ax": None}),
+    "functional.state": (functional.state, {"start": START, "run": 0}),
+    "functional.finite": (functional.finite, {"problem": PROBLEM, "dimension": 50, "batch": 1}),
+}
+# results that functions return, modules, and what has no arguments to get wrong
+NOT_CALLED = {"papers", "plot", "functional", "updates", "__version__"}
+
+
+def tried(function, arguments):
+    """The ValueError of a call, if any; another error fails the test."""
+    try:
+        function(**arguments)
+    except Work:
+        return None
+    except ValueError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_hostile_values(name, tmp_path, monkeypatch):
+    stop_before_work(monkeypatch)
+    monkeypatch.setattr(reach, "available_bytes", lambda: 16 * 2.0**30)
+    monkeypatch.chdir(tmp_path)
+    sgd.save(result(), "saved.nc")
+    function, good = CALLS[name]
+    slowest = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the library's own: runs that diverged, and their like
+        warnings.simplefilter("error", RuntimeWarning)
+        warnings.simplefilter("error", DeprecationWarning)
+        for argument in good:
+            for value in HOSTILE:
+                began = time.process_time()
+                refused = tried(function, {**good, argument: value})
+                slowest = max(slowest, time.process_time() - began)
+                if refused is not None:
+                    said = str(refused)
+                    assert type(refused) is ValueError, (argument, value, refused)
+                    assert "\n" not in said, (argument, value, said)
+                    assert 10 < len(said) < 700, (argument, value, said)
+                plt.close("all")
+    assert slowest < 5.0
+
+
+def test_every_public_function_is_tried():
+    tried = {function for function, _ in CALLS.values()}
+    for name in sgd.__all__:
+        one = getattr(sgd, name)
+        returned = inspect.isclass(one) and one.__module__.startswith(("sgdynamics.analysis", "sgdynamics.limits", "sgdynamics.sweeps"))
+        assert name in NOT_CALLED or returned or one in tried, name
