@@ -63,6 +63,13 @@ def _at_the_end(finding: Finding, data: xr.Dataset) -> Finding:
     return replace(finding, claim=f"{finding.claim} (at t = {FULL}; here t = {float(data.t.values[-1]):g})", holds=None)
 
 
+def _never(claim: str, count: Any, runs: int, scale: float, expected: float = 0.0) -> Finding:
+    """What happens in no run (or in every one): a single exception contradicts it."""
+    found = share(claim, count, runs, expected, scale=scale)
+    wrong = abs(round(float(count)) - expected * runs)
+    return replace(found, statistic=f"runs that are otherwise, of {runs}", value=float(wrong), threshold=0.0)
+
+
 # averages against DMFT
 
 
@@ -110,7 +117,7 @@ def warm_starts(data: xr.Dataset) -> Judgement:
     """Of 40 runs a panel at N = 1000: some from m0 = .65 are stuck and some from .5 are not; all from .8 recover."""
     there = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
     runs = there.shape[1]
-    found = [*_dmft(data), share("every run from m0 = .8 recovers", there[2].sum(), runs, 1.0, scale=0.2)]
+    found = [*_dmft(data), _never("every run from m0 = .8 recovers", there[2].sum(), runs, 0.2, expected=1.0)]
     found.append(occurs("runs from m0 < .8 get stuck", (~there[:2]).sum(), 2 * runs, scale=0.2))
     if _is_full(data):
         found.append(occurs("a run from m0 = .5 recovers", there[0].sum(), runs, scale=0.2))
@@ -189,7 +196,7 @@ def intermediate_noise(data: xr.Dataset) -> Judgement:
     """The best curve of a list is none of its ends: by |m| in log t past t = 1, of temperatures by |m| at the end, when they are off."""
     tried = int(data.attrs["runs_exploding"])
     gone = float(data.exploded.values[0])
-    findings = [share("runs at l = .01 with the printed eta = .0025 do not explode", gone * tried, tried, 0.0, scale=0.25)]
+    findings = [_never("runs at l = .01 with the printed eta = .0025 do not explode", gone * tried, tried, 0.25)]
     late = data.t.values >= 1
     for panel, words in (("batch", "batch size"), ("persistence", "persistence time"), ("temperature", "temperature")):
         m = np.nan_to_num(data[f"m_runs_{panel}"].values)  # one that explodes has found nothing
