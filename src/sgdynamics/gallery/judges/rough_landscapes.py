@@ -118,10 +118,10 @@ def warm_starts(data: xr.Dataset) -> Judgement:
     there = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
     runs = there.shape[1]
     found = [*_dmft(data), _never("every run from m0 = .8 recovers", there[2].sum(), runs, 0.2, expected=1.0)]
-    found.append(occurs("runs from m0 < .8 get stuck", (~there[:2]).sum(), 2 * runs, scale=0.2))
+    found.append(occurs("runs from m0 < .8 get stuck", (~there[:2]).sum(), 2 * runs, scale=0.25))
     if _is_full(data):
-        found.append(occurs("a run from m0 = .5 recovers", there[0].sum(), runs, scale=0.2))
-        found.append(occurs("a run from m0 = .65 gets stuck", (~there[1]).sum(), runs, scale=0.2))
+        found.append(occurs("a run from m0 = .5 recovers", there[0].sum(), runs, scale=0.25))
+        found.append(occurs("a run from m0 = .65 gets stuck", (~there[1]).sum(), runs, scale=0.25))
     return _said(data, *found)
 
 

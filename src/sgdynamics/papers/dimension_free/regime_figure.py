@@ -31,14 +31,14 @@ COLOURS = {"gradient flow": "C3", "ODE": "C0", "mean field": "C2"}
 def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The different regimes: the map of `sgd.regime` with a setting in each corner, and there SGD against every limit. erf, k = 1.
 
-    (a) The map: across the width, up the noise of SGD, borders by what may be neglected (`plot.regime_map`), sizes at the start of the runs.
+    (a) The map: across the width, up the noise of SGD, borders by what may be neglected (`plot.regime_map`), sizes at the runs' start.
     (b) to (e) The mean risk of SGD runs from one random start, over that of gradient flow, with the ODE of this gamma and d = infinity, and
     the mean field of infinitely many units of the same (m, q) beside it; a band shows the scatter of single runs. `scatter` is the largest
     standard deviation over runs of an overlap at t = 5, beside the size that the map has for it. The slides' diagram has no numbers: all
     settings are chosen here, Delta = 1e-3. Quick: fewer runs.
     """
     seed = checks.whole("seed", seed, 0)
-    k, Delta, runs = 1, 1e-3, 48 if quick else 256
+    k, Delta, runs = 1, 1e-3, 96 if quick else 256
     t = np.linspace(0.0, HORIZON, 11)
     widest = max(p for _, p, _ in CORNERS.values())
     places: dict[str, Regime] = {}
@@ -102,7 +102,8 @@ def _drawn(places: dict[str, Regime], data: xr.Dataset) -> Any:
     fig = Figure(figsize=(16.5, 8.4), layout="constrained")
     grid = fig.add_gridspec(2, 4, height_ratios=(1.25, 1.0))
     above = fig.add_subplot(grid[0, :])
-    plot.regime_map(places, above)
+    # the borders drawn are those of the first setting: that of the high-dimensional corner has room for all
+    plot.regime_map(dict(sorted(places.items(), key=lambda one: one[1].name != "high-dimensional")), above)
     above.set_title("(a)", loc="left")
     t = data.t.values
     for column, name in enumerate(data.setting.values):
