@@ -106,7 +106,7 @@ def _correlation(data: xr.Dataset, name: str, runs_error: np.ndarray, theory_err
     for among, s, d, k in zip(data[f"{name}_correlation"].values.reshape(-1, count, count), *parts, strict=True):
         both = np.hypot(s, d)[k]
         blocks.append((np.outer(s, s) * among + np.outer(d, d))[np.ix_(k, k)] / np.outer(both, both))
-    return linalg.block_diag(*blocks)
+    return np.asarray(linalg.block_diag(*blocks))
 
 
 def follows_dmft(data: xr.Dataset) -> Judgement:
