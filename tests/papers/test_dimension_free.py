@@ -8,6 +8,7 @@ from scipy import integrate, special
 
 import sgdynamics as sgd
 from sgdynamics.algorithms import descend
+from sgdynamics.gallery.judges import dimension_free as judges
 from sgdynamics.papers import dimension_free as paper
 from sgdynamics.problems.starts import overlap_matrix
 from sgdynamics.problems.wide_starts import particles
@@ -72,6 +73,23 @@ def test_rows_split_along_and_beside_the_teachers():
     begin = sgd.start(problem, M=M, Q=Q)
     np.testing.assert_allclose(begin.Q[0], Q)
     np.testing.assert_allclose(particles(problem, begin)[1][0], np.diag(diagonal), atol=1e-12)
+
+
+def test_the_largest_overlap_of_random_rows_has_a_root_of_log_p_more():
+    """At the start already, E |Q - M P^-1 M^T - diag(Q_perp)|_inf over p^(-1/2) + d^(-1/2) grows like sqrt(log p): NumPy alone."""
+    draw, ratios, sizes = np.random.default_rng(2), [], np.array([16, 64, 256, 512])
+    for p in sizes:
+        largest = []
+        for _ in range(40):
+            W = draw.standard_normal((p, 2 * p)) / np.sqrt(2 * p)
+            rest = W[:, 1:] @ W[:, 1:].T  # one teacher, along the first axis
+            largest.append(np.abs(rest - np.diag(np.diag(rest))).max())
+        ratios.append(np.mean(largest) / paper.mean_field_scale(int(p), int(2 * p)))
+    # each is known to about 2%; d = 2p, so that (2 sqrt(log p/d))/(1.7 p^-1/2) = .83 sqrt(log p) in the end
+    assert ratios[0] > 1
+    assert ratios[-1] > 1.3 * ratios[0]
+    rooted = np.array(ratios) / np.sqrt(np.log(sizes))
+    assert rooted.max() / rooted.min() < 1.15
 
 
 def test_the_risk_is_quadratic_in_the_density():
@@ -162,6 +180,24 @@ def test_mean_field_high_dimension(tmp_path):
     assert abs(power(data.dimension, np.abs(data.change.isel(time=-1))) + 1) < 0.15
     gap = np.abs((data.excess_risk / data.excess_risk_mean_field - 1).mean("run"))
     assert np.all(gap.isel(p=-1) < 0.5 * gap.isel(p=0))
+
+
+@pytest.mark.slow
+def test_regimes(tmp_path):
+    """Each corner of the map is where it is said to be, and its description holds there; the ODE with noise holds in all."""
+    data = drawn(paper.regimes, tmp_path)
+    assert list(data.setting.values) == ["classical", "high-dimensional", "mean-field", "fluctuating"]
+    risk, theory = data.excess_risk, data.excess_risk_theory.values
+    mean, error = risk.mean("run").values, risk.std("run", ddof=1).values / np.sqrt(risk.sizes["run"])
+    assert np.all(np.abs(mean - theory[:, 1]) <= Z * error + 0.02 * theory[:, 1])
+    # without noise it does not in the second and fourth, with infinitely many units only in the third
+    late = mean[:, -1] / theory[:, 0, -1] - 1
+    assert np.all(late[[1, 3]] > 0.2)
+    assert np.all(np.abs(late[[0, 2]]) < 0.05)
+    first = np.abs(mean[:, 1] / theory[:, 2, 1] - 1)
+    assert first[2] < 0.06
+    assert np.all(first[[0, 1, 3]] > 0.15)
+    assert judges.regimes(data).holds is True
 
 
 @pytest.mark.slow

@@ -196,6 +196,12 @@ def _entries() -> Iterable[Entry]:
     )
     yield from of(
         "dimension_free",
+        (
+            "regimes",
+            "the map of the regimes, with SGD against every limit in its corners",
+            "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
+            dimension_free.regimes,
+        ),
         ("classical", "gamma -> 0: gradient flow", "as gamma -> 0 one-pass SGD follows gradient flow", dimension_free.classical),
         (
             "high_dimensional",

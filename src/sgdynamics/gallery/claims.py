@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -295,3 +295,42 @@ def spanned(values: Any, digits: int = 3) -> str:
 def listed(values: Any) -> str:
     """Values one after the other, for the words of a verdict."""
     return ", ".join(f"{value:g}" for value in np.asarray(values))
+
+
+def direction(
+    claim: str, difference: Any, error: Any, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
+) -> Finding:
+    """A difference is above 0 at a size for which the document gives no number: contradicted where one is surely below 0.
+
+    As `larger`, but an effect that is less than `scale` here may be a matter of the size, and is not decided.
+    """
+    found = larger(claim, difference, error, scale=scale, scale_words=scale_words, runs=runs, rate=rate)
+    if found.holds is not False:
+        return found
+    each, errors = (part.reshape(-1) for part in np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (difference, error))))
+    if not np.all(np.isfinite([each, errors])):
+        return found
+    limit = _quantile(rate / len(each), math.inf if runs is None else max(runs - 1, 1))
+    return replace(found, holds=False if np.any(each + limit * errors < 0) else None)
+
+
+def occurs(claim: str, count: Any, runs: int, *, scale: float, rate: float = RATE) -> Finding:
+    """Something happens in some of the runs: once is enough; contradicted where it never does although a share `scale` would have shown.
+
+    A share f is missed by all of n runs with the probability (1 - f)^n.
+    """
+    count = round(float(count))
+    seen = (1 - (1 - POWER) ** (1 / max(runs, 1))) / scale
+    holds = True if count else False if (1 - scale) ** runs <= rate else None
+    return Finding(claim, f"runs in which it does, of {runs}, against 1", float(count), 1.0, seen, f"{scale:.2g} of the runs", holds)
+
+
+def joined_runs(*parts: tuple[Any, int]) -> int:
+    """What a standard error sqrt(sum s_i^2) with parts from n_i runs is worth in runs (Welch, Satterthwaite): at the median point."""
+    squares = [np.asarray(error, dtype=np.float64) ** 2 for error, _ in parts]
+    total, doubt = sum(squares), sum(square**2 / max(runs - 1, 1) for square, (_, runs) in zip(squares, parts, strict=True))
+    known = np.asarray(total) > 0
+    if not np.any(known):
+        return max(runs for _, runs in parts)
+    free = np.asarray(total)[known] ** 2 / np.asarray(doubt)[known]
+    return int(np.floor(np.median(free))) + 1

@@ -54,7 +54,7 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     start. Chosen: gamma = .05 in (a), the rates, Delta = 0 and 1 in (b), T, all of (c). Quick: d = 500, fewer runs and rates.
     """
     seed = checks.whole("seed", seed, 0)
-    threshold, gamma, d, runs, shown = 0.3, 0.05, *((500, 96, 8) if quick else (3000, 256, 30))
+    threshold, gamma, d, runs, shown = 0.3, 0.05, *((500, 384, 48) if quick else (3000, 512, 48))
     rates, noises = ((0.04, 0.1), (0.0, 1.0)) if quick else ((0.02, 0.04, 0.06, 0.08, 0.11), (0.0, 1.0))
     here = _retrieval(gamma, 1, 0.0)
     starts = random_start(here.problem, dimension=d, seed=seed, runs=runs)
@@ -174,12 +174,12 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     ratio, Delta, threshold = 0.1, 0.0, 0.1
-    d, widths, runs = (500, (1, 4), 128) if quick else (3000, (1, 2, 4, 8, 16), 256)
+    d, widths, runs = (500, (1, 4), 256) if quick else (3000, (1, 2, 4, 8, 16), 256)
     measured, error = np.zeros(len(widths)), np.zeros(len(widths))
     for i, p in enumerate(widths):
         here = _retrieval(ratio * p, p, Delta)
-        starts = random_start(here.problem, dimension=d, seed=seed, runs=runs)
-        chain = _exits(here, starts, threshold, d, seed + 1)
+        starts = random_start(here.problem, dimension=d, seed=seed + 10 * i, runs=runs)
+        chain = _exits(here, starts, threshold, d, seed + 10 * i + 1)
         measured[i], error[i] = chain.mean(), spread(chain)
     named: dict[str, Any] = {"annealed": exit_time_annealed, "quenched": exit_time_quenched, "corrected": exit_time_corrected}
     theory = {name: np.array([f(p, d, ratio * p, Delta, threshold) for p in widths]) for name, f in named.items()}

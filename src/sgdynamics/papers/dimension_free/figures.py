@@ -59,7 +59,7 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Chosen: d = 100, t <= 30, the larger rates. Quick: k = 2, d = 50, t <= 5, two rates.
     """
     seed = checks.whole("seed", seed, 0)
-    p, Delta, d, end, runs = 10, 1e-3, *((50, 5.0, 16) if quick else (100, 30.0, 32))
+    p, Delta, d, end, runs = 10, 1e-3, *((50, 5.0, 48) if quick else (100, 30.0, 48))
     teachers, rates = ((2,), (0.05, 0.8)) if quick else ((2, 5), (0.05, 0.4, 1.6))
     t = early_times(end, 16)
     shape = (len(teachers), len(rates))
@@ -139,14 +139,14 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
     """
     seed = checks.whole("seed", seed, 0)
     p, k, gamma, Delta, horizon = 8, 4, 0.1, 1e-3, 5.0
-    sizes, runs, end = ((25, 100, 400), 16, 5.0) if quick else ((50, 200, 800, 2000), 24, 12.0)
+    sizes, runs, end = ((25, 100, 400), 32, 5.0) if quick else ((50, 200, 800, 2000), 24, 12.0)
     here = setting(gamma, p, k, Delta)
     begin = random_start(here.problem, dimension=500, seed=seed)
     t = np.concatenate([[0.0], np.geomspace(0.1, horizon, 11), np.linspace(horizon, end, 7)[1:] if end > horizon else []])
     ode = solve_ode(here.problem, here.algorithm, begin, times=here.times(t))
     risk, apart = np.zeros((len(sizes), runs, len(t))), np.zeros((len(sizes), runs, len(t)))
     for row, d in enumerate(sizes):
-        chain = simulate(here.problem, here.algorithm, begin, times=here.times(t), dimension=d, runs=runs, seed=seed + 1)
+        chain = simulate(here.problem, here.algorithm, begin, times=here.times(t), dimension=d, runs=runs, seed=seed + 1 + row)
         risk[row] = chain.excess_risk
         for name in ("M", "Q"):
             apart[row] = np.maximum(apart[row], np.abs(np.asarray(chain[name]) - np.asarray(ode[name])).max(axis=(2, 3)))

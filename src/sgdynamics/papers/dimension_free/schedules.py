@@ -104,6 +104,7 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
             f"gain_chain_median_{name}": medians[1] / medians[0],
             f"best_constant_lr_{name}": best.best_constant_lr,
             f"runs_{name}": case.runs,
+            f"groups_{name}": len(groups[0]),
         },
     )
 

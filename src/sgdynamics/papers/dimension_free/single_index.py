@@ -38,6 +38,8 @@ NODES = 80  # Gauss-Hermite points a field: exact for polynomials, 1e-12 for the
 DEGREE = 30  # of the Chebyshev series of b and V in m
 CELLS = 20_000  # of the mean first-passage time
 ERF_RATE = 2.0  # gamma for kappa = 1: a third of the one that needs the fewest samples, so that steps are small
+FAR = (1e6, 1e8)  # dimensions between which the diffusion has its exponent, to 1%
+RUNS_FIXED = 64
 TRIED = 2  # samples in which a fixed gamma is compared to the scaled one, over the mean of the latter
 
 # Waves of which two cancel each other's lower coefficients: exp(-w^2/2) w^n is what a wave of frequency w has in order n
@@ -247,9 +249,9 @@ FULL: dict[int, dict[int, int]] = {
 }
 QUICK: dict[int, dict[int, int]] = {
     1: {100: 64, 1000: 64, 10_000: 64},
-    2: {100: 64, 300: 64, 1000: 64},
-    3: {14: 64, 28: 64, 56: 64},
-    4: {8: 64, 11: 64, 16: 64},
+    2: {100: 128, 300: 128, 1000: 128},
+    3: {14: 256, 28: 256, 56: 256},
+    4: {8: 256, 12: 256, 18: 256},
 }
 FIXED = {False: (32, 64, 96, 128, 192), True: (32, 96)}  # by `quick`: dimensions at which kappa = 3 is run with one learning rate
 
@@ -300,8 +302,15 @@ def _measured(kappa: int, counts: dict[int, int], seed: int) -> xr.Dataset:
             f"exponent_{kappa}_low": exponent - 1.96 * doubt,
             f"exponent_{kappa}_high": exponent + 1.96 * doubt,
             f"exponent_{kappa}_diffusion": expected,
+            f"exponent_{kappa}_limit": _limit(kappa),
         },
     )
+
+
+def _limit(kappa: int) -> float:
+    """The exponent that the diffusion has far out, from a start at 1/sqrt(d)."""
+    n = [float(overlap_diffusion(kappa, learning_rate(kappa, d)).mean_samples(d**-0.5, d)) for d in FAR]
+    return math.log(n[1] / n[0]) / math.log(FAR[1] / FAR[0])
 
 
 def _at_fixed_rate(dimensions: tuple[int, ...], seed: int) -> xr.Dataset:
@@ -312,15 +321,15 @@ def _at_fixed_rate(dimensions: tuple[int, ...], seed: int) -> xr.Dataset:
     shares, budgets = [], []
     for d in dimensions:
         scaled = learning_rate(3, d)
-        m = np.abs(random_start(single_index_problem(3), dimension=d, seed=seed, runs=64).M[:, 0, 0])
+        m = np.abs(random_start(single_index_problem(3), dimension=d, seed=seed, runs=RUNS_FIXED).M[:, 0, 0])
         budgets.append(TRIED * float(overlap_diffusion(3, scaled).mean_samples(m, d).mean()))
-        times = [escape_samples(3, d, lr=lr, runs=64, most=budgets[-1], seed=seed + 7)[0] for lr in (fixed, scaled)]
+        times = [escape_samples(3, d, lr=lr, runs=RUNS_FIXED, most=budgets[-1], seed=seed + 7)[0] for lr in (fixed, scaled)]
         shares.append([float(np.isfinite(n).mean()) for n in times])
     at_fixed, at_scaled = np.array(shares).T
     return xr.Dataset(
         {"share_fixed_lr": ("d_fixed", at_fixed), "share_scaled_lr": ("d_fixed", at_scaled), "budget_fixed_lr": ("d_fixed", budgets)},
         {"d_fixed": list(dimensions)},
-        {"growth_rate_fixed_lr": growth, "fixed_lr": fixed},
+        {"growth_rate_fixed_lr": growth, "fixed_lr": fixed, "runs_fixed": RUNS_FIXED},
     )
 
 

@@ -21,16 +21,19 @@ from sgdynamics.problems.wide_starts import MeanFieldStart, mean_field_random_st
 from sgdynamics.simulation import simulate
 
 
+def repeated(begin: Start, width: int) -> MeanFieldStart:
+    """The particles (m, q, a) of a start, each counted width/p times: the same density."""
+    q = np.einsum("rii->ri", begin.Q) - np.sum(begin.M**2, axis=2)
+    return MeanFieldStart(*(np.repeat(part, width // q.shape[1], axis=1) for part in (begin.M, q, begin.a)))
+
+
 def _measure(begins: list[Start], law: MeanFieldStart) -> MeanFieldStart:
     """The particles of each start as one of as many as `law` has: each counted several times, so that one program solves them all.
 
     The last run is `law` itself.
     """
-    width, parts = law.q.shape[1], []
-    for begin in begins:
-        q = np.einsum("rii->ri", begin.Q) - np.sum(begin.M**2, axis=2)
-        parts.append([np.repeat(part, width // q.shape[1], axis=1) for part in (begin.M, q, begin.a)])
-    return MeanFieldStart(*(np.concatenate(part) for part in zip(*parts, [law.M, law.q, law.a], strict=True)))
+    several = [*(repeated(begin, law.q.shape[1]) for begin in begins), law]
+    return MeanFieldStart(*(np.concatenate(part) for part in zip(*((one.M, one.q, one.a) for one in several), strict=True)))
 
 
 def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -42,13 +45,13 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     k, gamma, Delta = 1, 1.0, 1e-3
-    d, widths, runs, many = (40, (8, 32), 16, 128) if quick else (80, (8, 16, 32, 64), 16, 1024)
+    d, widths, runs, many = (40, (8, 32), 48, 128) if quick else (80, (8, 16, 32, 64), 48, 1024)
     t = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
     begins, risk = [], np.zeros((len(widths), runs, len(t)))
     for row, p in enumerate(widths):
         here = setting(gamma, p, k, Delta)
-        begins.append(random_start(here.problem, dimension=d, seed=seed + 10, runs=runs))
-        chain = simulate(here.problem, here.algorithm, begins[-1], times=here.times(t), dimension=d, seed=seed + 1)
+        begins.append(random_start(here.problem, dimension=d, seed=seed + 10 + row, runs=runs))
+        chain = simulate(here.problem, here.algorithm, begins[-1], times=here.times(t), dimension=d, seed=seed + 1 + row)
         risk[row] = chain.excess_risk
     wide = setting(gamma, many, k, Delta)
     law = mean_field_random_start(wide.problem, dimension=d, seed=seed, sampling="sobol")
@@ -130,15 +133,15 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     """
     seed = checks.whole("seed", seed, 0)
     k, gamma, Delta = 2, 1.0, 1e-3
-    widths, runs, many, end = ((8, 32), 12, 128, 4.0) if quick else ((8, 16, 32, 64), 16, 1024, 20.0)
+    widths, runs, many, end = ((8, 32), 48, 128, 4.0) if quick else ((8, 16, 32, 64), 48, 1024, 20.0)
     dimensions = (20, 40) if quick else (10, 20, 40, 80, 160)
     t = np.array([0.0, 1.0, 2.0, 4.0] if quick else [0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0])
     begins, shape = [], (len(widths), runs, len(t))
     risk, apart, typical = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for row, p in enumerate(widths):
         here = setting(gamma, p, k, Delta)
-        begins.append(random_start(here.problem, dimension=2 * p, seed=seed + 10, runs=runs))
-        chain = simulate(here.problem, here.algorithm, begins[-1], times=here.times(t), dimension=2 * p, seed=seed + 1)
+        begins.append(random_start(here.problem, dimension=2 * p, seed=seed + 10 + row, runs=runs))
+        chain = simulate(here.problem, here.algorithm, begins[-1], times=here.times(t), dimension=2 * p, seed=seed + 1 + row)
         risk[row] = chain.excess_risk
         M, Q = np.asarray(chain.M), np.asarray(chain.Q)
         rest = (Q - M @ np.swapaxes(M, 2, 3)) * (1 - np.eye(p))

@@ -49,11 +49,11 @@ def measured_error(m: np.ndarray, q: np.ndarray, seed: int, samples: int) -> np.
 
 def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed: int) -> xr.Dataset:
     """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the average overlaps."""
-    each = []
-    for name in THREE:
+    each, curves = [], len(THREE) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
+    for number, name in enumerate(THREE):
         one = setting(ALPHA, ETA, WARM, name, ridge=ridge, dimension=N, seed=seed, runs=count, rescale=rescale, **NUMBERS[name])
         found = runs_of(one, t, N, seed + 1)
-        found["mse_run"] = (("run", "time"), measured_error(found["m"].values, found["q"].values, seed + 2, TEST_SAMPLES))
+        found["mse_run"] = (("run", "time"), measured_error(found["m"].values, found["q"].values, seed + curves + number, TEST_SAMPLES))
         found["mse_own"] = (("run", "time"), generalization_error(found["q"].values, 1.0, found["m"].values))
         means = {key: average(abs(found[key]) if key == "m" else found[key]) for key in ("m", "q", "loss", "mse_run", "mse_own")}
         each.append(
@@ -67,6 +67,8 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
                         {"long_name": "(B.8) at the average overlaps"},
                     ),
                     "mse_formula_runs": ("time", means["mse_own"][0], {"long_name": "(B.8) of each run, averaged"}),
+                    "mse_run": (("run", "time"), found["mse_run"].values, {"long_name": "mean squared error of each run, fresh samples"}),
+                    "mse_own": (("run", "time"), found["mse_own"].values, {"long_name": "(B.8) of each run"}),
                     "loss": ("time", means["loss"][0], {"long_name": "average training loss"}),
                     "m": ("time", means["m"][0], {"long_name": "average |m|"}),
                     "q": ("time", means["q"][0], {"long_name": "average q"}),
@@ -144,10 +146,10 @@ def _rise(values: np.ndarray) -> float:
 def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Mean squared error with ridge lambda = .5, with the gradient divided by the batch fraction (left) and not (right).
 
-    The paper's figure B.2: the parameters of B.1. Quick: N = 100, 16 runs, t <= 30.
+    The paper's figure B.2: the parameters of B.1. Quick: N = 100, 64 runs, t <= 30.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
+    N, count, end = (100, 64, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     data = xr.concat([_ridge(N, count, t, 0.5, rescale, seed) for rescale in (True, False)], "gradient")
     data = data.assign_coords(gradient=["rescaled", "not rescaled"])
@@ -198,6 +200,12 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         [[0.0] * len(rates), *gaps.values()],
         {"long_name": "largest difference of the average loss to GD"},
     )
+    data["difference"] = (
+        ("other", "rate", "run", "time"),
+        np.array([[(one["loss"] - gd["loss"]).values for one, gd in zip(found[name], found["GD"], strict=True)] for name in THREE[1:]]),
+        {"long_name": "loss of each run less that of GD on the same data set from the same start"},
+    )
+    data = data.assign_coords(other=list(THREE[1:]))
     fig = figure(2, 1.2)
     for ax, key, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
         for name in THREE:
@@ -231,10 +239,10 @@ def _distance(one: xr.Dataset, other: xr.Dataset) -> float:
 def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Single runs of persistent SGD at tau = .05, .5, 2, 5: long persistence ends the plateaus, and delays the start.
 
-    The paper's figure B.4: alpha = 3, l = .5, m0 = .2, N = 1000, eta = .01, 50 runs (t <= 1000 here). Quick: N = 100, 14 runs, t <= 50.
+    The paper's figure B.4: alpha = 3, l = .5, m0 = .2, N = 1000, eta = .01, 50 runs (t <= 1000 here). Quick: N = 100, 32 runs, t <= 50.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, end = (100, 14, 50.0) if quick else (1000, 50, 1000.0)
+    N, count, end = (100, 32, 50.0) if quick else (1000, 50, 1000.0)
     t = log_times(end, 60)
     found = []
     for tau in PERSISTENCE:

@@ -18,6 +18,7 @@ from sgdynamics.papers.rough_landscapes.style import (
     LINES,
     NAMES,
     RECOVERED,
+    REPLICATES,
     THREE,
     UNITS,
     average,
@@ -42,10 +43,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Above, a new data set for each run, and a start with overlap m0 (that of (11) fluctuates, which at finite N only adds noise to the
     comparison); below, all runs of the three panels on one and the same data set from starts (11) of their own. The caption is not in
-    the text: N = 1000, eta = .01, 100 runs above and 40 below, t <= 10 here. Quick: N = 200, 32 and 16 runs, above t <= 4.
+    the text: N = 1000, eta = .01, 100 runs above and 40 below, t <= 10 here. Quick: N = 200, 64 and 32 runs, above t <= 4.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, seeds, end, paths = (200, 32, 16, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
+    N, count, seeds, end, paths = (200, 64, 32, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
     t, t_seed = np.linspace(0, end, 41), np.linspace(0, 10.0, 51)
     parts, single = [], []
     for number, m0 in enumerate(WARM):
@@ -65,6 +66,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "runs": count,
         "seeds": seeds,
         "paths": paths,
+        "replicates": REPLICATES,
         "seed": seed,
         "units": UNITS,
         "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 = .65 while some from .5 recover; "
@@ -107,10 +109,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Average magnetization and training loss of GD, SGD and p-SGD at alpha = 3, m0 = .2, l = .5, tau = 1.
 
     The paper's figure 2: N = 1000, eta = .01, 500 runs, t = 1000; its fractions with a loss below 1e-7 are 9%, 30%, 99%. The 1e-7 is
-    read as the mean loss (20), not the sum (2). |m| is averaged, because a few runs recover -w0. Quick: N = 100, 24 runs, t = 60.
+    read as the mean loss (20), not the sum (2). |m| is averaged, because a few runs recover -w0. Quick: N = 60, 64 runs, t = 150.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, end = (100, 24, 60.0) if quick else (1000, 500, 1000.0)
+    N, count, end = (60, 64, 150.0) if quick else (1000, 500, 1000.0)
     data = _three(N, count, end, seed)
     fig = figure(2, 1.2)
     left, right = fig.subplots(1, 2)
@@ -139,10 +141,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Single runs of GD, SGD and p-SGD, with the parameters of figure 2: plateaus and jumps, which p-SGD does not have.
 
     The paper's figure 3: 50 runs each, a data set for each. `plateau` is the share of the time points past t = 1 at which a run that
-    has not recovered moves by less than .002 in |m| while t grows by a fifth. Quick: N = 100, 16 runs, t = 60.
+    has not recovered moves by less than .002 in |m| while t grows by a fifth. Quick: N = 100, 48 runs, t = 60.
     """
     seed = checks.whole("seed", seed, 0)
-    N, count, end = (100, 16, 60.0) if quick else (1000, 50, 1000.0)
+    N, count, end = (100, 48, 60.0) if quick else (1000, 50, 1000.0)
     data = _three(N, count, end, seed)
     t = data["t"].values
     shares = []

@@ -13,6 +13,7 @@ from sgdynamics.limits.dmft import solve_dmft
 from sgdynamics.papers.rough_landscapes.formulas import THRESHOLD, Setting, fraction_recovered
 from sgdynamics.simulation import simulate
 
+REPLICATES = 8  # of DMFT: its standard errors are from them
 RECOVERED = 0.99  # of |m|, where the loss need not be below its threshold yet
 THREE = ("GD", "SGD", "p-SGD")
 COLORS = {"GD": "C3", "SGD": "C2", "p-SGD": "C0", "Langevin": "C1"}
@@ -62,7 +63,8 @@ def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | 
 
 def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
     """m and loss of DMFT (time), at the same finite eta, with their standard errors."""
-    found = solve_dmft(one.problem, one.algorithm, one.start, steps=one.steps(t), paths=paths, seed=seed, dtype="float32").isel(run=0)
+    options: dict[str, Any] = {"steps": one.steps(t), "paths": paths, "replicates": REPLICATES, "seed": seed, "dtype": "float32"}
+    found = solve_dmft(one.problem, one.algorithm, one.start, **options).isel(run=0)
     half = one.loss_factor
     return xr.Dataset(
         {
@@ -89,10 +91,12 @@ def share_text(loss: xr.DataArray) -> str:
 
 
 def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
-    """Averages of the runs beside DMFT, and their gaps in standard errors."""
+    """Averages of the runs beside DMFT, their gaps in standard errors, and how times are correlated among the runs."""
     variables: dict[str, Any] = {}
     for name in ("m", "loss"):
         mean, error = average(runs[name])
+        among = np.nan_to_num(np.ma.corrcoef(np.ma.masked_invalid(runs[name].values), rowvar=False).filled(0.0))
+        np.fill_diagonal(among, 1.0)
         both = np.hypot(error, theory[f"{name}_error"].values)
         gap = mean - theory[name].values
         variables |= {
@@ -102,6 +106,7 @@ def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
             f"{name}_dmft_error": ("time", theory[f"{name}_error"].values, {"long_name": "its standard error"}),
             f"{name}_gap": ("time", gap, {"long_name": "runs less DMFT"}),
             f"{name}_z": ("time", gap / np.where(both > 0, both, np.inf), {"long_name": "the same in standard errors"}),
+            f"{name}_correlation": (("time", "time_other"), among, {"long_name": f"correlation of {name} among the runs"}),
         }
     return xr.Dataset(variables, {"t": theory["t"]})
 
@@ -143,12 +148,18 @@ def crossing(t: np.ndarray, values: np.ndarray, level: float) -> float:
     return float(t[above[0]]) if above.size else math.nan
 
 
-def plateau_share(t: np.ndarray, m: np.ndarray) -> float:
-    """Share of (run, time) past t = 1, not recovered, at which |m| changes by less than .002 until 1.2 t."""
-    quiet, seen = 0, 0
+def plateau_counts(t: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each run: times past t = 1, not recovered, at which |m| changes by less than .002 until 1.2 t; and all times not recovered."""
+    quiet, seen = np.zeros(len(m)), np.zeros(len(m))
     for start in np.flatnonzero((t > 1) & (1.2 * t < t[-1])):
         later = int(np.searchsorted(t, 1.2 * t[start]))
         open_runs = m[:, start] < RECOVERED
-        quiet += int(np.sum(np.ptp(m[open_runs, start : later + 1], axis=1) < 0.002))
-        seen += int(open_runs.sum())
-    return quiet / max(seen, 1)
+        quiet += open_runs & (np.ptp(m[:, start : later + 1], axis=1) < 0.002)
+        seen += open_runs
+    return quiet, seen
+
+
+def plateau_share(t: np.ndarray, m: np.ndarray) -> float:
+    """The share of `plateau_counts`, of all runs together."""
+    quiet, seen = plateau_counts(t, m)
+    return float(quiet.sum() / max(seen.sum(), 1))
