@@ -51,6 +51,8 @@ class Finding:
         if not math.isfinite(self.seen):
             return f"no wrong would have been seen ({self.scale} must be)"
         more = f", {_times(self.seen)} the runs would decide" if self.holds is None else ""
+        if self.above:
+            return f"an effect of {self.seen:.2g} x {self.scale} would have been shown{more}"
         return f"a wrong of {self.seen:.2g} x {self.scale} would have been seen{more}"
 
     def plain(self) -> dict[str, Any]:
@@ -187,9 +189,7 @@ def _statistic(points: int, free: float, correlation: Any, rate: float) -> _Stat
     if points == 1:  # both are the same: the whole rate
         limit = _quantile(rate / 2, free)
         return _Statistic(np.ones(1), None, 1, free, limit, limit)
-    return _Statistic(
-        spectrum, axes, points, free, math.sqrt(_far(rate / 2, spectrum, free) / points), _quantile(rate / 4 / points, free)
-    )
+    return _Statistic(spectrum, axes, points, free, math.sqrt(_far(rate / 2, spectrum, free) / points), _quantile(rate / 4 / points, free))
 
 
 def _far(rate: float, spectrum: np.ndarray, free: float) -> float:

@@ -1,0 +1,136 @@
+"""Figure 6 of Escaping mediocrity: the golf course. The risk on the sphere, its Hessian at a start, and the samples that this costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.papers.escaping_mediocrity.formulas import exit_time_quenched, growth_rates
+from sgdynamics.papers.escaping_mediocrity.landscape import risk
+from sgdynamics.problems import TeacherStudent, random_start
+
+GAMMA, THRESHOLD = 0.1, 0.1
+STEP = 1e-3  # of the second differences: their error is STEP^2, rounding 1e-16/STEP^2
+
+
+def risk_on_the_sphere(w: np.ndarray) -> np.ndarray:
+    """R of one unit w (..., d), brought to the sphere |w| = 1, with the teacher along the first axis: constant along w, no label noise."""
+    m = w[..., :1] / np.linalg.norm(w, axis=-1, keepdims=True)
+    return np.asarray(risk(m, np.ones((*m.shape, 1))))
+
+
+def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
+    """The d x d matrix of second differences of `risk_on_the_sphere` at |w| = 1; w itself, which leaves the sphere, has the value 0."""
+    moves = STEP * np.eye(len(w))
+    both = w + moves[:, None] + moves
+    apart = w + moves[:, None] - moves
+    values = [risk_on_the_sphere(x) for x in (both, apart, 2 * w - apart, 2 * w - both)]
+    return (values[0] - values[1] - values[2] + values[3]) / (4 * STEP**2)
+
+
+def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
+    """Mediocrity in low dimension: the risk on the sphere, the spectrum of its Hessian at a start, and the samples to leave against d.
+
+    The paper's figure 6 is a drawing of a landscape that is flat but for one hole. Here: left, the population risk of one unit on the
+    sphere in d = 3 (no noise), the holes +-w*, and the circle of starts without overlap. Middle, the eigenvalues of the Hessian, by second
+    differences in d dimensions, at a point orthogonal to w* (one is -4, along w*; d - 1 are 0 as the caption says, of which one belongs
+    to the direction off the sphere) and at random starts, where flat is 4 m^2, about 4/d. Right, samples per dimension until a tenth of
+    the risk is gone, from random starts by the exact chain, against log d: a line of slope 1/(2 gamma omega_M), which is
+    n ~ d log d. Chosen: gamma = .1, no label noise, T = .1. Quick: d up to 1000 and fewer runs.
+    """
+    sizes = (3, 10, 30) if quick else (3, 10, 30, 100)
+    rng = np.random.default_rng(seed)
+    shape = (len(sizes), sizes[-1])
+    spectra = {name: np.full(shape, np.nan) for name in ("saddle", "start", "minimum")}
+    toward, overlap = np.zeros(len(sizes)), np.zeros(len(sizes))
+    for row, d in enumerate(sizes):
+        teacher = np.eye(d)[0]
+        start = rng.normal(size=d)
+        start /= np.linalg.norm(start)
+        saddle = start - start[0] * teacher
+        overlap[row] = start[0]
+        for name, w in (("saddle", saddle / np.linalg.norm(saddle)), ("start", start), ("minimum", teacher)):
+            values, axes = np.linalg.eigh(hessian_on_the_sphere(w))
+            spectra[name][row, :d] = values
+            if name == "saddle":
+                toward[row] = abs(axes[0, 0])
+    counts = {100: 400, 300: 400, 1000: 240} if quick else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
+    mean, error = np.zeros(len(counts)), np.zeros(len(counts))
+    problem = TeacherStudent(width=1, activation="square", constraint="sphere")
+    for column, (d, runs) in enumerate(counts.items()):
+        begin = random_start(problem, dimension=d, seed=seed, runs=runs)
+        found = exit_time(
+            problem, OnePassSGD(lr=GAMMA), begin, threshold=THRESHOLD, max_time=40.0, method="exact", seed=seed + 1, dimension=d
+        )
+        mean[column], error[column] = found.mean / GAMMA, found.standard_error / GAMMA
+    dimensions = np.array(list(counts))
+    data = xr.Dataset(
+        {
+            **{f"eigenvalues_{name}": (("size", "index"), value) for name, value in spectra.items()},
+            "toward_teacher": ("size", toward, {"long_name": "overlap of the lowest eigenvector at the saddle with w*"}),
+            "overlap_start": ("size", overlap, {"long_name": "m of the random start"}),
+            "samples": ("d", mean, {"long_name": "samples/d to lose the share T of the risk, mean over random starts"}),
+            "samples_error": ("d", error, {"long_name": "its standard error"}),
+            "samples_quenched": ("d", exit_time_quenched(1, dimensions, GAMMA, 0.0, THRESHOLD) / GAMMA),
+        },
+        {"hessian_d": ("size", list(sizes)), "d": dimensions, "runs": ("d", list(counts.values()))},
+        {
+            "gamma": GAMMA,
+            "threshold": THRESHOLD,
+            "slope": 1 / (2 * GAMMA * float(growth_rates(1, GAMMA, 0.0)[0])),
+            "seed": seed,
+        },
+    )
+    return _drawn(data), data
+
+
+def _drawn(data: xr.Dataset) -> Any:
+    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
+
+    fig = plt.figure(figsize=(13, 4.2), layout="constrained")
+    ax: Any = fig.add_subplot(1, 3, 1, projection="3d")
+    across, up = np.meshgrid(np.linspace(0, 2 * np.pi, 91), np.linspace(0, np.pi, 46))
+    # w* leans towards the viewer, so that a hole is seen
+    lean = math.radians(55)
+    x, y, z = np.sin(up) * np.cos(across), np.sin(up) * np.sin(across), np.cos(up)
+    height = risk_on_the_sphere(np.stack([z, x, y], axis=-1))
+    turned = (x * np.cos(lean) + z * np.sin(lean), y, z * np.cos(lean) - x * np.sin(lean))
+    colours = colormaps["viridis"](height / 2)
+    ax.plot_surface(*turned, facecolors=colours, rstride=1, cstride=1, linewidth=0, antialiased=False, shade=False)
+    circle = np.linspace(0, 2 * np.pi, 200)
+    front = 1.01 * np.array([np.cos(circle) * np.cos(lean), np.sin(circle), -np.cos(circle) * np.sin(lean)])
+    seen = front[0] * math.cos(math.radians(20)) + front[2] * math.sin(math.radians(20)) > 0
+    ax.plot(*np.where(seen, front, np.nan), "w--", lw=1.5, zorder=10)
+    ax.text(1.35 * math.sin(lean), 0, 1.35 * math.cos(lean), "$w_*$", zorder=11)
+    ax.view_init(elev=20, azim=0)
+    ax.set_axis_off()
+    ax.set_box_aspect((1, 1, 1), zoom=1.25)
+    ax.set_title("risk on the sphere, $d$ = 3: flat about $m$ = 0 (dashed), holes at $\\pm w_*$", fontsize="medium")
+    bar = fig.colorbar(plt.cm.ScalarMappable(plt.Normalize(0, 2), "viridis"), ax=ax, shrink=0.7, orientation="horizontal", pad=0.0)
+    bar.set_label("$\\mathcal{R}(w)$")
+    middle = fig.add_subplot(1, 3, 2)
+    for row, d in enumerate(data.hessian_d.values):
+        for name, style in (("saddle", "o"), ("start", "x")):
+            values = data[f"eigenvalues_{name}"].values[row, :d]
+            middle.plot(np.full(d, row) + (0.12 if name == "start" else -0.12), values, style, color=f"C{row}", ms=5, mfc="none")
+    middle.plot([], [], "ko", mfc="none", label="$w \\perp w_*$")
+    middle.plot([], [], "kx", label="random start")
+    middle.axhline(-4, color="0.6", lw=0.8, ls=":")
+    middle.set_xticks(range(data.sizes["size"]), [str(d) for d in data.hessian_d.values])
+    middle.set(xlabel="$d$", ylabel="eigenvalues of the Hessian", title="one direction down, the others flat")
+    middle.legend(frameon=False, loc="center left")
+    right = fig.add_subplot(1, 3, 3)
+    d = data.d.values
+    right.errorbar(d, data.samples, data.samples_error, fmt="o", ms=4, capsize=2, label="exact chain, random starts")
+    line = data.samples.values[-1] + data.attrs["slope"] * np.log(d / d[-1])
+    right.plot(d, line, "k-.", lw=1, label=r"slope $1/(2 \gamma \omega_M)$ in $\log d$")
+    right.plot(d, data.samples_quenched, ":", color="0.5", label="quenched formula, no noise of SGD")
+    right.set(xscale="log", xlabel="$d$", ylabel="samples / $d$ to leave", ylim=(0, None), title="$n \\sim d \\log d$")
+    right.legend(frameon=False, loc="lower right")
+    return fig
