@@ -83,8 +83,8 @@ def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
     drawn = "are drawn back to" if late.value.max() < 2 else "leave"
     words = (
         f"fluctuations about the arcs have rank {' and '.join(str(one) for one in sorted(set(ranks)))}; they {drawn} them: rho^2 at t = "
-        f"{t[end]:g} is {listed(late.value.round(2))} of the variance of an attracting arc (Prop. {'4.3' if types == 2 else '5.1'} with the "
-        f"other sign), where the printed sign makes it {math.expm1(2 * r * t[end]):.3g}"
+        f"{t[end]:g} is {listed(late.value.round(2))} of the variance of an attracting arc (Prop. {'4.3' if types == 2 else '5.1'} with "
+        f"the other sign), where the printed sign makes it {math.expm1(2 * r * t[end]):.3g}"
     )
     return words, [
         counted(f"fluctuations about the arcs have rank {rank}, at both snr", sum(one != rank for one in ranks), len(ranks)),
@@ -147,7 +147,7 @@ def xor_mixture(data: xr.Dataset) -> Judgement:
     words, findings = _around_the_arcs(data, 2)
     last = good / runs
     return judged(
-        f"optimal in {last:.3f}({math.sqrt(last * (1 - last) / runs):.3f}) of {runs} runs (section 5: 3/32 = .094; the caption's 29/32 = .906 "
+        f"optimal in {last:.3f}({math.sqrt(last * (1 - last) / runs):.3f}) of {runs} runs (section 5: 3/32 = .094; the caption's 29/32 "
         f"is the share of the others); {words}",
         share("optimal with probability 3/32, sub-optimal with 29/32", good, runs, 3 / 32, scale=0.13),
         *findings,

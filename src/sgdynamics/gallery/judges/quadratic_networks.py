@@ -55,8 +55,8 @@ def best_rates(data: xr.Dataset) -> Judgement:
     exact = "curved beyond its errors" if at["chi2_per_freedom"] > 5 else "straight within its errors"
     return judged(
         f"alpha_c is least at eta = {best[0]:.3f} for p = {p[0]:g}; best eta = {at['slope']:.4f}({at['slope_error']:.4f}) p "
-        f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 {at['chi2_per_freedom']:.1f} "
-        f"a degree of freedom); not proportional to p: eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
+        f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 "
+        f"{at['chi2_per_freedom']:.1f} a degree of freedom); not proportional to p: eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
         f"(a power would be p^{at['power']:.2f}); the closed optimal_rate (epsilon -> 0) is {100 * short.min():.0f} to "
         f"{100 * short.max():.0f}% above",
         larger(
@@ -93,8 +93,8 @@ def predicted_solution(data: xr.Dataset) -> Judgement:
     other, law = data.distance[1:, -1].values, float(data.distance_law[-1])
     risk, risk_law = data.risk[:, -1].values, float(data.risk_law[-1])
     return judged(
-        f"at t = {float(data.t[-1]):g} each start is at most {own.max():.4f} from the solution predicted from it ({law:.4f} by the law 1/t), "
-        f"the others {other.min():.2f} or more from that of the first, where their own predictions say to "
+        f"at t = {float(data.t[-1]):g} each start is at most {own.max():.4f} from the solution predicted from it ({law:.4f} by the law "
+        f"1/t), the others {other.min():.2f} or more from that of the first, where their own predictions say to "
         f"{100 * np.abs(other / apart - 1).max():.1f}%; all errors below {risk.max():.1e}. The approach is not exponential but like 1/t",
         agreement("every start ends at the solution predicted from it", own, 0.0, 0.0, tolerance=0.02, scale=0.05, scale_words=".05"),
         agreement(

@@ -174,7 +174,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     ratio, threshold, d = 0.05, 0.5, 200 if quick else 1000
     widths, runs = ((20,), 32) if quick else ((20, 50), 32)
     # the paper's time runs with gamma/(p d), in which the plateau's rate hardly depends on p
-    end = 4.0
+    end = 3.0 if quick else 4.0
     times = np.linspace(0, end, 161)
     fig, axes = _axes(len(widths), 3.0, rows=2, sharey="row", sharex=True)
     shown: dict[str, np.ndarray] = {"run": np.zeros((len(widths), 2, runs, len(times))), "ode": np.zeros((len(widths), 2, len(times)))}
