@@ -95,7 +95,7 @@ def exit_ratios(data: xr.Dataset) -> Judgement:
     )
     grown_error = np.array([math.hypot(error[row, first], error[row, last]) for row, (first, last) in enumerate(columns)])
     said = ", ".join(f"{name} {spanned(value)}" for name, value in ratios.items())
-    common = {"scale": 2 * FORMULA, "scale_words": "10% of the exit time", "correlation": "independent"}
+    common = {"scale": 0.12, "scale_words": "12% of the exit time", "correlation": "independent"}
     return judged(
         f"measured over predicted: {said}, for p = {listed(data.p)}, d = {listed(d)}; without the noise of SGD the ODE's mean time is "
         f"{spanned((still / measured)[known])} of the measured one; from d = {d[0]:g} on it grows by "
@@ -220,7 +220,10 @@ def golf_course(data: xr.Dataset) -> Judgement:
     """The Hessian at a point without overlap, counted by second differences, and the growth of the samples with log d."""
     sizes = data.hessian_d.values
     saddle = [row[:d] for row, d in zip(data.eigenvalues_saddle.values, sizes, strict=True)]
-    hole = np.concatenate([np.sort(row[:d])[1:] for row, d in zip(data.eigenvalues_minimum.values, sizes, strict=True)])
+    # one is 0 for the direction off the sphere
+    hole = np.concatenate(
+        [row[:d][np.argsort(np.abs(row[:d]))][1:] for row, d in zip(data.eigenvalues_minimum.values, sizes, strict=True)]
+    )
     flat = np.array([int(np.sum(np.abs(row) < FLAT)) for row in saddle])
     down = np.array([int(np.sum(row < -FLAT)) for row in saddle])
     wrong = int(np.sum(flat != sizes - 1) + np.sum(down != 1))

@@ -25,12 +25,14 @@ def risk_on_the_sphere(w: np.ndarray) -> np.ndarray:
 
 
 def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
-    """The d x d matrix of second differences of `risk_on_the_sphere` at |w| = 1; w itself, which leaves the sphere, has the value 0."""
+    """The Hessian on the sphere at |w| = 1 as a d x d matrix, by second differences; along w, which leaves the sphere, it is 0."""
     moves = STEP * np.eye(len(w))
     both = w + moves[:, None] + moves
     apart = w + moves[:, None] - moves
     values = [risk_on_the_sphere(x) for x in (both, apart, 2 * w - apart, 2 * w - both)]
-    return (values[0] - values[1] - values[2] + values[3]) / (4 * STEP**2)
+    found = (values[0] - values[1] - values[2] + values[3]) / (4 * STEP**2)
+    tangent = np.eye(len(w)) - np.outer(w, w)
+    return tangent @ found @ tangent
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
