@@ -221,9 +221,7 @@ def golf_course(data: xr.Dataset) -> Judgement:
     sizes = data.hessian_d.values
     saddle = [row[:d] for row, d in zip(data.eigenvalues_saddle.values, sizes, strict=True)]
     # one is 0 for the direction off the sphere
-    hole = np.concatenate(
-        [row[:d][np.argsort(np.abs(row[:d]))][1:] for row, d in zip(data.eigenvalues_minimum.values, sizes, strict=True)]
-    )
+    hole = np.concatenate([row[:d][np.argsort(np.abs(row[:d]))][1:] for row, d in zip(data.eigenvalues_minimum.values, sizes, strict=True)])
     flat = np.array([int(np.sum(np.abs(row) < FLAT)) for row in saddle])
     down = np.array([int(np.sum(row < -FLAT)) for row in saddle])
     wrong = int(np.sum(flat != sizes - 1) + np.sum(down != 1))

@@ -61,7 +61,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             spectra[name][row, :d] = values
             if name == "saddle":
                 toward[row] = abs(axes[0, 0])
-    counts = {100: 400, 300: 400, 1000: 240} if quick else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
+    counts = {100: 400, 300: 400, 1000: 400} if quick else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
     mean, error = np.zeros(len(counts)), np.zeros(len(counts))
     problem = TeacherStudent(width=1, activation="square", constraint="sphere")
     for column, (d, runs) in enumerate(counts.items()):
@@ -93,41 +93,20 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _drawn(data: xr.Dataset) -> Any:
     import matplotlib.pyplot as plt
-    from matplotlib import colormaps
 
-    fig = plt.figure(figsize=(13, 4.2), layout="constrained")
-    ax: Any = fig.add_subplot(1, 3, 1, projection="3d")
-    across, up = np.meshgrid(np.linspace(0, 2 * np.pi, 91), np.linspace(0, np.pi, 46))
-    # w* leans towards the viewer, so that a hole is seen
-    lean = math.radians(55)
-    x, y, z = np.sin(up) * np.cos(across), np.sin(up) * np.sin(across), np.cos(up)
-    height = risk_on_the_sphere(np.stack([z, x, y], axis=-1))
-    turned = (x * np.cos(lean) + z * np.sin(lean), y, z * np.cos(lean) - x * np.sin(lean))
-    colours = colormaps["viridis"](height / 2)
-    ax.plot_surface(*turned, facecolors=colours, rstride=1, cstride=1, linewidth=0, antialiased=False, shade=False)
-    circle = np.linspace(0, 2 * np.pi, 200)
-    front = 1.01 * np.array([np.cos(circle) * np.cos(lean), np.sin(circle), -np.cos(circle) * np.sin(lean)])
-    seen = front[0] * math.cos(math.radians(20)) + front[2] * math.sin(math.radians(20)) > 0
-    ax.plot(*np.where(seen, front, np.nan), "w--", lw=1.5, zorder=10)
-    ax.text(1.35 * math.sin(lean), 0, 1.35 * math.cos(lean), "$w_*$", zorder=11)
-    ax.view_init(elev=20, azim=0)
-    ax.set_axis_off()
-    ax.set_box_aspect((1, 1, 1), zoom=1.25)
-    ax.set_title("risk on the sphere, $d$ = 3: flat about $m$ = 0 (dashed), holes at $\\pm w_*$", fontsize="medium")
-    bar = fig.colorbar(plt.cm.ScalarMappable(plt.Normalize(0, 2), "viridis"), ax=ax, shrink=0.7, orientation="horizontal", pad=0.0)
-    bar.set_label("$\\mathcal{R}(w)$")
-    middle = fig.add_subplot(1, 3, 2)
+    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+    _draw_sphere(left)
     for row, d in enumerate(data.hessian_d.values):
         for name, style in (("saddle", "o"), ("start", "x")):
             values = data[f"eigenvalues_{name}"].values[row, :d]
             middle.plot(np.full(d, row) + (0.12 if name == "start" else -0.12), values, style, color=f"C{row}", ms=5, mfc="none")
+        middle.annotate(f"{d - 1} times", (row - 0.12, 0), xytext=(0, -14), textcoords="offset points", ha="center", fontsize="small")
     middle.plot([], [], "ko", mfc="none", label="$w \\perp w_*$")
     middle.plot([], [], "kx", label="random start")
     middle.axhline(-4, color="0.6", lw=0.8, ls=":")
     middle.set_xticks(range(data.sizes["size"]), [str(d) for d in data.hessian_d.values])
-    middle.set(xlabel="$d$", ylabel="eigenvalues of the Hessian", title="one direction down, the others flat")
+    middle.set(xlabel="$d$", ylabel="eigenvalues of the Hessian", title="one direction down, the others flat", ylim=(-4.6, 0.8))
     middle.legend(frameon=False, loc="center left")
-    right = fig.add_subplot(1, 3, 3)
     d = data.d.values
     right.errorbar(d, data.samples, data.samples_error, fmt="o", ms=4, capsize=2, label="exact chain, random starts")
     line = data.samples.values[-1] + data.attrs["slope"] * np.log(d / d[-1])
@@ -136,3 +115,27 @@ def _drawn(data: xr.Dataset) -> Any:
     right.set(xscale="log", xlabel="$d$", ylabel="samples / $d$ to leave", ylim=(0, None), title="$n \\sim d \\log d$")
     right.legend(frameon=False, loc="lower right")
     return fig
+
+
+def _draw_sphere(ax: Any) -> None:
+    """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a disc."""
+    import matplotlib.pyplot as plt
+
+    angle = math.radians(65)
+    x, y = np.meshgrid(np.linspace(-1, 1, 401), np.linspace(-1, 1, 401))
+    z = np.sqrt(np.maximum(1 - x**2 - y**2, 0.0))
+    m = np.cos(angle) * z + np.sin(angle) * y
+    height = np.where(x**2 + y**2 <= 1, risk_on_the_sphere(np.stack([m, x, np.cos(angle) * y - np.sin(angle) * z], axis=-1)), np.nan)
+    drawn = ax.contourf(x, y, height, levels=np.linspace(0, 2, 21), cmap="viridis")
+    start = np.array([0.0, -np.cos(angle)])  # m = 0, in front
+    turn = np.linspace(0, np.pi, 100)
+    ax.plot(np.cos(turn), -np.cos(angle) * np.sin(turn), "k--", lw=1.2, label="$m$ = 0: flat")
+    ax.plot(*start, "ko", ms=6, label="a start")
+    ax.annotate("", (0, 0.35), start, arrowprops={"arrowstyle": "->", "lw": 1.5})
+    ax.plot(0, np.sin(angle), "w*", ms=11)
+    ax.text(0.07, np.sin(angle) - 0.03, "$w_*$", color="w")
+    ax.add_patch(plt.Circle((0, 0), 1, fill=False, color="k", lw=0.8))
+    ax.set(aspect="equal", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05), title="risk on the sphere, $d$ = 3")
+    ax.set_axis_off()
+    ax.legend(loc="lower left", frameon=False, fontsize="small", bbox_to_anchor=(-0.12, -0.05))
+    ax.figure.colorbar(drawn, ax=ax, shrink=0.8, label="$\\mathcal{R}(w)$", ticks=[0, 0.5, 1, 1.5, 2])
