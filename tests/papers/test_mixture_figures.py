@@ -105,7 +105,7 @@ def test_error_bars_are_one_standard_error():
 
 def arcs_hold(data, kind):
     """The fluctuations about the arc(s) are those of the SDE at snr = infinity, and of its rank at any snr."""
-    runs, N, v = data.sizes["run"], data.attrs["N"], np.asarray(data.arc_point)
+    runs, N, v = data.sizes["arc_run"], data.attrs["N"], np.asarray(data.arc_point)
     rho = np.asarray(data.rho_chain_noiseless)
     w = 1 / len(TYPES[kind])
     rate = 2 * ring_radius(kind, AL) * (AL - AL**2 / w)

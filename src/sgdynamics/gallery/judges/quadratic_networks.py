@@ -7,9 +7,10 @@ import math
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Judgement, agreement, counted, judged, larger, listed, mean_over_runs, spanned
+from sgdynamics.gallery.claims import Judgement, agreement, counted, fitted_power, judged, larger, listed, mean_over_runs, spanned
 
 ON_THE_ODE = 0.05  # "closely align": overlaps and norms are of order one
+EXPONENT = 0.25  # of the best rate in p, at widths where its intercept still counts
 LINE = 0.03  # how far from a straight line a best rate may lie and still show "a linear trend", relative
 POWER_SEEN = 1.5  # a power of p that must be told from a line
 RATE = 0.1  # of 16/(p p*): eta = .02 p slows it by 5%, a finite N by a few more
@@ -47,6 +48,7 @@ def best_rates(data: xr.Dataset) -> Judgement:
     ends = mean_over_runs((good[[0, -1]] - good[lowest]).T)
     p, best, error = data.p.values.astype(float), data.eta_best.values, data.eta_best_error.values
     line = _line(p, best)
+    exponent, exponent_error, _ = fitted_power(p, best, error)
     bent = p**POWER_SEEN
     bend = float(np.sqrt(np.mean((1 - _line(p, bent) / bent) ** 2)))
     off = np.abs(best / line - 1).max()
@@ -57,7 +59,7 @@ def best_rates(data: xr.Dataset) -> Judgement:
         f"alpha_c is least at eta = {best[0]:.3f} for p = {p[0]:g}; best eta = {at['slope']:.4f}({at['slope_error']:.4f}) p "
         f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 "
         f"{at['chi2_per_freedom']:.1f} a degree of freedom); not proportional to p: eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
-        f"(a power would be p^{at['power']:.2f}); the closed optimal_rate (epsilon -> 0) is {100 * short.min():.0f} to "
+        f"(a power would be p^{exponent:.2f}); the closed optimal_rate (epsilon -> 0) is {100 * short.min():.0f} to "
         f"{100 * short.max():.0f}% above",
         larger(
             f"alpha_c has a minimum inside: larger at eta = {etas[0]:.3f} and {etas[-1]:.3f} than at {etas[lowest]:.3f}",
@@ -76,6 +78,15 @@ def best_rates(data: xr.Dataset) -> Judgement:
             scale_words=f"what p^{POWER_SEEN:g} is from a line ({100 * bend:.0f}%)",
             tolerance=LINE,
             correlation="independent",
+        ),
+        agreement(
+            f"it grows with p as a line does that starts near 0: exponent 1, to {EXPONENT:g}",
+            exponent,
+            exponent_error,
+            1.0,
+            tolerance=EXPONENT,
+            scale=0.5,
+            scale_words="1/2 (p^1.5 or sqrt(p))",
         ),
     )
 
