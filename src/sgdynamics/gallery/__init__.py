@@ -61,7 +61,7 @@ class Entry:
     def judged(self, data: xr.Dataset) -> Judgement:
         """What the judge says of the data: the verdict, the numbers measured, and the findings that it rests on."""
         found = self.judge(data)
-        return found if isinstance(found, Judgement) else Judgement(*found, ())  # judges that still return (holds, words): to be removed
+        return found if isinstance(found, Judgement) else Judgement(found[0], found[1], ())  # judges of (holds, words): remove
 
     def verdict(self, data: xr.Dataset) -> str:
         """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers measured."""

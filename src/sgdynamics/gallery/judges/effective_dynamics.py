@@ -151,8 +151,8 @@ def xor_mixture(data: xr.Dataset) -> Judgement:
     words, findings = _around_the_arcs(data, 2)
     last = good / runs
     return judged(
-        f"optimal in {last:.3f}({math.sqrt(last * (1 - last) / runs):.3f}) of {runs} runs (section 5: 3/32 = .094; the caption's 29/32 "
-        f"is the share of the others); {words}",
+        f"optimal in {last:.3f}({math.sqrt(last * (1 - last) / runs):.3f}) of {runs} runs (section 5: 3/32; caption: 29/32 and 3/32); "
+        f"{words}",
         share("optimal with probability 3/32, sub-optimal with 29/32", good, runs, 3 / 32, scale=0.13),
         *findings,
     )

@@ -33,7 +33,7 @@ def runs_on_the_ode(data: xr.Dataset) -> Judgement:
         findings.append(agreement(f"{what}: the mean of the runs is the ODE's, to {tolerance:g}", mean.value, mean.error, ode, **setting))
     return judged(
         f"means of {at['runs']} runs at N = {at['N']} lie at most {largest['rho']:.3f} (rho), {largest['Q']:.3f} (Q) and "
-        f"{largest['risk']:.3f} (risk) from the ODE; the error curve is {at['shift_t']:.3f} ahead in t at half of the fall, as SGD's noise "
+        f"{largest['risk']:.3f} (risk) from the ODE; the error curve is {at['shift_t']:.3f} ahead in t at half of the fall; SGD's noise "
         f"adds {at['noise_share']:.3f}/N to the overlaps' variance",
         *findings,
     )
@@ -58,7 +58,7 @@ def best_rates(data: xr.Dataset) -> Judgement:
     return judged(
         f"alpha_c is least at eta = {best[0]:.3f} for p = {p[0]:g}; best eta = {at['slope']:.4f}({at['slope_error']:.4f}) p "
         f"{at['intercept']:+.3f}({at['intercept_error']:.3f}), on a line to {100 * off:.1f}% and {exact} (chi2 "
-        f"{at['chi2_per_freedom']:.1f} a degree of freedom); not proportional to p: eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
+        f"{at['chi2_per_freedom']:.1f} a degree of freedom); eta/p goes from {share[0]:.3f} to {share[-1]:.3f} "
         f"(a power would be p^{exponent:.2f}); the closed optimal_rate (epsilon -> 0) is {100 * short.min():.0f} to "
         f"{100 * short.max():.0f}% above",
         larger(
@@ -103,10 +103,13 @@ def predicted_solution(data: xr.Dataset) -> Judgement:
     own, apart = data.own_distance[:, -1].values, data.predicted_end[1:].values
     other, law = data.distance[1:, -1].values, float(data.distance_law[-1])
     risk, risk_law = data.risk[:, -1].values, float(data.risk_law[-1])
+    half = int(np.searchsorted(data.t.values, data.t.values[-1] / 2))
+    decay = np.log(own / data.own_distance[:, half].values).mean() / math.log(float(data.t[-1] / data.t[half]))
     return judged(
         f"at t = {float(data.t[-1]):g} each start is at most {own.max():.4f} from the solution predicted from it ({law:.4f} by the law "
         f"1/t), the others {other.min():.2f} or more from that of the first, where their own predictions say to "
-        f"{100 * np.abs(other / apart - 1).max():.1f}%; all errors below {risk.max():.1e}. The approach is not exponential but like 1/t",
+        f"{100 * np.abs(other / apart - 1).max():.1f}%; all errors below {risk.max():.1e}; the distance falls like "
+        f"t^{decay:.2f} over the last half",
         agreement("every start ends at the solution predicted from it", own, 0.0, 0.0, tolerance=0.02, scale=0.05, scale_words=".05"),
         agreement(
             "starts without correlation to it end elsewhere, at the distance of the predictions",
@@ -129,7 +132,7 @@ def conserved(data: xr.Dataset) -> Judgement:
     gap = mean_over_runs(data.moved_gap.values.T)
     return judged(
         f"along the ODE from orthonormal rows S moves by {ode:.0e}; SGD itself moves it, at any N: by {listed(sgd.round(3))} at N = "
-        f"{listed(data.N)}, where the noise in its overlaps makes {listed(expected.round(3))} (as sqrt(eta): constant only as eta -> 0); "
+        f"{listed(data.N)}, where the noise in its overlaps makes {listed(expected.round(3))}; "
         f"from Gaussian rows the ODE moves it by {listed(gaussian.round(3))}",
         agreement("S is constant along the ODE", ode, 0.0, 0.0, tolerance=1e-8, scale=1e-3, scale_words=".001 of its entries"),
         agreement(

@@ -117,7 +117,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     ratio, threshold = 0.1, 0.1
     widths = (1, 4) if quick else (1, 2, 5, 10)
     # one number of runs is one program a width
-    counts = {100: 400, 300: 400, 1000: 400} if quick else {100: 400, 1000: 400, 10_000: 256, 100_000: 48, 1_000_000: 8}
+    counts = {100: 256, 300: 256, 1000: 256} if quick else {100: 400, 1000: 400, 10_000: 256, 100_000: 48, 1_000_000: 8}
     shape = (len(widths), len(counts))
     mean, error = np.full(shape, np.nan), np.full(shape, np.nan)
     theory = {name: np.full(shape, np.nan) for name in ("annealed", "quenched", "corrected")}

@@ -61,7 +61,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             spectra[name][row, :d] = values
             if name == "saddle":
                 toward[row] = abs(axes[0, 0])
-    counts = {100: 400, 300: 400, 1000: 400} if quick else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
+    counts = {100: 256, 300: 256, 1000: 256} if quick else {100: 1000, 1000: 1000, 10_000: 500, 100_000: 100}
     mean, error = np.zeros(len(counts)), np.zeros(len(counts))
     problem = TeacherStudent(width=1, activation="square", constraint="sphere")
     for column, (d, runs) in enumerate(counts.items()):
@@ -119,7 +119,7 @@ def _drawn(data: xr.Dataset) -> Any:
 
 def _draw_sphere(ax: Any) -> None:
     """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a disc."""
-    import matplotlib.pyplot as plt
+    from matplotlib.patches import Circle
 
     angle = math.radians(65)
     x, y = np.meshgrid(np.linspace(-1, 1, 401), np.linspace(-1, 1, 401))
@@ -134,7 +134,7 @@ def _draw_sphere(ax: Any) -> None:
     ax.annotate("", (0, 0.35), start, arrowprops={"arrowstyle": "->", "lw": 1.5})
     ax.plot(0, np.sin(angle), "w*", ms=11)
     ax.text(0.07, np.sin(angle) - 0.03, "$w_*$", color="w")
-    ax.add_patch(plt.Circle((0, 0), 1, fill=False, color="k", lw=0.8))
+    ax.add_patch(Circle((0, 0), 1, fill=False, color="k", lw=0.8))
     ax.set(aspect="equal", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05), title="risk on the sphere, $d$ = 3")
     ax.set_axis_off()
     ax.legend(loc="lower left", frameon=False, fontsize="small", bbox_to_anchor=(-0.12, -0.05))
