@@ -122,7 +122,7 @@ def agreement(
     value = statistic.value(np.maximum(off - tol, 0.0) / s)
     seen = _least(lambda f: statistic.power(np.maximum(f * wanted - tol, 0.0) / s))
     holds = False if value > 1 else True if seen <= 1 else None
-    return Finding(claim, statistic.words(m, e, s), value, 1.0, seen, words, holds)
+    return Finding(claim, statistic.words(off / s, np.maximum(off - tol, 0.0) / s), value, 1.0, seen, words, holds)
 
 
 def _sized(wanted: np.ndarray) -> str:
@@ -162,14 +162,20 @@ class _Statistic(NamedTuple):
         near, wide = (1.0, 0.0) if math.isinf(self.free) else (1 - 1 / (4 * self.free), self.largest**2 / (2 * self.free))
         return max(together, float(stats.norm.cdf((np.max(z) - near * self.largest) / math.sqrt(1 + wide))))
 
-    def words(self, m: np.ndarray, e: np.ndarray, s: np.ndarray) -> str:
-        z = np.abs(m - e) / s
+    def words(self, off: np.ndarray, beyond: np.ndarray) -> str:
+        """From |z|, and from what is left of it beyond the tolerance, which is what is judged."""
         if self.points == 1:
-            return f"{z[0]:.2f} standard errors (at most {self.largest:.2f}, the tolerance aside), over its threshold"
+            left = f", {beyond[0]:.2f} beyond the tolerance" if np.any(beyond != off) else ""
+            return f"{off[0]:.2f} standard errors off{left} (at most {self.largest:.2f}), over its threshold"
+        left = f", {_rms(beyond):.2f} and {np.max(beyond):.2f} beyond the tolerance" if np.any(beyond != off) else ""
         return (
-            f"{self.points} points, rms {math.sqrt(np.mean(z**2)):.2f} standard errors (at most {self.rms:.2f}) and "
-            f"largest {np.max(z):.2f} (at most {self.largest:.2f}), the tolerance aside; the larger over its threshold"
+            f"{self.points} points off by rms {_rms(off):.2f}, at most {np.max(off):.2f} standard errors{left} (at most {self.rms:.2f} and "
+            f"{self.largest:.2f}); the larger over its threshold"
         )
+
+
+def _rms(z: np.ndarray) -> float:
+    return math.sqrt(float(np.mean(z**2)))
 
 
 def _statistic(points: int, free: float, correlation: Any, rate: float) -> _Statistic:
