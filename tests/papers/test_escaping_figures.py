@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sgdynamics.papers import escaping_mediocrity as paper
+from tests.conftest import Z
 
 
 def drawn(figure, tmp_path):
@@ -28,6 +29,22 @@ def test_figure_2_ratios_are_near_one_and_flat(tmp_path):
     # for width one the shift by stochasticity takes most of the quenched time's excess away
     last = data.isel(d=-1, p=0)
     assert abs(float(last.measured / last.corrected) - 1) < abs(float(last.measured / last.quenched) - 1)
+
+
+@pytest.mark.slow
+def test_figure_6_is_flat_but_for_one_direction_and_costs_d_log_d(tmp_path):
+    data = drawn(paper.figure_6, tmp_path)
+    for row, d in enumerate(data.hessian_d.values):
+        for name, m in (("saddle", 0.0), ("start", float(data.overlap_start[row]))):
+            # the corrected (18): 4 m^2 on the sphere, less 4 (1 - m^2) along w*, and 0 off the sphere
+            expected = np.sort([0.0, 4 * m**2 - 4 * (1 - m**2), *[4 * m**2] * (d - 2)])
+            np.testing.assert_allclose(data[f"eigenvalues_{name}"].values[row, :d], expected, atol=2e-5)
+    np.testing.assert_allclose(data.toward_teacher, 1, atol=1e-6)
+    grown = float(data.samples[-1] - data.samples[0]) / np.log(10)
+    error = float(np.hypot(data.samples_error[-1], data.samples_error[0])) / np.log(10)
+    assert data.attrs["slope"] == pytest.approx(1 / (2 * 0.1 * 1.6))
+    assert abs(grown - data.attrs["slope"]) < Z * error + 0.1 * data.attrs["slope"]
+    assert grown > Z * error  # more than n ~ d
 
 
 @pytest.mark.slow

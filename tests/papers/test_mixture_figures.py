@@ -105,7 +105,7 @@ def test_error_bars_are_one_standard_error():
 
 def arcs_hold(data, kind):
     """The fluctuations about the arc(s) are those of the SDE at snr = infinity, and of its rank at any snr."""
-    runs, N, v = data.sizes["run"], data.attrs["N"], np.asarray(data.arc_point)
+    runs, N, v = data.sizes["arc_run"], data.attrs["N"], np.asarray(data.arc_point)
     rho = np.asarray(data.rho_chain_noiseless)
     w = 1 / len(TYPES[kind])
     rate = 2 * ring_radius(kind, AL) * (AL - AL**2 / w)
@@ -129,7 +129,11 @@ def test_figure_2(tmp_path):
     good, m, runs = np.asarray(data.optimal)[:, -1], np.asarray(data.m_end)[:, :, 0], data.sizes["run"]
     assert likely(good.sum(), runs, 0.5)
     assert abs(float(data.fraction[-1] - data.fraction_flow[-1])) <= 3 / runs
-    assert data.attrs["changed_late"] == 0
+    # a few runs of small |v| arrive late, in the flow as in the chain; none leaves again
+    three_quarters = 3 * data.sizes["time"] // 4
+    late = float(data.fraction_flow[-1] - data.fraction_flow[three_quarters])
+    assert data.attrs["changed_late"] <= late + 3 / runs
+    assert np.all(good[np.asarray(data.optimal)[:, three_quarters]])
     # noise of size 1/sqrt(N) about the optima and the arcs
     best, spread = optimum("binary", AL, 100.0), 6 / math.sqrt(data.attrs["N"]) * math.sqrt(float(arc_variance(AL))) / 2
     np.testing.assert_allclose(np.abs(m[good]), best, atol=spread)

@@ -109,7 +109,8 @@ def test_noise_of_sgd_in_small_overlaps():
 @pytest.mark.slow
 def test_figure_1_runs_lie_on_the_ode():
     data = figures._theory_beside_runs(100, 8.0, 3)
-    assert data.sizes == {"time": figures.POINTS, "unit": 6, "signal": 3, "unit_other": 6}
+    assert data.sizes == {"time": figures.POINTS, "unit": 6, "signal": 3, "unit_other": 6, "run": 10, "kept": 10}
+    np.testing.assert_allclose(data.rho_runs.mean("run")[-1], data.rho_mean[-1], rtol=1e-12)
     assert float(data.risk_ode[0]) == pytest.approx(float(data.risk_mean[0]), rel=1e-12)
     assert data.risk_ode[-1] < 0.6 * data.risk_ode[0]
     np.testing.assert_allclose(data.risk_ode, qn.risk(data.rho_ode, data.Q_ode), rtol=1e-9)
@@ -126,13 +127,18 @@ def test_figure_2(tmp_path):
     assert abs(math.log(float(data.eta[lowest] / data.eta_best[0]))) < 0.25
     assert np.isnan(mean[data.eta > data.eta_most[0].item()]).all()
     assert np.isfinite(mean[data.eta < 0.95 * data.eta_most[0].item()]).all()
-    # linear in p, but not proportional to it: the intercept is as sure as the slope
+    # nearly linear in p, but bent beyond its errors and not proportional to it: the intercept is as sure as the slope
+    assert data.attrs["chi2_per_freedom"] > 5
+    share = (data.eta_best / data.p).values
+    assert np.all(np.diff(share) > 0)
+    np.testing.assert_allclose(share[[0, -1]], [0.09, 0.128], atol=0.002)
     assert data.attrs["slope"] == pytest.approx(0.135, abs=0.006)
     assert data.attrs["slope"] > 40 * data.attrs["slope_error"]
     assert data.attrs["intercept"] < -8 * data.attrs["intercept_error"]
     assert np.all(data.eta_best < data.eta_formula)
-    assert np.all(data.eta_best > 0.88 * data.eta_formula)
-    assert np.all(data.eta_formula < data.eta_most)
+    assert np.all(data.eta_best > 0.83 * data.eta_formula)
+    assert np.all(data.eta_best < data.eta_most)
+    assert np.all((data.eta_formula < data.eta_most) == (data.p < 16))  # wide students leave the plateau fastest where they do not converge
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.gallery.claims import WORDS
+from sgdynamics.gallery.claims import WORDS, Judgement
 from sgdynamics.gallery.judges import dimension_free, effective_dynamics, escaping_mediocrity, quadratic_networks, rough_landscapes
 from sgdynamics.results import load, save
 from sgdynamics.version import __version__
@@ -45,7 +45,7 @@ class Entry:
     name: str
     line: str
     claim: str
-    judge: Callable[[xr.Dataset], Any]
+    judge: Callable[[xr.Dataset], Judgement]
 
     @property
     def number(self) -> str:
@@ -58,10 +58,23 @@ class Entry:
     def claimed(self, data: xr.Dataset) -> str:
         return str(data.attrs.get("claim", self.claim))
 
+    def judged(self, data: xr.Dataset) -> Judgement:
+        """What the judge says of the data: the verdict, the numbers measured, and the findings that it rests on."""
+        return self.judge(data)
+
     def verdict(self, data: xr.Dataset) -> str:
         """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers measured."""
-        holds, numbers = self.judge(data)[:2]
-        return f"{WORDS[holds]}: {numbers}"
+        return _verdict(self.judged(data))
+
+
+def _verdict(found: Judgement) -> str:
+    return f"{WORDS[found.holds]}: {found.words}"
+
+
+def _judged(entry: Entry, data: xr.Dataset) -> dict[str, Any]:
+    """What is kept of a judgement."""
+    found = entry.judged(data)
+    return {"claim": entry.claimed(data), "verdict": _verdict(found), "findings": [one.plain() for one in found.findings]}
 
 
 def _entries() -> Iterable[Entry]:
@@ -76,12 +89,18 @@ def _entries() -> Iterable[Entry]:
         (
             "figure_2",
             "measured over predicted exit times against d",
-            "annealed and quenched formulas describe the exit time at any d",
+            "annealed and quenched formulas describe the exit time at any d, and stochasticity can be neglected",
             escaping_mediocrity.exit_ratios,
         ),
         ("figure_3", "fixed and trained heads, p = 20 and 50", "exit times agree, what comes after differs", escaping_mediocrity.heads),
         ("figure_4", "the ODE against many runs, p = 5 and 20", "the ODE describes the mean of the runs", escaping_mediocrity.mean_of_runs),
         ("figure_5", "SGD and SDE paths beside the ODE, p = 2", spread, escaping_mediocrity.exits_from_one_start),
+        (
+            "figure_6",
+            "the risk on the sphere, its Hessian at a start, and the samples to leave",
+            "one direction down, to w*, and d - 1 flat ones: n ~ d log d samples to develop correlation with the signal",
+            escaping_mediocrity.golf_course,
+        ),
     )
     yield from of(
         "effective_dynamics",
@@ -100,7 +119,7 @@ def _entries() -> Iterable[Entry]:
         (
             "figure_3",
             "XOR mixture: success, end points, fluctuations about two arcs",
-            "optimal with probability 29/32; fluctuations of rank 2 about the arcs",
+            "optimal with probability 3/32 (29/32 and 3/32 in the caption); fluctuations of rank 2 about the arcs, which are unstable",
             effective_dynamics.xor_mixture,
         ),
         (
@@ -179,13 +198,23 @@ def _entries() -> Iterable[Entry]:
             "the start predicts which zero-error solution is reached",
             quadratic_networks.predicted_solution,
         ),
-        ("figure_4", "the conserved matrix S", "S is constant through learning", quadratic_networks.conserved),
-        ("figure_5", "degrees of freedom against width", "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond", quadratic_networks.counted),
+        (
+            "figure_4",
+            "the conserved matrix S",
+            "S is constant through learning (ODE); SGD moves it by its noise alone (ours)",
+            quadratic_networks.conserved,
+        ),
+        (
+            "figure_5",
+            "degrees of freedom against width",
+            "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond",
+            quadratic_networks.numbers_agree,
+        ),
         (
             "figure_6",
             "dimension of the solution manifold",
             "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)",
-            quadratic_networks.counted,
+            quadratic_networks.numbers_agree,
         ),
         (
             "escape_times",
@@ -281,10 +310,19 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
         if kept and not kept["error"] and (kept["quick"], kept["seed"]) == (quick, seed):
             # judged again: the words may have changed since
             data = load(data_file)
-            return {**kept, "claim": entry.claimed(data), "verdict": entry.verdict(data), "made": False}
+            return {**kept, **_judged(entry, data), "made": False}
     begin = time.perf_counter()
     found: dict[str, Any] = {"document": entry.document, "number": entry.number, "line": entry.line, "claim": entry.claim}
-    found |= {"verdict": "", "parameters": {}, "quick": quick, "seed": seed, "version": __version__, "error": "", "files": []}
+    found |= {
+        "verdict": "",
+        "findings": [],
+        "parameters": {},
+        "quick": quick,
+        "seed": seed,
+        "version": __version__,
+        "error": "",
+        "files": [],
+    }
     try:
         fig, data = entry.function(quick=quick, seed=seed)
         unfinished = picture.with_name(f".{stem}.{os.getpid()}.png")
@@ -292,7 +330,7 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
         unfinished.replace(picture)
         save(data, data_file)
         _close(fig)
-        found |= {"claim": entry.claimed(data), "verdict": entry.verdict(data), "parameters": _parameters(data)}
+        found |= {**_judged(entry, data), "parameters": _parameters(data)}
         found["files"] = [str(picture), str(data_file)]
     except Exception as error:  # the other figures go on, and the page says what happened
         found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"

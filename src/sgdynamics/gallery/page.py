@@ -8,10 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from sgdynamics.gallery.claims import POWER, RATE
+
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
 h2 { margin-top: 3rem; border-bottom: 1px solid #ccc } h3 { margin: 2.2rem 0 .4rem } img { max-width: 100%; height: auto }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top }
+table.findings { font-size: 13px; width: auto; margin: .4rem 0 } table.findings td, table.findings th { border-top: 1px solid #ddd }
 .reproduced { color: #17692f } .differs { color: #a03000 } .undecided { color: #666 } .failed { color: #b00020; font-weight: 600 }
 small { color: #666 } a { color: #1a4fa0 }
 """
@@ -76,7 +79,14 @@ def _summary(found: list[dict[str, Any]]) -> str:
     said = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
     quick = sum(one["quick"] for one in found)
     sizes = f"{quick} of quick and {len(found) - quick} of full size" if 0 < quick < len(found) else "quick sizes" if quick else "full size"
-    return f"{len(found)} figures ({sizes}, version {found[0]['version']}): {said}." if found else "No figures yet."
+    if not found:
+        return "No figures yet."
+    claims = [one for figure in found for one in figure.get("findings", ())]
+    rests = (
+        f" They rest on {len(claims)} claims; one that holds is said to differ with a probability of {RATE:g} at most, and is said to be "
+        f"reproduced only where a wrong of its scale would have been seen with {POWER:g}."
+    )
+    return f"{len(found)} figures ({sizes}, version {found[0]['version']}): {said}.{rests if claims else ''}"
 
 
 def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -109,7 +119,48 @@ def markdown(found: list[dict[str, Any]]) -> str:
                     f"- At full size ({full['device']}, {full['seconds']} s): **{_word(full)}**: {_numbers(full)} ({_parameters(full)})"
                 ]
             lines += [f"- Parameters: {_parameters(one)}", f"- Data: [{_stem(one)}.nc]({_stem(one)}.nc), {one['seconds']} s"]
+            lines += _findings_markdown(one)
     return "\n".join(lines) + "\n"
+
+
+COLUMNS = ("claim", "statistic", "value", "threshold", "power", "verdict")
+
+
+def _rows(one: dict[str, Any]) -> list[list[str]]:
+    """The findings that a verdict rests on, as text: one row a claim, in the order of COLUMNS."""
+    return [
+        [
+            found["claim"],
+            found["statistic"],
+            f"{found['value']:.3g}",
+            f"{found.get('side', 'at most')} {found['threshold']:.3g}",
+            found["power"],
+            found["verdict"],
+        ]
+        for found in one.get("findings", ())
+    ]
+
+
+def _findings_markdown(one: dict[str, Any]) -> list[str]:
+    rows = _rows(one)
+    if not rows:
+        return []
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return ["", f"| {' | '.join(COLUMNS)} |", "| --- " * len(COLUMNS) + "|", *(f"| {' | '.join(row)} |" for row in escaped)]
+
+
+def _findings_html(one: dict[str, Any]) -> str:
+    rows = _rows(one)
+    if not rows:
+        return ""
+    states = {"reproduced": "reproduced", "differs": "differs"}
+    lines = [
+        "".join(f"<td>{html.escape(cell)}</td>" for cell in row[:-1])
+        + f"<td class='{states.get(row[-1], 'undecided')}'>{html.escape(row[-1])}</td>"
+        for row in rows
+    ]
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    return f"<table class='findings'><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def _numbers(one: dict[str, Any]) -> str:
@@ -147,4 +198,5 @@ def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
                     f"{html.escape(_numbers(full))} ({html.escape(_parameters(full))})<br>"
                 )
             parts.append(f"<small>{html.escape(_parameters(one))}; data: {_stem(one)}.nc; {one['seconds']} s</small></p>")
+            parts.append(_findings_html(one))
     return "\n".join(parts) + "</html>\n"

@@ -35,6 +35,7 @@ from sgdynamics.simulation.running import run
 ALPHA = 0.1
 ORDER_ALPHA = 0.05  # at .1 and snr = 20 a unit grows at the rate .003 only (`escape_rate`): nothing settles in a time that can be run
 SDE_PATHS = 4000
+ARC_RUNS = 1024  # from a point of the arc(s): variances want many, and these runs are short
 TOLERANCE = 1e-8  # of one step of the flow, where only the type of the end counts
 RIGHT_SIGNS = math.comb(4, 2) / 2**4  # two units of four with v > 0
 
@@ -176,8 +177,8 @@ def _around(kind: str, v: np.ndarray, N: int, snr: float, times: np.ndarray, run
         variables[f"rho_deviation_{name}"] = (("arc_time", "arc"), rho.std(axis=0))
         variables[f"covariance_{name}"] = (("unit", "unit_other"), np.cov(u[:, -1, len(v) :].T))
         if name != "sde":
-            variables[f"rho_{name}"] = (("run", "arc_time", "arc"), rho)
-            variables[f"m_{name}"] = (("run", "unit"), u[:, -1, len(v) :], {"long_name": "sqrt(N) (m - m*) at the last time"})
+            variables[f"rho_{name}"] = (("arc_run", "arc_time", "arc"), rho)
+            variables[f"m_{name}"] = (("arc_run", "unit"), u[:, -1, len(v) :], {"long_name": "sqrt(N) (m - m*) at the last time"})
     stationary = np.sqrt(np.diag(np.atleast_2d(arc_variance(ALPHA, kind))))
     variables["rho_deviation_stationary"] = ("arc", stationary, {"long_name": "of the SDE, closed formula"})
     return xr.Dataset(variables, {"arc_t": ("arc_time", times)})
@@ -233,7 +234,7 @@ def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[
     style = {"color": "0.7", "lw": 5, "zorder": 1} if values[0] < 1e-9 else {"color": "k", "lw": 1.5, "zorder": 4}
     ax.plot(*ellipse, **style, solid_capstyle="butt", label="SDE, 2 standard deviations")
     for name, snr, color in (("chain", data.attrs["snr"], "C1"), ("chain_noiseless", math.inf, "C0")):
-        m = np.asarray(data[f"m_{name}"])[:, list(units)]
+        m = np.asarray(data[f"m_{name}"])[:200, list(units)]
         ax.plot(*m.T, ".", ms=3, alpha=0.6, color=color, label=f"chain, {_label(snr)}")
     ax.plot(0, 0, "kx", ms=7)
     ax.set(xlabel=names[0], ylabel=names[1], aspect="equal")
@@ -273,10 +274,10 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     arcs attract (only their ends are unstable); the sign of the sum in Prop. 4.3. Quick: N = 100, fewer runs.
     """
     seed = checks.whole("seed", seed, 0)
-    N, snr, runs, end = (100, 100.0, 128, 60.0) if quick else (250, 100.0, 1000, 120.0)
+    N, snr, runs, end = (100, 100.0, 256, 60.0) if quick else (250, 100.0, 1000, 120.0)
     times = np.linspace(0, end, 25)
     C = ring_radius("binary", ALPHA)
-    around = _around("binary", math.sqrt(C) * np.array([0.6, 0.8]), N, snr, np.linspace(0, 20, 41), runs, seed)
+    around = _around("binary", math.sqrt(C) * np.array([0.6, 0.8]), N, snr, np.linspace(0, 20, 41), ARC_RUNS, seed)
     data = _from_random("binary", N, snr, snr**-0.5, runs, times, seed).merge(around)
     data.attrs["caption"] = (
         "(a) fraction of runs with both types active; (b) end points of 200 runs over the predicted optima and arcs; (c) radial "
@@ -307,10 +308,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Quick: N = 100, snr = 400, fewer runs.
     """
     seed = checks.whole("seed", seed, 0)
-    N, snr, runs = (100, 400.0, 128) if quick else (250, 1000.0, 1000)
+    N, snr, runs = (100, 400.0, 320) if quick else (250, 1000.0, 1000)
     times = np.linspace(0, 300, 25)
     point = math.sqrt(ring_radius("xor", ALPHA)) * np.array([0.6, 0.8, -math.sqrt(0.5), -math.sqrt(0.5)])
-    around = _around("xor", point, N, snr, np.linspace(0, 60, 13), runs, seed)
+    around = _around("xor", point, N, snr, np.linspace(0, 60, 25), ARC_RUNS, seed)
     data = _from_random("xor", N, snr, 1.0, runs, times, seed).merge(around)
     signs = (np.asarray(data.v_end) > 0).sum(axis=1) == 2
     data.attrs |= {
@@ -343,12 +344,12 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
     first overlap, of order N^(-1/2). At N >> snr that is below the noise snr^(-1/2) of the fields: units feel no cluster until an overlap
     has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go elsewhere, and v
     may change its sign (`sign_changes`, per unit) because R_perp is no longer decoupled. At alpha = .1, figure 3's, little would settle at
-    snr = 20: see `escape_rate`. Full size: six minutes on one core; quick has fewer N and runs and stops at 9/`escape_rate`.
+    snr = 20: see `escape_rate`. Full size: a quarter of an hour on one core; quick has fewer N and runs and stops at 9/`escape_rate`.
     """
     from matplotlib.figure import Figure
 
     seed = checks.whole("seed", seed, 0)
-    grid = ((20.0, 1000.0), (20, 50, 120), 128, 9.0) if quick else ((20.0, 100.0, 1000.0), (20, 60, 200, 500, 1200), 256, 16.0)
+    grid = ((20.0, 1000.0), (20, 60, 200), 320, 9.0) if quick else ((20.0, 100.0, 1000.0), (20, 60, 200, 500, 1200), 512, 16.0)
     data = _order_data(*grid, seed)
     fig = Figure(figsize=(10, 4.2), layout="constrained")
     axes = fig.subplots(1, 2, sharey=True)

@@ -27,7 +27,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fewer runs in the data.
     """
     c = 1.0
-    n, runs = (500, 256) if quick else (1500, 2000)
+    n, runs = (500, 512) if quick else (1500, 2000)
     # a save point a span of the chain's random numbers: what is cut is drawn twice
     steps = np.append(np.arange(0, 10 * n, SPAN), 10 * n)
     found = {}

@@ -18,6 +18,7 @@ from sgdynamics.papers.escaping_mediocrity.formulas import (
     stochastic_shift,
 )
 from sgdynamics.papers.escaping_mediocrity.landscape import CriticalPoint, covariance_p1, critical_points, risk
+from sgdynamics.papers.escaping_mediocrity.landscape_figure import figure_6
 
 __all__ = [
     "CriticalPoint",
@@ -34,6 +35,7 @@ __all__ = [
     "figure_3",
     "figure_4",
     "figure_5",
+    "figure_6",
     "growth_rates",
     "largest_stable_lr",
     "minimal_steps",

@@ -23,6 +23,7 @@ from sgdynamics.simulation import simulate
 
 TIME = "$t$ = steps $\\gamma/(p\\,d)$"
 COLOURS = {"SGD": "C0", "SDE": "C1", "ODE": "k"}
+SHOWN = 40  # runs that are drawn
 
 
 def _problem(p: int, noise: float, head: str = "fixed") -> TeacherStudent:
@@ -38,7 +39,7 @@ def _axes(columns: int, height: float = 3.6, rows: int = 1, **more: Any) -> tupl
 def _from_one_start(
     p: int, gamma: float, noise: float, threshold: float, d: int, runs: int, end: float, quick: bool, seed: int
 ) -> tuple[Any, xr.Dataset]:
-    """Figures 1 and 5: SGD and SDE paths from one start with the ODE, and the exit times of each."""
+    """Figures 1 and 5: SGD and SDE paths from one start with the ODE, and the exit times of each; SHOWN of the runs are drawn."""
     problem, algorithm = _problem(p, noise), OnePassSGD(lr=gamma)
     # the start whose mu0 = d sum m^2 is nearest to its mean p among a few: neither a lucky nor an unlucky one
     several = random_start(problem, dimension=d, seed=seed, runs=32)
@@ -55,7 +56,7 @@ def _from_one_start(
         exits = {name: exit_time_of(path, threshold) for name, path in shown.items()}
     else:
         common: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p}
-        many: dict[str, Any] = {"dimension": d, "runs": 4 * runs}
+        many: dict[str, Any] = {"dimension": d, "runs": 2 * runs}
         exits = {
             "SGD": exit_time(problem, algorithm, begin, method="exact", seed=seed + 1, **many, **common),
             "SDE": exit_time(problem, algorithm, begin, method="sde", seed=seed + 2, **many, **common),
@@ -65,8 +66,8 @@ def _from_one_start(
     first = float(shown["ODE"].excess_risk[0, 0])
     for ax, name in zip(axes[0], ("SGD", "SDE"), strict=True):
         t = np.asarray(shown[name].t) / p
-        ax.plot(t, np.asarray(shown[name].excess_risk).T, color=COLOURS[name], lw=0.7, alpha=0.5)
-        ax.plot([], [], color=COLOURS[name], label=f"{name}, {runs} runs")
+        ax.plot(t, np.asarray(shown[name].excess_risk)[:SHOWN].T, color=COLOURS[name], lw=0.7, alpha=0.5)
+        ax.plot([], [], color=COLOURS[name], label=f"{name}, {SHOWN} of {runs} runs")
         ax.plot(np.asarray(shown["ODE"].t) / p, shown["ODE"].excess_risk[0], color="k", lw=1.8, label="ODE")
         ax.axhline((1 - threshold) * first, color="0.6", lw=0.8, ls=":")
         for which in (name, "ODE"):
@@ -95,14 +96,15 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """SGD (left) and SDE (right) from one start beside the ODE, p = 1, d = 3000, with exit times.
 
     The paper's point: the SDE has the spread that the ODE lacks, and the exit times hardly differ. Chosen: gamma = .05, no label noise,
-    T = .3, a start with a typical overlap. Exit times are means over four times as many runs as are shown (quick: over those shown).
+    T = .3, a start with a typical overlap. Exit times are means over 1024 runs (quick: d = 500, 512 runs, from the save points): they
+    scatter by a third, and what a few runs show of their mean is nothing.
     """
-    return _from_one_start(1, 0.05, 0.0, 0.3, 1000 if quick else 3000, 25 if quick else 50, 3.5, quick, seed)
+    return _from_one_start(1, 0.05, 0.0, 0.3, 500 if quick else 3000, 512, 3.5, quick, seed)
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T = .3."""
-    return _from_one_start(2, 0.1, 0.0, 0.3, 1000 if quick else 3000, 25 if quick else 50, 3.0, quick, seed)
+    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T = .3. Quick: d = 500."""
+    return _from_one_start(2, 0.1, 0.0, 0.3, 500 if quick else 3000, 512, 2.0, quick, seed)
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -114,7 +116,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     ratio, threshold = 0.1, 0.1
     widths = (1, 4) if quick else (1, 2, 5, 10)
-    counts = {100: 200, 300: 200, 1000: 200} if quick else {100: 400, 1000: 400, 10_000: 256, 100_000: 48, 1_000_000: 8}
+    # one number of runs is one program a width
+    counts = {100: 256, 300: 256, 1000: 256} if quick else {100: 400, 1000: 400, 10_000: 256, 100_000: 48, 1_000_000: 8}
     shape = (len(widths), len(counts))
     mean, error = np.full(shape, np.nan), np.full(shape, np.nan)
     theory = {name: np.full(shape, np.nan) for name in ("annealed", "quenched", "corrected")}
@@ -167,16 +170,16 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     The paper's point: far from the start the two differ, near the exit they agree, exit time included. Below, the excess risk, in which
     the difference shows most. Thick lines: the ODE from the same start; thin lines: runs. Chosen: gamma/p = .05, no label noise, rows on
-    the sphere, head rate one, exit where the largest overlap reaches .5.
+    the sphere, head rate one, exit where the largest overlap reaches .5. Six of 32 runs are drawn; quick: p = 20, d = 200.
     """
-    ratio, threshold, d = 0.05, 0.5, 300 if quick else 1000
-    widths, runs = ((20,), 2) if quick else ((20, 50), 6)
+    ratio, threshold, d = 0.05, 0.5, 200 if quick else 1000
+    widths, runs = ((20,), 32) if quick else ((20, 50), 32)
     # the paper's time runs with gamma/(p d), in which the plateau's rate hardly depends on p
-    end = 4.0
+    end = 3.0 if quick else 4.0
     times = np.linspace(0, end, 161)
     fig, axes = _axes(len(widths), 3.0, rows=2, sharey="row", sharex=True)
     shown: dict[str, np.ndarray] = {"run": np.zeros((len(widths), 2, runs, len(times))), "ode": np.zeros((len(widths), 2, len(times)))}
-    risks = np.zeros((len(widths), 2, len(times)))
+    risks = {"run": np.zeros_like(shown["run"]), "ode": np.zeros_like(shown["ode"])}
     exits = np.zeros((len(widths), 2))
     for column, p in enumerate(widths):
         ax = axes[0, column]
@@ -191,11 +194,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             smooth = np.abs(np.asarray(ode.M)).max(axis=(2, 3))[0]
             shown["run"][column, index], shown["ode"][column, index] = largest, smooth
             exits[column, index] = left.mean / p
-            risks[column, index] = np.asarray(ode.excess_risk)[0]
-            axes[1, column].plot(times, np.asarray(chain.excess_risk).T, color=colour, lw=0.7, alpha=0.5)
-            axes[1, column].plot(times, risks[column, index], color=colour, lw=1.8)
+            risks["run"][column, index], risks["ode"][column, index] = np.asarray(chain.excess_risk), np.asarray(ode.excess_risk)[0]
+            axes[1, column].plot(times, risks["run"][column, index, :6].T, color=colour, lw=0.7, alpha=0.5)
+            axes[1, column].plot(times, risks["ode"][column, index], color=colour, lw=1.8)
             axes[1, column].axvline(left.mean / p, color=colour, ls="--", lw=1)
-            ax.plot(times, largest.T, color=colour, lw=0.7, alpha=0.5)
+            ax.plot(times, largest[:6].T, color=colour, lw=0.7, alpha=0.5)
             ax.plot(times, smooth, color=colour, lw=1.8, label=f"{head} head, $t_{{ext}}$ = {left.mean / p:.3f}")
             ax.axvline(left.mean / p, color=colour, ls="--", lw=1)
         ax.set(title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}")
@@ -207,7 +210,8 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {
             "largest_overlap": (("p", "head", "run", "time"), shown["run"]),
             "largest_overlap_ode": (("p", "head", "time"), shown["ode"]),
-            "excess_risk_ode": (("p", "head", "time"), risks),
+            "excess_risk": (("p", "head", "run", "time"), risks["run"]),
+            "excess_risk_ode": (("p", "head", "time"), risks["ode"]),
             "exit_time_ode": (("p", "head"), exits),
         },
         {"p": list(widths), "head": ["fixed", "trained"], "t": ("time", times)},
@@ -219,10 +223,10 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The ODE against many SGD runs from one start, p = 5 (left) and p = 20 (right), d = 5000: the ODE describes the mean.
 
-    Chosen: gamma/p = .1, Delta = .1.
+    Chosen: gamma/p = .1, Delta = .1. 30 of 96 runs are drawn; quick: d = 500.
     """
     ratio, noise = 0.1, 0.1
-    widths, d, runs = (5, 20), 1000 if quick else 5000, 6 if quick else 30
+    widths, d, runs = (5, 20), 500 if quick else 5000, 96
     times = np.linspace(0, 1.6, 81)
     fig, axes = _axes(2, sharey=True)
     risks = np.zeros((2, runs, len(times)))
@@ -234,7 +238,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         risks[column] = np.asarray(chain.excess_risk)
         lines[column] = np.asarray(solve_ode(problem, algorithm, begin, times=times * p).excess_risk)[0]
         ax = axes[0, column]
-        ax.plot(times, risks[column].T, color="C0", lw=0.6, alpha=0.45)
+        ax.plot(times, risks[column, :30].T, color="C0", lw=0.6, alpha=0.45)
         ax.plot(times, risks[column].mean(axis=0), color="C3", lw=1.4, label=f"mean of {runs} runs")
         ax.plot([], [], color="C0", label="SGD")
         ax.plot(times, lines[column], color="k", lw=1.8, ls="--", label="ODE")

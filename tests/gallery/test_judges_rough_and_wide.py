@@ -16,7 +16,7 @@ from sgdynamics.gallery import claims
 from sgdynamics.gallery.judges import dimension_free as wide
 from sgdynamics.gallery.judges import rough_landscapes as rough
 
-STORED = Path(__file__).parents[1] / "docs/gallery/full_size"
+STORED = Path(__file__).parents[2] / "docs/gallery/full_size"
 THREE = ["GD", "SGD", "p-SGD"]
 
 
