@@ -188,6 +188,30 @@ def test_many_starts_at_once_and_dense_output():
     np.testing.assert_allclose(all_at_once.alpha, all_at_once.t / 0.5)
 
 
+def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
+    """A linear drift closes on its mean: made as steps of lr/d it is the mean of the runs, integrated it is off by O(lr/d) (theory.md)."""
+    d, lr, runs = 40, 1.0, 40000
+    problem, algorithm = sgd.TeacherStudent(width=1, activation="linear", noise=0.5), sgd.OnePassSGD(lr=lr)
+    begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    finite = functional.finite(problem, d)
+    with jax.enable_x64(True):
+        step = jax.jit(
+            lambda s: jax.tree.map(
+                lambda x, v: x + (lr / d) * v, s, functional.drift(problem.structure, problem.parameters, s, lr=lr, finite=finite)
+            )
+        )
+        state = functional.state(begin)
+        for _ in range(d):
+            state = step(state)
+        exact = float(functional.risk(problem.structure, problem.parameters, state))
+    chain = sgd.simulate(problem, algorithm, begin, steps=[d], dimension=d, runs=runs, seed=0).risk.values[:, 0]
+    flow = float(sgd.solve_ode(problem, algorithm, begin, steps=[d], dimension=d).risk[0, 0])
+    error = chain.std(ddof=1) / np.sqrt(runs)
+    assert abs(chain.mean() - exact) < 4.9 * error  # one false alarm in a million
+    assert abs(flow - exact) > 5 * error
+    assert abs(flow - exact) < lr / d
+
+
 def test_divergence_is_marked_not_hidden():
     problem = sgd.TeacherStudent(width=1, activation="square")
     begin = sgd.start(problem, M=[[[0.5]], [[0.1]]], Q=[[[3.0]], [[0.5]]])

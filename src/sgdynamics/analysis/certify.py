@@ -274,7 +274,7 @@ def _dmft(setting: _Setting, paths: int) -> _Theory:
     # blocks are added up: the standard errors are of the sums
     values = {name: value[0] for name, value in entries(setting.problem, _blocks(found, add=True)).items()}
     errors = {name: value[0] for name, value in entries(setting.problem, _blocks(found, add=True, suffix="_standard_error")).items()}
-    share = float(found.attrs.get("error_quadrature", 0.0))
+    share = max(float(found.attrs.get(name, 0.0)) for name in ("error_quadrature", "error_quadrature_risk"))
     return _Theory([values], errors, share, math.nan, 0.0)
 
 
