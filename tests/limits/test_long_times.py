@@ -69,6 +69,19 @@ def test_a_stable_fixed_point_is_kept_to_late_times():
         np.testing.assert_allclose(result.M.values[0, index].reshape(-1), found.x[:4], atol=1e-7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["fixed", "trained"])
+def test_random_starts_of_more_units_than_the_teacher(head):
+    problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="erf", noise=1e-4, head=head)
+    begin = sgd.random_start(problem, dimension=1000, seed=1, runs=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.2), begin, times=np.geomspace(1, 1e8, 17))
+    assert np.isfinite(result.risk).all()
+    assert result.attrs["error_integrator"] < 1e-6
+    np.testing.assert_allclose(result.risk[:, -1], result.risk[:, -2], rtol=2e-3)
+
+
 def test_running_out_of_steps_is_not_divergence(linear, monkeypatch):
     problem, begin, risk = linear
     monkeypatch.setattr(long_times, "STEPS_A_DECADE", 40)

@@ -11,6 +11,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import functional
+from sgdynamics.limits.ode import sampling_errors, tolerances
 from sgdynamics.problems.starts import factor
 from sgdynamics.simulation.direct import DirectSGD, direct_step
 from tests.conftest import S0_M, S0_Q, Z, s0
@@ -210,6 +211,49 @@ def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
     assert abs(chain.mean() - exact) < 4.9 * error  # one false alarm in a million
     assert abs(flow - exact) > 5 * error
     assert abs(flow - exact) < lr / d
+
+
+def huber(output, label):
+    off = jnp.abs(output - label)
+    return jnp.where(off < 1, 0.5 * off**2, off - 0.5)
+
+
+def test_tolerance_follows_what_the_expectations_are_known_to():
+    """A sampled drift is not integrated to digits that it does not have, unless that is asked for."""
+    algorithm = sgd.OnePassSGD(lr=0.5)
+    with jax.enable_x64(True):
+        for loss, least, most in ((huber, 1e-7, 1e-5), ("squared", 0.0, 1.01e-11)):
+            problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=loss)
+            begin = sgd.start(problem, M=[[0.2], [0.1]], Q=np.eye(2))
+            rule = functional.rule(problem, begin)
+            assert least < float(tolerances(problem, algorithm, begin, rule, None, None, None)["rtol"]) < most
+            asked = tolerances(problem, algorithm, begin, rule, None, 1e-6, None)
+            assert float(asked["rtol"]) == pytest.approx(1e-9)
+            assert float(asked["atol"]) == pytest.approx(1e-11)
+        longer = sgd.start(problem, M=[[0.2], [0.1]], Q=50 * np.eye(2))
+        assert float(tolerances(problem, algorithm, longer, rule, None, 1e-6, None)["atol"]) == pytest.approx(50e-11)
+
+
+@pytest.mark.slow
+def test_a_loss_with_a_kink_costs_what_its_digits_are_worth():
+    """Huber loss: the default is the answer of a tolerance a thousand times tighter, to the error that it states."""
+    problem, algorithm = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=huber), sgd.OnePassSGD(lr=0.5)
+    begin = sgd.random_start(problem, dimension=1000, seed=0)
+    usual, tight = (sgd.solve_ode(problem, algorithm, begin, times=[2.0, 8.0], **given) for given in ({}, {"rtol": 1e-7}))
+    assert usual.attrs["error_integrator"] < 0.1 * usual.attrs["error_quadrature"]
+    np.testing.assert_allclose(usual.risk, tight.risk, rtol=usual.attrs["error_quadrature"])
+
+
+def test_errors_of_sampling_are_told_on_their_own_scales():
+    """M known to 4% and a risk near 0: the error is 4% of what there is, and relative to that risk it is large."""
+    spread = np.array([-1.0, -1.0, 1.0, 1.0])
+    M = 0.5 + 0.04 * spread[:, None, None, None, None, None] * np.ones((1, 2, 1, 1, 1))
+    risks = np.array([0.3, 1e-3]) + 2e-3 * spread[:, None, None]
+    share, of_risk = sampling_errors({"M": M}, risks, 1e-12, 1e-4)
+    error = spread.std(ddof=1) / 2
+    assert share == pytest.approx(0.04 * error / 0.5)
+    assert of_risk == pytest.approx(2e-3 * error / 1e-3)
+    assert sampling_errors({"M": 0 * M + 1}, 0 * risks + 1, 1e-3, 1e-4) == (1e-3, 1e-4)
 
 
 def test_divergence_is_marked_not_hidden():

@@ -262,7 +262,8 @@ def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
     found = solve_ode(setting.problem, setting.algorithm, setting.begin, alpha=every)
     values = entries(setting.problem, _blocks(found))
     places = np.split(where, np.cumsum([len(part) for part in points])[:-1])
-    quadrature, integrator = (float(found.attrs[f"error_{name}"]) for name in ("quadrature", "integrator"))
+    quadrature = max(float(found.attrs.get(name, 0.0)) for name in ("error_quadrature", "error_quadrature_risk"))
+    integrator = float(found.attrs["error_integrator"])
     parts = [{name: value[0, place] for name, value in values.items()} for place in places]
     return _Theory(parts, None, quadrature, integrator, quadrature + integrator)
 
@@ -274,7 +275,7 @@ def _dmft(setting: _Setting, paths: int) -> _Theory:
     # blocks are added up: the standard errors are of the sums
     values = {name: value[0] for name, value in entries(setting.problem, _blocks(found, add=True)).items()}
     errors = {name: value[0] for name, value in entries(setting.problem, _blocks(found, add=True, suffix="_standard_error")).items()}
-    share = max(float(found.attrs.get(name, 0.0)) for name in ("error_quadrature", "error_quadrature_risk"))
+    share = float(found.attrs.get("error_quadrature", 0.0))
     return _Theory([values], errors, share, math.nan, 0.0)
 
 
