@@ -55,7 +55,7 @@ def solve_dmft(
     paths: int = 20000,
     seed: int = 0,
     replicates: int = 4,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-5,
     rank: int | None = None,
     two_time: bool = False,
     dtype: str = "float64",
@@ -66,10 +66,10 @@ def solve_dmft(
 
     `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
     whose spread gives every quantity X its X_standard_error. What is left of a bias of order 1/paths, and of the tolerance, is measured by
-    solving again with a quarter of each set and four times the tolerance: a third of the change, less what the change's own spread
-    explains, is part of the standard errors (in squares; `error_paths` is its largest share of the training risk, `error_sampling` that
-    of the whole standard error). `tolerance`: a gradient whose part outside of what is known is smaller than
-    this share of it opens no new direction, so that smooth algorithms stay of low rank (the attribute `rank` tells how low).
+    solving again with a quarter of each set and four times the tolerance: a third of the change is part of the standard errors, in squares
+    (`error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
+    `tolerance`: a gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth
+    algorithms stay of low rank (the attribute `rank` tells how low).
     two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
     one more sweep of twice the cost a save point.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
@@ -405,8 +405,8 @@ def _dataset(
     means = {name: value.mean(axis=1) for name, value in overlaps.items()}
     whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in overlaps.items()}  # all blocks together
     change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
-    biases = {name: _bias(value / (FEWER - 1)) for name, value in change.items()}
-    errors = {name: np.hypot(_spread(value), biases[name]) for name, value in whole.items()}
+    biases = {name: np.abs(value.mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
+    errors = {name: np.hypot(value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates), biases[name]) for name, value in whole.items()}
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(good.all(axis=1), np.nan, when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
     if not good.all():
@@ -438,13 +438,3 @@ def _dataset(
         label = result[name].attrs["long_name"]
         result[f"{name}_standard_error"] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
     return result
-
-
-def _spread(values: np.ndarray) -> np.ndarray:
-    """The standard error of a mean over replicates (axis 1)."""
-    return values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
-
-
-def _bias(values: np.ndarray) -> np.ndarray:
-    """The size of a mean over replicates (axis 1), less what their spread explains: 0 where it explains all."""
-    return np.sqrt(np.maximum(values.mean(axis=1) ** 2 - _spread(values) ** 2, 0.0))
