@@ -67,7 +67,7 @@ def solve_dmft(
     `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
     whose spread gives every quantity X its X_standard_error. What is left of a bias of order 1/paths, and of the tolerance, is measured by
     solving again with a quarter of each set and four times the tolerance: a third of the change is part of the standard errors, in squares
-    (`error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
+    (not of R's; `error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
     `tolerance`: a gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth
     algorithms stay of low rank (the attribute `rank` tells how low).
     two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
@@ -97,10 +97,10 @@ def solve_dmft(
         _within_reach(sweeps[0], algorithm, name, value, rank, begin.runs, two_time)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
     assert when.step is not None
+    for sweep in sweeps:
+        sweep.make_room(int(when.step[-1]), rank, memory)
     overlaps = []
     with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs * (1 + 1 / FEWER), progress) as bar:
-        for sweep in sweeps:
-            sweep.make_room(int(when.step[-1]), rank, memory)
         for sweep in sweeps:
             found = []
             for run in range(begin.runs):
@@ -119,7 +119,7 @@ def _within_reach(sweep: _Sweep, algorithm: FixedData, name: str, value: Any, ra
     if value is None or points.size == 0 or not np.all(np.isfinite(points)):
         return
     per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # what overflows is beyond reach
         steps = float(np.max(points) / per_step[name])
         directions = min(sweep.needed(steps), np.inf if rank is None else rank)
         # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
@@ -156,7 +156,7 @@ class _Sweep:
         """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
         layout = self.layout
         spanned = min(layout.spanned * (steps + 1), self.each // conditioning.LEAST_FREE + layout.spanned)
-        return layout.first + spanned + (layout.opened - layout.spanned) * (steps + 1)
+        return layout.first + spanned + ((layout.opened - layout.spanned) * (steps + 1) if layout.hot else 0)
 
     def make_room(self, steps: int, rank: int | None, memory: float | None) -> None:
         """How many directions memory is made for at most; refuse what does not fit."""
@@ -199,6 +199,7 @@ class _Sweep:
                 saved.setdefault(name, []).append(shown)
             if two_time:
                 rows.append(np.array(state.rows, dtype=np.float64))
+            if two_time and self.fewer == 1:  # the spread of a response is far above its bias
                 probes.append((index, self.probe(state, points)))
                 saved.setdefault("R", []).append(self.responses(probes, len(steps)))
         self.rank = max(self.rank, int(np.max(state.opened)) - self.layout.first)
@@ -406,7 +407,8 @@ def _dataset(
     whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in overlaps.items()}  # all blocks together
     change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
     biases = {name: np.abs(value.mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
-    errors = {name: np.hypot(value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates), biases[name]) for name, value in whole.items()}
+    spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
+    errors = {name: np.hypot(value, biases.get(name, 0.0)) for name, value in spreads.items()}
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(good.all(axis=1), np.nan, when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
     if not good.all():
