@@ -12,7 +12,7 @@ first K lie along the signals, the next p along the start, and every step adds p
 Nothing else is needed: no response function, no iteration, no d-dimensional vector (Bolthausen's conditioning).
 With Z from quasi-random points, n is the number of paths of the effective process at d -> infinity (DMFT). There the directions known are
 few beside d and n, however many they are beside the paths: chi^2 = d with none taken off, (1 - P P^T) Z brought back to its length
-sqrt(n), no white noise along known directions. So a linear problem has the limit's own three-term recursion at any number of paths.
+sqrt(n), no white noise along known directions. Gradient descent on a linear problem then has the limit's own three-term recursion.
 Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g| open no direction.
 """
 

@@ -123,9 +123,12 @@ def plain_regression(noise, steps, **numbers):
 
 @pytest.mark.parametrize(("noise", "steps"), [(0.25, [80]), (0.0, [80, 200])])
 def test_no_bias_of_the_number_of_paths(noise, steps):
-    """Risks within 2e-3 of the exact ones, at 20000 paths, down to 1e-7: lengths less what is known gave -5e-3, -.03 and -.1 here."""
+    """Risks within 1.2e-3 of the exact ones at 20000 paths, down to 1e-7: five times their spread over seeds, 2.4e-4 with label noise.
+
+    With lengths less what is known they were off by -2.3e-3 (noise .25), -.030 and -.103 (none, 80 and 200 steps).
+    """
     value, error, exact, found = plain_regression(noise, steps)
-    assert np.all(np.abs(value / exact - 1) < 2e-3), value / exact - 1
+    assert np.all(np.abs(value / exact - 1) < 1.2e-3), value / exact - 1
     assert np.all(error < 4e-3 * exact)  # the standard error of four replicates has three degrees of freedom: its size is held apart
     assert 0 < found.attrs["error_paths"] <= found.attrs["error_sampling"] < 4e-3
 
@@ -140,15 +143,15 @@ def calibrated(noise, steps, seeds, **numbers):
     assert np.all(np.abs(gaps.mean(axis=0)) < np.maximum(limit * spread / np.sqrt(seeds), 0.2 * stated)), gaps.mean(axis=0) / stated
     size = np.sqrt(np.mean([((value - exact) / error) ** 2 for value, error, exact in runs]))
     assert 0.1 < size < 2.5, size
-    return gaps, stated
+    return gaps, stated, runs[0][2]
 
 
 def test_stated_errors_are_true():
-    """With 4096 paths, where the bias was -.03 of the noisy risk and -.1 of the other, both many times what was stated."""
+    """With 4096 paths, where the bias was -9e-3 of the risk with label noise and -.11 without, 9 and 40 times what was stated."""
     for noise in (0.25, 0.0):
-        gaps, stated = calibrated(noise, [80], 8, paths=4096)
-        assert np.all(stated < 0.01 * np.array([[0.25], [0.07]]))
-        assert np.all(np.abs(gaps.mean(axis=0)) < 1e-3)
+        gaps, stated, exact = calibrated(noise, [80], 8, paths=4096)
+        assert np.all(stated < 0.01 * exact), stated / exact
+        assert np.all(np.abs(gaps.mean(axis=0)) < 4e-3 * exact), gaps.mean(axis=0) / exact
 
 
 @pytest.mark.slow
@@ -168,16 +171,16 @@ def agree(results, names=("M", "Q", "a", "train_risk", "risk")):
 
 
 def test_paths_of_a_network_agree():
-    """An erf unit: 16 sets of 256 paths and of 4096 agree within errors of a per cent and of a per mille, and say what changed."""
+    """An erf unit: 16 sets of 1024 paths and of 4096 agree within the errors that they state, which are below a per cent."""
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
     start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
     algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=2.0)
     results = [
-        sgd.solve_dmft(problem, algorithm, start, steps=[10, 60], paths=REPLICATES * each, replicates=REPLICATES) for each in (256, 4096)
+        sgd.solve_dmft(problem, algorithm, start, steps=[10, 60], paths=REPLICATES * each, replicates=REPLICATES) for each in (1024, 4096)
     ]
     agree(results)
-    for result, share in zip(results, (0.02, 0.002), strict=True):
-        assert result.attrs["error_sampling"] < share, result.attrs
+    for result in results:
+        assert result.attrs["error_paths"] <= result.attrs["error_sampling"] < 0.01, result.attrs
 
 
 @pytest.mark.slow
