@@ -267,6 +267,15 @@ def test_bad_input():
         sgd.solve_dmft(problem, descent, start, steps=[60], **numbers)
 
 
+def test_more_directions_than_paths_can_carry():
+    problem, start = linear()
+    algorithm = sgd.MultiPassSGD(lr=LR, samples_per_dimension=ALPHA, batch_fraction=0.5)
+    with pytest.warns(UserWarning, match="span half of the 64 paths of a replicate"):
+        result = sgd.solve_dmft(problem, algorithm, start, steps=[40], paths=256)
+    assert result.attrs["rank"] == 32
+    assert np.isfinite(result.train_risk).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GD", "p-SGD", "Langevin"])
 def test_direct_simulation_at_a_thousand_dimensions(name):

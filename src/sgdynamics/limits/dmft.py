@@ -203,6 +203,12 @@ class _Sweep:
                 probes.append((index, self.probe(state, points)))
                 saved.setdefault("R", []).append(self.responses(probes, len(steps)))
         self.rank = max(self.rank, int(np.max(state.opened)) - self.layout.first)
+        if self.fewer == 1 and int(np.max(state.spanned)) >= self.each // conditioning.LEAST_FREE:
+            warnings.warn(
+                f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
+                "steps or replicates",
+                stacklevel=4,
+            )
         result = {name: np.stack(values, axis=1) for name, values in saved.items()}
         if two_time:
             result["C"] = _correlations(rows)
