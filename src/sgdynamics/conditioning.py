@@ -10,7 +10,9 @@ span, what is left of X is a Gaussian matrix between the two complements. So a g
 and white noise on the weights (Langevin) opens directions with A_new = (1 - P P^T) Z. The rows of W are coefficients on the e's: the
 first K lie along the signals, the next p along the start, and every step adds p, or 2p with white noise.
 Nothing else is needed: no response function, no iteration, no d-dimensional vector (Bolthausen's conditioning).
-With chi at its mean and Z from quasi-random points, n is the number of paths of the effective process at d -> infinity (DMFT).
+With Z from quasi-random points, n is the number of paths of the effective process at d -> infinity (DMFT). There the directions known are
+few beside d and n, however many they are beside the paths: chi^2 = d with none taken off, (1 - P P^T) Z brought back to its length
+sqrt(n), no white noise along known directions. Gradient descent on a linear problem then has the limit's own three-term recursion.
 Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g| open no direction.
 """
 
@@ -31,6 +33,7 @@ from sgdynamics.problems.problem import Structure
 LARGEST = {"float64": 1e50, "float32": 1e8}  # coefficients beyond this have diverged; the fourth powers of their fields still fit
 ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions
 CACHE_BYTES = 1 << 20
+LEAST_FREE = 2  # in the limit, paths span at most their number over this: beyond, what they span is not few beside them
 SMALLEST = 64  # directions that memory is made for at first
 
 
@@ -41,7 +44,7 @@ class Layout:
     structure: Structure
     selects: bool
     hot: bool
-    limit: bool  # d -> infinity: chi at its mean, no white noise on the first directions
+    limit: bool  # d -> infinity: lengths at their limits, white noise on new directions only
     probed: bool = False  # rows have a change of first order beside them; at d -> infinity only
 
     @property
@@ -167,6 +170,12 @@ def outside(P: Any, vectors: Any, passes: int) -> Any:
     return vectors
 
 
+def at_length(vectors: Any, n: int) -> Any:
+    """vectors (..., n) brought to the length sqrt(n) that normals have in the limit; a projection has taken some of it."""
+    square = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    return vectors * jnp.sqrt(n / jnp.where(square > 0, square, 1.0))
+
+
 def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
     """The random numbers of one step of one run."""
     p, blocks = layout.structure.width, layout.structure.blocks
@@ -181,7 +190,7 @@ def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
         lengths.reshape(layout.opened, blocks),
         uniforms.reshape(layout.opened, blocks),
         # drawn by jax.random, whose first numbers do not depend on how many are asked for: memory must not change the run
-        jax.random.normal(along_key, (room, p, blocks), dtype) if layout.hot else None,
+        jax.random.normal(along_key, (room, p, blocks), dtype) if layout.hot and not layout.limit else None,
         lower.reshape(p, p, blocks),
         head,
         # a key of its own: runs with and without a change have the same numbers otherwise
@@ -222,22 +231,30 @@ def step(
     gradient = jnp.einsum("bkn,pn->pbk", state.A, g, precision="highest")
     spread = jnp.sqrt(parameters["eigenvalues"]).astype(dtype)
     P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
+    n = state.labels.shape[0]
+
+    def there(opened: Any, spanned: Any) -> Any:
+        """Which blocks have directions left: (blocks,). In the limit all, as long as the paths are many more than what they span."""
+        return jnp.full(blocks, spanned < n // LEAST_FREE) if layout.limit else sizes - opened > 0
 
     def length(index: int, opened: Any) -> Any:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
-        free = sizes - opened
         if layout.limit:
-            return jnp.sqrt(jnp.maximum(free, 0.0)).astype(dtype)
+            return jnp.sqrt(sizes).astype(dtype)
+        free = sizes - opened
         return chi(jax.random.fold_in(key, index), free, draws.lengths[index], draws.uniforms[index]).astype(dtype)
 
     for unit in range(layout.spanned):
         both = outside(P, jnp.concatenate([g[unit][None], normals[unit]]), 2)
         square = jnp.sum(both[0] ** 2)
-        grows = (square > tolerance**2 * jnp.sum(g[unit] ** 2)) & jnp.any(sizes - opened > 0)
+        left = there(opened, spanned)
+        grows = (square > tolerance**2 * jnp.sum(g[unit] ** 2)) & jnp.any(left)
         size = jnp.sqrt(jnp.where(grows, square, 1.0))
         new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
-        open_block = (grows & (sizes - opened > 0)).astype(dtype)
+        if layout.limit:
+            rest = at_length(rest, n)
+        open_block = (grows & left).astype(dtype)
         found = (spread * open_block)[:, None] * (length(unit, opened)[:, None] * new + rest)
         P = P.at[spanned].set(new)
         A = A.at[:, opened].set(found)
@@ -247,18 +264,21 @@ def step(
     kick = head_kick = None
     if layout.hot:
         amount = kick_size(algorithm, number, jnp.sum(sizes)).astype(dtype)
-        slot = jnp.arange(state.rows.shape[-1])
-        # a small block may be known altogether while others still open
-        known = (slot < jnp.minimum(opened, sizes[:, None])) & (slot >= (layout.first if layout.limit else 0))
-        kick = jnp.transpose(draws.along, (1, 2, 0)) * known
         turned = outside(P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
+        if layout.limit:
+            # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
+            kick, turned = jnp.zeros_like(state.rows), at_length(turned, n)
+        else:
+            slot = jnp.arange(state.rows.shape[-1])
+            # a small block may be known altogether while others still open
+            kick = jnp.transpose(draws.along, (1, 2, 0)) * (slot < jnp.minimum(opened, sizes[:, None]))
         lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
         for unit in range(p):
-            there = (sizes - opened > 0).astype(dtype)
-            A = A.at[:, opened].set((spread * there)[:, None] * turned[unit])
-            others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * there
-            kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * there))
-            opened = opened + jnp.any(there > 0)
+            left = jnp.ones(blocks, dtype) if layout.limit else (sizes - opened > 0).astype(dtype)
+            A = A.at[:, opened].set((spread * left)[:, None] * turned[unit])
+            others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * left
+            kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * left))
+            opened = opened + jnp.any(left > 0)
         kick = (amount * kick).reshape(p, -1)
         head_kick = amount * draws.head.astype(dtype) * (0.0 if layout.limit else 1.0)
 

@@ -35,7 +35,12 @@ from sgdynamics.simulation.running import run_keys
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
 POINT_BYTES = 1 << 27  # quasi-random numbers made at a time
 FEWEST_PATHS = 64  # of one replicate
+FEWER = 4  # every replicate is solved again with so many times fewer paths and a so much larger tolerance: the change is part of the errors
+LEAST_A_VECTOR = 4  # paths for each of the first vectors: with fewer they are not made uncorrelated
 SHARE_OF_MEMORY = 0.8
+MOST_DAYS = 10.0  # of estimated computing time, beyond which nothing is started
+SPEED = {"cpu": 1e9}  # multiplications a second, in large products; other machines:
+FAST = 1e12
 
 
 @float64
@@ -50,7 +55,7 @@ def solve_dmft(
     paths: int = 20000,
     seed: int = 0,
     replicates: int = 4,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-5,
     rank: int | None = None,
     two_time: bool = False,
     dtype: str = "float64",
@@ -60,18 +65,20 @@ def solve_dmft(
     """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
 
     `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
-    whose spread gives every quantity X its X_standard_error. `tolerance`: a gradient whose part outside of what is known is smaller than
-    this share of it opens no new direction, so that smooth algorithms stay of low rank (the attribute `rank` tells how low).
+    whose spread gives every quantity X its X_standard_error. What is left of a bias of order 1/paths, and of the tolerance, is measured by
+    solving again with a quarter of each set and four times the tolerance: a third of the change is part of the standard errors, in squares
+    (not of R's; `error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
+    `tolerance`: a gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth
+    algorithms stay of low rank (the attribute `rank` tells how low).
     two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
     one more sweep of twice the cost a save point.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
-    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what is free unless given).
+    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what is free unless given). Work of more
+    than ten days is refused as well.
     A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
     """
     checked_fixed_data(algorithm)
     begin = checked_start(problem, start)
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
-    assert when.step is not None
     seed, replicates = checks.whole("seed", seed, 0), checks.whole("replicates", replicates, 2)
     checks.choice("dtype", dtype, ("float64", "float32"))
     checks.choice("two_time", two_time, (False, True))
@@ -81,37 +88,80 @@ def solve_dmft(
         raise checks.reject(
             "paths", paths, f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more"
         )
-    sweep = _Sweep(problem, algorithm, each, seed, replicates, max(tolerance, conditioning.ROUNDING[dtype]), np.dtype(dtype))
-    sweep.make_room(int(when.step[-1]), None if rank is None else checks.whole("rank", rank, 1), memory, begin.runs)
-    found = []
-    with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs, progress) as bar:
-        for run in range(begin.runs):
-            one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-            found.append(sweep.solve(one, when.step, two_time, bar))
-    overlaps = {name: np.stack([part[name] for part in found]) for name in found[0]}  # (run, replicate, time, ...)
-    return _dataset(problem, algorithm, when, overlaps, sweep, seed, tolerance)
+    rank = None if rank is None else checks.whole("rank", rank, 1)
+    floor = conditioning.ROUNDING[dtype]
+    sweeps = [
+        _Sweep(problem, algorithm, each, fewer, seed, replicates, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)
+    ]
+    for name, value in (("times", times), ("alpha", alpha), ("steps", steps)):
+        _within_reach(sweeps[0], algorithm, name, value, rank, begin.runs, two_time)
+    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
+    assert when.step is not None
+    for sweep in sweeps:
+        sweep.make_room(int(when.step[-1]), rank, memory)
+    overlaps = []
+    with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs * (1 + 1 / FEWER), progress) as bar:
+        for sweep in sweeps:
+            found = []
+            for run in range(begin.runs):
+                one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+                found.append(sweep.solve(one, when.step, two_time, bar))
+            overlaps.append({name: np.stack([part[name] for part in found]) for name in found[0]})  # (run, replicate, time, ...)
+    return _dataset(problem, algorithm, when, overlaps[0], overlaps[1], sweeps[0], seed, tolerance)
+
+
+def _within_reach(sweep: _Sweep, algorithm: FixedData, name: str, value: Any, rank: int | None, runs: int, two_time: bool) -> None:
+    """Refuse what would take more than MOST_DAYS; from the largest save point alone, which may be beyond any whole number."""
+    try:
+        points = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return  # the clock says what is wrong with it
+    if value is None or points.size == 0 or not np.all(np.isfinite(points)):
+        return
+    per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
+    with np.errstate(over="ignore"):  # what overflows is beyond reach
+        steps = float(np.max(points) / per_step[name])
+        directions = min(sweep.needed(steps), np.inf if rank is None else rank)
+        # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
+        filling = min(steps, directions / sweep.layout.opened)
+        work = 6.0 * sweep.each * sweep.replicates * (1 + sweep.layout.structure.blocks) / 2 * directions * (steps - filling / 2)
+        days = work * (1 + 1 / FEWER) * runs * (1 + (points.size if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
+    if not days <= MOST_DAYS:
+        raise checks.reject(
+            name,
+            value,
+            f"{steps:.3g} steps of {sweep.each * sweep.replicates} paths and up to {directions:.3g} directions are {work:.2g} "
+            f"multiplications, about {days:.2g} days: take fewer steps or paths, or give rank= where the algorithm is smooth",
+        )
 
 
 class _Sweep:
     """Replicates of the effective process, driven by quasi-random points."""
 
     def __init__(
-        self, problem: Problem, algorithm: FixedData, each: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
+        self, problem: Problem, algorithm: FixedData, points: int, fewer: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
     ) -> None:
+        each = points // fewer
         self.problem = problem
         self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=True)
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
         self.each, self.seed, self.replicates, self.tolerance, self.dtype = each, seed, replicates, tolerance, dtype
+        self.fewer = fewer  # these paths are the first of so many times more
         # the dimension at which n samples are `each` paths; no whole number is needed
         self.sizes = problem.parameters["fractions"] * (each / algorithm.samples_per_dimension)
         self.rank = 0
         self.most = 0
 
-    def make_room(self, steps: int, rank: int | None, memory: float | None, runs: int) -> None:
+    def needed(self, steps: float) -> float:
+        """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
+        layout = self.layout
+        spanned = min(layout.spanned * (steps + 1), self.each // conditioning.LEAST_FREE + layout.spanned)
+        return layout.first + spanned + ((layout.opened - layout.spanned) * (steps + 1) if layout.hot else 0)
+
+    def make_room(self, steps: int, rank: int | None, memory: float | None) -> None:
         """How many directions memory is made for at most; refuse what does not fit."""
         layout = self.layout
-        needed = layout.first + layout.opened * (steps + 1)
-        self.most = min(needed, int(np.ceil(self.sizes.max())) + layout.opened)
+        self.most = int(self.needed(steps))
         if rank is not None:
             self.most = min(self.most, rank + layout.first + layout.opened)
         # memory for P and A, and once more while it grows
@@ -126,7 +176,7 @@ class _Sweep:
 
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
         """Overlaps (replicate, time, ...) of one start."""
-        points = _Points(self.layout, self.each, self.replicates, self.seed, self.dtype)
+        points = _Points(self.layout, self.each, self.fewer, self.replicates, self.seed, self.dtype)
         state = self.begin(begin, points)
         # runs of the generator that fills in small random numbers: apart from those of simulations
         keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
@@ -141,7 +191,7 @@ class _Sweep:
                 state, good = self.advance(state, keys, given, now, end)
                 diverged |= good < end
                 probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
-                bar.advance(end - now)
+                bar.advance((end - now) / self.fewer)
                 now = end
             for name, value in _observe(self.layout, self.parameters, state).items():
                 shown = np.array(value, dtype=np.float64)
@@ -149,9 +199,16 @@ class _Sweep:
                 saved.setdefault(name, []).append(shown)
             if two_time:
                 rows.append(np.array(state.rows, dtype=np.float64))
+            if two_time and self.fewer == 1:  # the spread of a response is far above its bias
                 probes.append((index, self.probe(state, points)))
                 saved.setdefault("R", []).append(self.responses(probes, len(steps)))
         self.rank = max(self.rank, int(np.max(state.opened)) - self.layout.first)
+        if self.fewer == 1 and int(np.max(state.spanned)) >= self.each // conditioning.LEAST_FREE:
+            warnings.warn(
+                f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
+                "steps or replicates",
+                stacklevel=4,
+            )
         result = {name: np.stack(values, axis=1) for name, values in saved.items()}
         if two_time:
             result["C"] = _correlations(rows)
@@ -220,7 +277,8 @@ def _kicked(layout: conditioning.Layout, parameters: Any, state: conditioning.Kn
             jnp.pad(state.A, ((0, 0), (0, p), (0, 0))),
             jnp.pad(state.rows, ((0, 0), (0, 0), (0, p))),
         )
-        fresh = conditioning.outside(P, normals.reshape(p * A.shape[0], -1), 2).reshape(p, A.shape[0], -1)
+        fresh = conditioning.outside(P, normals.reshape(p * A.shape[0], -1), 2)
+        fresh = conditioning.at_length(fresh, P.shape[-1]).reshape(p, A.shape[0], -1)
         change = jnp.zeros_like(rows)
         for unit in range(p):
             A = A.at[:, state.opened + unit].set(spread[:, None] * fresh[unit])
@@ -257,8 +315,9 @@ def _observe(layout: conditioning.Layout, parameters: Any, state: Any) -> dict[s
 class _Points:
     """Normals and uniforms of every path: scrambled Sobol points, one coordinate for each number that a path needs."""
 
-    def __init__(self, layout: conditioning.Layout, each: int, replicates: int, seed: int, dtype: np.dtype) -> None:
+    def __init__(self, layout: conditioning.Layout, each: int, fewer: int, replicates: int, seed: int, dtype: np.dtype) -> None:
         self.layout, self.each, self.replicates, self.seed, self.dtype = layout, each, replicates, seed, dtype
+        self.points = each * fewer  # of which the first are taken
         self.generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(replicate, 1))) for replicate in range(replicates)]
         blocks = layout.structure.blocks
         self.first_count = blocks * layout.first + 1
@@ -271,6 +330,11 @@ class _Points:
         self.take(MOST_DIMENSIONS)
         uniform = self.next(self.first_count + 1)
         normals = special.ndtri(uniform[:, :-1])
+        # in the limit the signals' fields, the start's and the noise are uncorrelated: on these paths they are made so. A mixture
+        # reads its clusters off the last vector, which stays
+        count = normals.shape[1] - bool(self.layout.structure.clusters)
+        if LEAST_A_VECTOR * count <= self.each:
+            normals[:, :count] = _uncorrelated(normals[:, :count])
         shape = (self.replicates, self.layout.structure.blocks, self.layout.first, self.each)
         return normals[:, :-1].reshape(shape).astype(self.dtype), normals[:, -1].astype(self.dtype), uniform[:, -1]
 
@@ -286,9 +350,10 @@ class _Points:
 
     def probe(self) -> np.ndarray:
         """Normals (replicate, unit, blocks, n) of a kick, the same whenever it is asked for."""
-        shape = (self.layout.structure.width, self.layout.structure.blocks, self.each)
+        shape = (self.points, self.layout.structure.width, self.layout.structure.blocks)
         roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 2)) for replicate in range(self.replicates)]
-        return np.stack([np.random.default_rng(root).standard_normal(shape) for root in roots]).astype(self.dtype)
+        drawn = np.stack([np.random.default_rng(root).standard_normal(shape)[: self.each] for root in roots])
+        return np.moveaxis(drawn, 1, -1).astype(self.dtype)
 
     def next(self, count: int) -> np.ndarray:
         """The next coordinates of all paths: (replicate, count, n)."""
@@ -304,13 +369,24 @@ class _Points:
 
     def take(self, dimensions: int) -> None:
         """One more set of points. Sets after the first are shuffled: their coordinates would else go with those of the first."""
-        dimensions = max(self.first_count + 1, min(dimensions, POINT_BYTES // (8 * self.each * self.replicates)))
+        dimensions = max(self.first_count + 1, min(dimensions, POINT_BYTES // (8 * self.points * self.replicates)))
         sets = []
         for generator in self.generators:
             points = qmc.Sobol(dimensions, rng=generator).random(self.each).T
+            if not self.fresh:
+                # the first quarter among itself: it is the same set of points where only these are taken
+                first = self.points // FEWER
+                order = np.concatenate([generator.permutation(first), first + generator.permutation(self.points - first)])
+                points = points[:, order[: self.each]]
             # the points are multiples of 2^-30: the middle of each cell, never 0 or 1
-            sets.append((points if self.fresh else points[:, generator.permutation(self.each)]) + 2.0**-31)
+            sets.append(points + 2.0**-31)
         self.left, self.fresh = np.stack(sets), False
+
+
+def _uncorrelated(vectors: np.ndarray) -> np.ndarray:
+    """vectors (..., count, n) with V V^T/n = I: the nearest ones."""
+    values, turn = np.linalg.eigh(np.einsum("...kn,...ln->...kl", vectors, vectors) / vectors.shape[-1])
+    return np.einsum("...ki,...i,...li,...ln->...kn", turn, values**-0.5, turn, vectors, optimize=True)
 
 
 def _correlations(rows: list[np.ndarray]) -> np.ndarray:
@@ -321,14 +397,24 @@ def _correlations(rows: list[np.ndarray]) -> np.ndarray:
 
 
 def _dataset(
-    problem: Problem, algorithm: FixedData, when: Any, overlaps: dict[str, np.ndarray], sweep: _Sweep, seed: int, tolerance: float
+    problem: Problem,
+    algorithm: FixedData,
+    when: Any,
+    overlaps: dict[str, np.ndarray],
+    fewer: dict[str, np.ndarray],
+    sweep: _Sweep,
+    seed: int,
+    tolerance: float,
 ) -> xr.Dataset:
-    """Means over replicates, and their standard errors."""
-    root = np.sqrt(sweep.replicates)
-    risks, error = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
-    overlaps["risk"] = risks
+    """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
+    for part in (overlaps, fewer):
+        part["risk"], error = population_risk(problem, part["M"], part["Q"], part["a"])
     means = {name: value.mean(axis=1) for name, value in overlaps.items()}
-    errors = {name: value.std(axis=1, ddof=1) / root for name, value in overlaps.items()}
+    whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in overlaps.items()}  # all blocks together
+    change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
+    biases = {name: np.abs(value.mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
+    spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
+    errors = {name: np.hypot(value, biases.get(name, 0.0)) for name, value in spreads.items()}
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(good.all(axis=1), np.nan, when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
     if not good.all():
@@ -347,6 +433,7 @@ def _dataset(
         "assumptions": "Gaussian inputs, a fixed data set, d -> infinity at fixed samples_per_dimension and lr",
         "error_quadrature": error,
         "error_sampling": largest_share(errors["train_risk"], means["train_risk"]),
+        "error_paths": largest_share(biases["train_risk"], means["train_risk"]),
     }
     result = trajectory(problem, algorithm, when, means, means["risk"], diverged_at=diverged_at, method="solve_dmft", attributes=attributes)
     two = {"C": "two-time correlation W(t) W(t')^T", "R": "response of W(t) to a kick of W(t')"}
@@ -356,7 +443,6 @@ def _dataset(
             result[name] = (dims, means[name], {"long_name": label})
             result[f"{name}_standard_error"] = (dims, errors[name], {"long_name": f"{label}, standard error"})
     for name in ("M", "Q", "a", "risk", "train_risk"):
-        spread = errors[name] if name in ("a", "risk", "train_risk") else overlaps[name].sum(axis=3).std(axis=1, ddof=1) / root
         label = result[name].attrs["long_name"]
-        result[f"{name}_standard_error"] = (result[name].dims, spread, {"long_name": f"{label}, standard error"})
+        result[f"{name}_standard_error"] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
     return result
