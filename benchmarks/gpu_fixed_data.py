@@ -27,8 +27,8 @@ import numpy as np
 import xarray as xr
 
 import sgdynamics as sgd
+from sgdynamics.random import run_keys
 from sgdynamics.simulation.fixed_direct import DirectFixedData
-from sgdynamics.simulation.running import run_keys
 
 ALPHA, M0, ETA, BATCH, TAU = 3.0, 0.2, 0.01, 0.5, 1.0  # of figure 2, in the paper's units
 THRESHOLD = 1e-7  # of the paper's mean loss, half of ours

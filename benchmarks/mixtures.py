@@ -12,9 +12,10 @@ import numpy as np
 
 import sgdynamics as sgd
 from sgdynamics.papers.effective_dynamics.mixture_figures import served
+from sgdynamics.random import run_keys
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run, run_keys
+from sgdynamics.simulation.running import run
 
 RUNS, WIDTH, DECAY, SNR = 64, 4, 0.1, 1000.0
 N, TIME, FIGURE_RUNS = 250, 300.0, 1000  # of figure 3

@@ -22,8 +22,8 @@ import sweeps
 from sgdynamics import compressed, functional
 from sgdynamics.gaussian.moments import Rule, nodes_for
 from sgdynamics.limits import drift as right_hand_side
+from sgdynamics.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run_keys
 
 RUNS, WIDTH = 64, 8
 

@@ -14,9 +14,10 @@ import numpy as np
 from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, Schedule
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.schedules import Schedule
 from sgdynamics.gaussian.nodes import gauss_legendre
-from sgdynamics.multipass import FixedData
 from sgdynamics.reach import check_steps
 
 PANELS, NODES = 32, 8  # of the integral of a schedule between two save points

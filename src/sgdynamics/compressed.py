@@ -17,7 +17,6 @@ Factors, not overlaps, are stepped: W W^T stays positive by construction and not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms import rate_at, take_step
+from sgdynamics.algorithms.one_pass import take_step
+from sgdynamics.algorithms.schedules import rate_at
+from sgdynamics.algorithms.updates import copies, rereads
 from sgdynamics.problems.problem import Structure
-from sgdynamics.updates import copies, rereads
+from sgdynamics.random import bartlett, chi, normals_and_uniforms
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
@@ -137,81 +138,6 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     lengths = chi(key, free, proposal, uniform)
     outside = bartlett(lower, lengths, free, columns)
     return Draws(inside, noise, outside)
-
-
-def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
-    """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
-    rows, cols = np.tril_indices(columns, -1)
-    kept = jnp.where(free[:, cols] > 0, lower, 0.0)
-    # gathered from (0, chi, lower)
-    place = np.zeros((columns, columns), dtype=np.int32)
-    place[np.arange(columns), np.arange(columns)] = 1 + np.arange(columns)
-    place[rows, cols] = 1 + columns + np.arange(len(rows))
-    return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, kept], axis=-1)[..., place]
-
-
-def normals_and_uniforms(key: Any, normals: int, uniforms: int) -> tuple[Any, Any]:
-    """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
-
-    The bits are SplitMix64: a counter from a random place, mixed. Threefry, which makes the keys, would take seven times as long
-    as this, and together with erf_inv half the time of a step.
-    """
-    pairs = -(-normals // 2)
-    count = 2 * pairs + uniforms
-    place = jax.random.bits(key, (), dtype=jnp.uint64)
-    z = place + jnp.arange(1, count + 1, dtype=jnp.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    u = (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
-    radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
-    along, across = _turn(u[pairs : 2 * pairs])
-    both = jnp.concatenate([radius * along, radius * across])
-    # a barrier: fused into what reads them, the numbers are computed again and on one core
-    return jax.lax.optimization_barrier((both[:normals], u[2 * pairs :]))
-
-
-SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))
-COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in range(12))
-
-
-def _turn(u: Any) -> tuple[Any, Any]:
-    """cos(2 pi u), sin(2 pi u) for u in (0, 1) to 1e-15, by the series of half the angle: twice as fast as two calls of the library's."""
-    v = u - 0.5
-    w = v * v
-    s, c = jnp.full_like(w, SINE[-1]), jnp.full_like(w, COSINE[-1])
-    for term in SINE[-2::-1]:
-        s = s * w + term
-    for term in COSINE[-2::-1]:
-        c = c * w + term
-    s = s * v
-    return 2 * s * s - 1, -2 * s * c
-
-
-def chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
-    """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
-
-    jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
-    The first proposal comes with the span's numbers; what is rejected (one in 10^4 at large d) is drawn again in a loop.
-    """
-    raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
-    width = 1 / jnp.sqrt(9 * raised)
-
-    def attempt(x: Any, u: Any) -> tuple[Any, Any]:
-        v = (1 + width * x) ** 3
-        positive = v > 0
-        bound = 0.5 * x**2 + raised - raised * v + raised * jnp.log(jnp.where(positive, v, 1.0))
-        return raised * v, positive & (jnp.log(u) < bound)
-
-    def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        count, value, good = carry
-        # drawn flat: with the shape of `good`, XLA takes six seconds to compile this loop
-        normal, u = normals_and_uniforms(jax.random.fold_in(key, count), good.size, good.size)
-        new, accepted = attempt(normal.reshape(good.shape), u.reshape(good.shape))
-        return count + 1, jnp.where(good, value, new), good | accepted
-
-    value, good = attempt(proposal, uniform)
-    _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (1, value, good))
-    return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
 
 
 def run_span(

@@ -26,9 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.compressed import chi, drawn_clusters, normals_and_uniforms, sample_gradients
-from sgdynamics.multipass import first_selection, kick_size, move, next_selection
+from sgdynamics.algorithms.fixed_data import first_selection, kick_size, move, next_selection
+from sgdynamics.compressed import drawn_clusters, sample_gradients
 from sgdynamics.problems.problem import Structure
+from sgdynamics.random import chi, normals_and_uniforms
 
 LARGEST = {"float64": 1e50, "float32": 1e8}  # coefficients beyond this have diverged; the fourth powers of their fields still fit
 ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions

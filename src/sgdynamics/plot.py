@@ -336,3 +336,34 @@ def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], lab
     mean = values[good].mean(axis=0)
     error = values[good].std(axis=0, ddof=1) / np.sqrt(good.sum())
     ax.errorbar(x[::every], mean[::every], error[::every], lw=1, capsize=2, label=label, color=color, **style)
+
+
+def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
+    """The density mu_t of the particles at a save point, all runs or one: of (m, q) for one signal, of (m_1, m_2) for more."""
+    checks.result("result", result, "q", "M", "time", "signal", "run", "t", fix="give what solve_mean_field returns")
+    count = result.sizes["time"]
+    if isinstance(time, bool) or not isinstance(time, (int, np.integer)) or not -count <= time < count:
+        raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
+    bins = checks.whole("bins", bins, 1, 10_000)
+    point = result.isel(time=int(time))
+    if run is not None:
+        runs = result.sizes["run"]
+        if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -runs <= run < runs:
+            raise checks.reject("run", run, f"the result has {runs} runs: give -{runs}..{runs - 1}, or None for all")
+        point = point.isel(run=[run])
+    M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
+    one = M.shape[1] == 1
+    x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
+    good = np.isfinite(x) & np.isfinite(y)
+    if not good.any():
+        raise checks.reject("time", time, "every run has diverged by then: take an earlier save point")
+    import matplotlib.pyplot as plt
+
+    checked_axis(ax)
+    fig, ax = plt.subplots(figsize=(5, 4), layout="constrained") if ax is None else (ax.figure, ax)
+    *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
+    fig.colorbar(image, ax=ax, label="density")
+    ax.set_xlabel("$m$" if one else "$m_1$")
+    ax.set_ylabel("$q$" if one else "$m_2$")
+    ax.set_title(f"$t/p$ = {float(point['t']):g}")
+    return fig, ax

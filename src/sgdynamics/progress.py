@@ -1,8 +1,9 @@
-"""A progress bar for long work: rich where it is installed and somebody is looking, silence otherwise."""
+"""What a user is told on the way: a progress bar (rich, where somebody is looking), and warnings that name the user's own line."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,3 +47,11 @@ def meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
         task = bar.add_task(label, total=total)
         yield Meter(bar, task)
         bar.update(task, completed=total)
+
+
+def warn(message: str) -> None:
+    """A warning that names the line of the user's that led here, however many of the library's own functions lie between."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sgdynamics."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sgdynamics import checks, updates
-from sgdynamics.algorithms import OnePassSGD, piecewise_rate
-from sgdynamics.multipass import ALGORITHMS, FixedData
+from sgdynamics import checks
+from sgdynamics.algorithms import updates
+from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.schedules import piecewise_rate
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor

@@ -13,10 +13,10 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.clock import Clock
 from sgdynamics.gaussian.risk import population_accuracy
-from sgdynamics.multipass import FixedData
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor

@@ -14,7 +14,8 @@ from scipy import integrate, special, stats
 import sgdynamics as sgd
 from sgdynamics.clock import Clock
 from sgdynamics.limits import mean_field
-from sgdynamics.limits.mean_field import mean_field_density, mean_field_random_start, mean_field_start, solve_mean_field
+from sgdynamics.limits.mean_field import mean_field_random_start, mean_field_start, solve_mean_field
+from sgdynamics.plot import mean_field_density
 from sgdynamics.precision import float64
 from tests.conftest import Z, same_law
 

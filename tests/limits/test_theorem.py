@@ -14,8 +14,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import functional
-from sgdynamics.problems.starts import check_dimension
-from sgdynamics.simulation import broadcast_runs
+from sgdynamics.problems.starts import broadcast_runs, check_dimension
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 from tests.conftest import Z, s0

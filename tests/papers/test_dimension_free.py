@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, special
 
 import sgdynamics as sgd
-from sgdynamics.algorithms import descend
+from sgdynamics.algorithms.one_pass import descend
 from sgdynamics.gallery.judges import dimension_free as judges
 from sgdynamics.papers import dimension_free as paper
 from sgdynamics.problems.starts import overlap_matrix

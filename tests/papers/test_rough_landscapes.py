@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate, stats
 
 import sgdynamics as sgd
-from sgdynamics.multipass import kick_size
+from sgdynamics.algorithms.fixed_data import kick_size
 from sgdynamics.papers.rough_landscapes import formulas
 from sgdynamics.papers.rough_landscapes.kernels import kernel_dmft
 from sgdynamics.precision import float64

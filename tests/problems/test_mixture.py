@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics import functional
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.risk import effective_overlaps
-from sgdynamics.simulation import broadcast_runs
+from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 from tests.conftest import Z, same_law

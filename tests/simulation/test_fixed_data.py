@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.compressed import normals_and_uniforms
+from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.simulation import fixed_data, fixed_direct, running
 from sgdynamics.simulation.fixed_direct import DirectFixedData
-from sgdynamics.simulation.running import run, run_keys, run_until
+from sgdynamics.simulation.running import run, run_until
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 

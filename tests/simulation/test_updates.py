@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import compressed, updates
-from sgdynamics.algorithms import take_step
+from sgdynamics import compressed
+from sgdynamics.algorithms import updates
+from sgdynamics.algorithms.one_pass import take_step
 from sgdynamics.problems.starts import factor
 from sgdynamics.records import algorithm_from
 from sgdynamics.simulation.direct import direct_step

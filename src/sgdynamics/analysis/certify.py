@@ -23,22 +23,21 @@ import numpy as np
 from scipy import stats
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.updates import copies
 from sgdynamics.analysis.certificate import Certificate, Check
 from sgdynamics.clock import clock
 from sgdynamics.limits.dmft import solve_dmft
 from sgdynamics.limits.ode import solve_ode
-from sgdynamics.multipass import FixedData, checked_fixed_data
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.progress import meter
-from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.fixed_exact import ExactFixedData
 from sgdynamics.simulation.running import run
-from sgdynamics.updates import copies
 
 SMALL = 50  # dimension of the test in law, where the rows and signals fit
 GROWING = (100, 400, 1600)

@@ -16,7 +16,7 @@ import xarray as xr
 from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import plan_steps
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
@@ -27,9 +27,8 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.functions import checked_function
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedTensor
-from sgdynamics.problems.starts import Start, check_dimension, checked_kind, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start
 from sgdynamics.reach import check_steps
-from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.running import first_passage

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.gaussian.mehler import MOST_TERMS
 from sgdynamics.gaussian.moments import GRID, Rule, by_clusters, drift_sampled, nodes_for, sampled

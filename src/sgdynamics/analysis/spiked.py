@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.limits.spiked import drift, jacobian, numbers_of
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, checked_spiked
 

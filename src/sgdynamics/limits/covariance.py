@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.gaussian.risk import effective_overlaps

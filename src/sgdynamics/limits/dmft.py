@@ -21,16 +21,16 @@ from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
+from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.clock import clock
 from sgdynamics.gaussian.risk import population_risk
-from sgdynamics.multipass import FixedData, checked_fixed_data
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start, factor
 from sgdynamics.progress import Meter, meter
+from sgdynamics.random import run_keys
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.fixed_direct import available_bytes
-from sgdynamics.simulation.running import run_keys
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
 POINT_BYTES = 1 << 27  # quasi-random numbers made at a time

@@ -32,6 +32,7 @@ from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.gaussian.risk import effective_overlaps
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
+from sgdynamics.random import bartlett
 
 SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
 
@@ -136,7 +137,7 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     chi2 = stats.chi2.ppf(special.ndtr(diagonal).reshape(n, blocks, columns), np.maximum(free, 1))
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        outside = np.asarray(compressed.bartlett(below.reshape(n, blocks, lower), chi, free, columns))
+        outside = np.asarray(bartlett(below.reshape(n, blocks, lower), chi, free, columns))
     found = {"inside": inside.reshape(n, batch, blocks, layout.inside), "noise": noise, "outside": outside}
     return {name: value.reshape(replicates, n // replicates, *value.shape[1:]) for name, value in found.items()}
 

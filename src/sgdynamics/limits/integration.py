@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix
 
-from sgdynamics.algorithms import OnePassSGD, Schedule, rate_at
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.schedules import Schedule, rate_at
 from sgdynamics.gaussian.moments import Rule, nodes_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, Followed, follow

@@ -24,7 +24,7 @@ import xarray as xr
 from jax.flatten_util import ravel_pytree
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian import pairs
 from sgdynamics.limits import mean_field_series as series
@@ -38,7 +38,7 @@ from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.results import largest_share, record, time_coordinates
 
-__all__ = ["MeanFieldStart", "mean_field_density", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
+__all__ = ["MeanFieldStart", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
 RTOL = 1e-6
 ATOL = 1e-8
@@ -380,36 +380,3 @@ def _dataset(
     coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
     coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
     return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_mean_field", attributes))
-
-
-def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
-    """The density mu_t of the particles at a save point, all runs or one: of (m, q) for one signal, of (m_1, m_2) for more."""
-    checks.result("result", result, "q", "M", "time", "signal", "run", "t", fix="give what solve_mean_field returns")
-    count = result.sizes["time"]
-    if isinstance(time, bool) or not isinstance(time, (int, np.integer)) or not -count <= time < count:
-        raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
-    bins = checks.whole("bins", bins, 1, 10_000)
-    point = result.isel(time=int(time))
-    if run is not None:
-        runs = result.sizes["run"]
-        if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -runs <= run < runs:
-            raise checks.reject("run", run, f"the result has {runs} runs: give -{runs}..{runs - 1}, or None for all")
-        point = point.isel(run=[run])
-    M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
-    one = M.shape[1] == 1
-    x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
-    good = np.isfinite(x) & np.isfinite(y)
-    if not good.any():
-        raise checks.reject("time", time, "every run has diverged by then: take an earlier save point")
-    import matplotlib.pyplot as plt
-
-    from sgdynamics.plot import checked_axis
-
-    checked_axis(ax)
-    fig, ax = plt.subplots(figsize=(5, 4), layout="constrained") if ax is None else (ax.figure, ax)
-    *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
-    fig.colorbar(image, ax=ax, label="density")
-    ax.set_xlabel("$m$" if one else "$m_1$")
-    ax.set_ylabel("$q$" if one else "$m_2$")
-    ax.set_title(f"$t/p$ = {float(point['t']):g}")
-    return fig, ax

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.moments import Rule, by_clusters, finer, sampled
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN

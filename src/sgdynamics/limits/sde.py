@@ -27,7 +27,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms import OnePassSGD, Schedule, checked_algorithm, rate_at
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.schedules import Schedule, rate_at
 from sgdynamics.clock import clock, elapsed, plan_steps, reached
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
@@ -36,9 +37,9 @@ from sgdynamics.limits.spiked import solve_spiked_sde
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, check_dimension, checked_kind, checked_start, factor
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start, factor
+from sgdynamics.random import normals_and_uniforms
 from sgdynamics.results import largest_share, trajectory
-from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.running import See, Simulator, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
@@ -173,7 +174,7 @@ def sde_step(
     carried = (jnp.eye(p) - length * ahead.columns) @ here.root
     new = share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
 
-    normals, _ = compressed.normals_and_uniforms(key, SAMPLES * (blocks * structure.fields + 2), 0)
+    normals, _ = normals_and_uniforms(key, SAMPLES * (blocks * structure.fields + 2), 0)
     g, normals = normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
     noise = _samples(structure, parameters, algorithm, path, here, normals)
     scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length

@@ -31,15 +31,16 @@ import xarray as xr
 from scipy import integrate
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import clock, plan_steps, reached
-from sgdynamics.compressed import normals_and_uniforms
 from sgdynamics.limits.long_times import follow, ran_out
 from sgdynamics.precision import float64
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
+from sgdynamics.progress import warn
+from sgdynamics.random import normals_and_uniforms
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.running import See, Simulator, run
-from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits, spiked_trajectory, warn
+from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits, spiked_trajectory
 
 RTOL = 1e-8
 ATOL = 1e-10

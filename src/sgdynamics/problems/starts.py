@@ -150,6 +150,19 @@ def checked_start(problem: Problem, begin: Any) -> Start:
     return begin
 
 
+def broadcast_runs(begin: Start, runs: int | None) -> Start:
+    """A start of one run serves any number of runs, one of n runs serves n."""
+    if runs is None:
+        return begin
+    runs = checks.whole("runs", runs, 1)
+    if begin.runs == runs:
+        return begin
+    if begin.runs != 1:
+        raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
+    check_overlaps_fit("runs", runs, runs, *begin.M_blocks.shape[1:])
+    return Start(*(np.repeat(part, runs, axis=0) for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+
+
 def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray:
     """Omega = [[Q, M], [M^T, P]], block by block."""
     P = np.broadcast_to(gram, (*M.shape[:-2], *gram.shape[-2:]))

@@ -9,13 +9,13 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import clock, time_of_steps
 from sgdynamics.gaussian.risk import population_risk
-from sgdynamics.multipass import FixedData
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, check_dimension, check_overlaps_fit, checked_kind, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
@@ -108,16 +108,3 @@ def simulate(
         "error_sampling": None if spread is None else largest_share(spread, risk.mean(axis=0)),
     }
     return trajectory(problem, algorithm, when, overlaps, risk, diverged_at=diverged_at, method=f"simulate-{method}", attributes=attributes)
-
-
-def broadcast_runs(begin: Start, runs: int | None) -> Start:
-    """A start of one run serves any number of runs, one of n runs serves n."""
-    if runs is None:
-        return begin
-    runs = checks.whole("runs", runs, 1)
-    if begin.runs == runs:
-        return begin
-    if begin.runs != 1:
-        raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
-    check_overlaps_fit("runs", runs, runs, *begin.M_blocks.shape[1:])
-    return Start(*(np.repeat(part, runs, axis=0) for part in (begin.M_blocks, begin.Q_blocks, begin.a)))

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms import rate_at, take_step
+from sgdynamics.algorithms.one_pass import take_step
+from sgdynamics.algorithms.schedules import rate_at
+from sgdynamics.algorithms.updates import copies
 from sgdynamics.compressed import drawn_clusters, sample_gradients
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import See, Simulator, check_reach
-from sgdynamics.updates import copies
 
 
 class DirectSGD(Simulator):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks, compressed
+from sgdynamics.algorithms.updates import copies, rereads
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.running import See, Simulator
-from sgdynamics.updates import copies, rereads
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28

@@ -9,17 +9,17 @@ import xarray as xr
 from scipy import integrate, special
 
 from sgdynamics import checks
+from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.clock import clock, time_of_steps
 from sgdynamics.gaussian.risk import population_risk
-from sgdynamics.multipass import FixedData, checked_fixed_data
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.progress import warn
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.running import CHECK_STEPS, Simulator, run_until
-from sgdynamics.simulation.spiked import warn
 
 MANY_UNSTABLE = 0.5  # samples beyond the stability limit, expected in all the data sets of a call, from which on it warns
 
@@ -62,9 +62,6 @@ def simulate_fixed_data(
     samples = algorithm.samples(d)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=True)
-    # here, because the front door of simulations imports this module
-    from sgdynamics.simulation import broadcast_runs
-
     begin = broadcast_runs(checked_start(problem, start), runs)
     if method == "exact":
         from sgdynamics.simulation.fixed_exact import ExactFixedData

@@ -15,15 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.compressed import drawn_clusters, normals_and_uniforms
-from sgdynamics.multipass import FixedData, first_selection, kick_size, move, next_selection
+from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, move, next_selection
+from sgdynamics.compressed import drawn_clusters
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
+from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.reach import available_bytes
 from sgdynamics.simulation.direct import direct_overlaps
 from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.running import See, Simulator, run_keys
+from sgdynamics.simulation.running import See, Simulator
 
 HIGHEST = jax.lax.Precision.HIGHEST  # a GPU would multiply float32 with 10 bits of mantissa
 SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them read

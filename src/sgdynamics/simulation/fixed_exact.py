@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from sgdynamics import conditioning
-from sgdynamics.compressed import normals_and_uniforms
-from sgdynamics.multipass import FixedData
+from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
+from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.simulation.exact import GROUP_BYTES
-from sgdynamics.simulation.running import See, Simulator, run_keys
+from sgdynamics.simulation.running import See, Simulator
 
 FIRST_STEP = (1 << 31) - 1  # a step number that no run reaches: what is drawn before the first step
 

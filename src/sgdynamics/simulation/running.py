@@ -12,6 +12,7 @@ import numpy as np
 
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
+from sgdynamics.random import run_keys
 from sgdynamics.reach import check_memory, check_work
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
@@ -71,13 +72,6 @@ class Simulator(ABC):
     def keep(self, state: Any, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
-
-
-@float64
-def run_keys(seed: int, chosen: np.ndarray) -> Any:
-    """One key a run, independent of how many runs there are."""
-    root = jax.random.key(seed)
-    return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 
 
 def run(

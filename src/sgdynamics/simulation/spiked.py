@@ -15,8 +15,6 @@ and, with z1, z2 the coordinates of Z along v and along x - m v, and n - 2 more 
 
 from __future__ import annotations
 
-import sys
-import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,10 +24,11 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import Clock, clock
-from sgdynamics.compressed import chi, normals_and_uniforms
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
+from sgdynamics.progress import warn
+from sgdynamics.random import chi, normals_and_uniforms
 from sgdynamics.results import largest_share, record, time_coordinates
 from sgdynamics.simulation.running import See, Simulator, run
 
@@ -335,11 +334,3 @@ def spiked_trajectory(
     return xr.Dataset(
         variables, time_coordinates(when, diverged_at, "n", ran_out_at=ran_out_at), record(problem, algorithm, method, attributes)
     )
-
-
-def warn(message: str) -> None:
-    """A warning that names the line of the user's that led here, however many of the library's own functions lie between."""
-    level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("sgdynamics."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)

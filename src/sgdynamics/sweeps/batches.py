@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import checked_algorithm, constant_rate
+from sgdynamics.algorithms.one_pass import checked_algorithm, constant_rate
 from sgdynamics.analysis import exit_times
 from sgdynamics.analysis.exit_times import ExitTimes
 from sgdynamics.clock import Clock, clock
@@ -28,9 +28,8 @@ from sgdynamics.limits import integration, ode
 from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.results import largest_share, trajectory
-from sgdynamics.simulation import broadcast_runs
 from sgdynamics.sweeps.rows import Row, Variable, row_of
 
 SHORT = 8  # lanes of a program for a few points, and points of a group at which the integrator is checked

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.gaussian.nodes import REACH, gauss_legendre
 from sgdynamics.precision import float64
 from sgdynamics.problems import TeacherStudent

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, plot
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL, Regime, regime
 from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.limits.ode import solve_ode

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms import OnePassSGD, piecewise_rate
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.schedules import piecewise_rate
 from sgdynamics.analysis.schedules import OptimalSchedule, optimal_schedule
 from sgdynamics.problems import TeacherStudent, random_start
 from sgdynamics.problems.starts import Start, start

@@ -23,7 +23,7 @@ import xarray as xr
 from numpy.polynomial import chebyshev, hermite_e
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
 from sgdynamics.precision import float64
 from sgdynamics.problems import TeacherStudent, polynomial, random_start

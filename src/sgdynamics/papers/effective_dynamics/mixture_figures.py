@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.limits.sliding import solve_infinite_snr
 from sgdynamics.papers.effective_dynamics.mixtures import (
     TYPES,
@@ -26,9 +26,8 @@ from sgdynamics.papers.effective_dynamics.mixtures import (
     success_probability,
 )
 from sgdynamics.problems.mixture import GaussianMixture
-from sgdynamics.problems.starts import Start, random_start, start
+from sgdynamics.problems.starts import Start, broadcast_runs, random_start, start
 from sgdynamics.results import problem_of
-from sgdynamics.simulation import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 

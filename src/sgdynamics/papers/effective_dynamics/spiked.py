@@ -19,7 +19,7 @@ import xarray as xr
 from scipy import integrate
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.limits.spiked import jacobian, numbers_of
 from sgdynamics.problems.spiked_tensor import SpikedTensor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.limits.spiked import drift, numbers_of
 from sgdynamics.papers.effective_dynamics.spiked import saddle_variance, stationary_variance

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
 from sgdynamics.limits.ode import solve_ode
 from sgdynamics.limits.sde import solve_sde

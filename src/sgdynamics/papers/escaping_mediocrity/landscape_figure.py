@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.papers.escaping_mediocrity.formulas import exit_time_quenched, growth_rates
 from sgdynamics.papers.escaping_mediocrity.landscape import risk

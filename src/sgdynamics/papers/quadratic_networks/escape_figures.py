@@ -23,7 +23,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 
 from sgdynamics import checks
-from sgdynamics.algorithms import OnePassSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.papers.quadratic_networks.formulas import growth_rates, largest_stable_rate, loss_reduction, plateau, widths
 from sgdynamics.problems.starts import random_start

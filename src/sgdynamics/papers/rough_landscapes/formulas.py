@@ -16,8 +16,8 @@ import numpy as np
 from scipy import integrate, special
 
 from sgdynamics import checks
-from sgdynamics.algorithms import piecewise_rate
-from sgdynamics.multipass import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
+from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
+from sgdynamics.algorithms.schedules import piecewise_rate
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
 

@@ -10,106 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks, updates
-from sgdynamics.precision import float64
-from sgdynamics.problems.functions import checked_function, function_identity
-
-
-@jax.tree_util.register_pytree_node_class
-class Schedule:
-    """A learning rate that depends on alpha = samples/d: a function (static) of its numbers (traced) and alpha."""
-
-    def __init__(self, function: Callable[[Any, Any], Any], numbers: Any, name: Any = None) -> None:
-        self.function, self.numbers, self.name = function, numbers, name
-
-    def __call__(self, alpha: Any) -> Any:
-        return self.function(self.numbers, alpha)
-
-    def __repr__(self) -> str:
-        return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
-
-    def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        return (self.numbers,), self.function
-
-    @classmethod
-    def tree_unflatten(cls, function: Any, numbers: tuple[Any]) -> Schedule:
-        return cls(function, numbers[0])
-
-
-class _Own:
-    """A user's function of alpha; two wrappers of one function are equal, so that it compiles once."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.own = function
-
-    def __call__(self, numbers: Any, alpha: Any) -> Any:
-        return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Own) and self.own is other.own
-
-    def __hash__(self) -> int:
-        return hash((_Own, id(self.own)))
-
-
-def _piecewise(numbers: Any, alpha: Any) -> Any:
-    return jnp.asarray(numbers["rates"])[jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")]
-
-
-def piecewise_rate(edges: Any, rates: Any) -> Schedule:
-    """A learning rate that is constant between the `edges` (increasing values of alpha): one more rate than edges.
-
-    Its numbers are traced: another schedule with as many pieces does not compile again.
-    """
-    edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
-    rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")
-    if edges.ndim != 1 or not np.all(np.isfinite(edges)) or np.any(np.diff(edges) <= 0) or np.any(edges <= 0):
-        raise checks.reject("edges", edges, "give increasing values of alpha above 0")
-    if np.any(rates < 0):
-        raise checks.reject("rates", rates, "give learning rates of 0 or more")
-    return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
-
-
-def rate_at(lr: Any, alpha: Any) -> Any:
-    """The learning rate at alpha, constant or scheduled."""
-    return lr(alpha) if isinstance(lr, Schedule) else lr
-
-
-def made_schedule(name: str, function: Any, of: str) -> Schedule:
-    """A schedule from a user's function of one number (`of`: alpha or t)."""
-    schedule = function if isinstance(function, Schedule) else Schedule(_Own(function), ())
-    # the function itself: the schedule made of it would turn whatever it gives into a real number
-    tried = function.own if isinstance(function, _Own) else function
-    checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False)
-    return schedule
-
-
-def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
-    """The values of a schedule at these places; refuse it where they are negative or not finite."""
-    values = _rates(schedule, np.asarray(places, dtype=np.float64))
-    bad = ~(np.isfinite(values) & (values >= 0))
-    if bad.any():
-        where = float(np.asarray(places)[bad][0])
-        raise checks.reject(name, schedule, f"at {of} = {where:g} the schedule gives {values[bad][0]:g}: it must be 0 or more")
-    return values
-
-
-def describe_schedule(value: Any) -> tuple[Any, bool]:
-    """A number or schedule as plain values for a record, and whether it can be made again from them."""
-    if not isinstance(value, Schedule):
-        return value, True
-    if value.name == "piecewise":
-        return {name: np.asarray(part).tolist() for name, part in value.numbers.items()}, True
-    return function_identity(value.function.own), False
-
-
-@float64
-def _rates(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.vmap(schedule)(jnp.asarray(alpha, dtype=jnp.float64)))
+from sgdynamics import checks
+from sgdynamics.algorithms import updates
+from sgdynamics.algorithms.schedules import Schedule, checked_values, describe_schedule, made_schedule
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms import Schedule, checked_values, descend, describe_schedule, made_schedule, rate_at
+from sgdynamics.algorithms.one_pass import descend
+from sgdynamics.algorithms.schedules import Schedule, checked_values, describe_schedule, made_schedule, rate_at
 
 
 @dataclass(frozen=True)
