@@ -24,7 +24,8 @@ def reject(argument: str, value: Any, fix: str) -> ValueError:
 def _shown(value: Any) -> str:
     """A value as text; objects whose own text fails are named by their type."""
     try:
-        return repr(value[:50] if isinstance(value, (list, tuple, str, bytes)) else value)  # the rest of a long one is not shown anyway
+        # the rest of a long one is not shown anyway
+        return repr(value[:50] if isinstance(value, (list, tuple)) else value[:500] if isinstance(value, (str, bytes)) else value)
     except Exception:
         return f"{type(value).__name__} object"
 

@@ -137,7 +137,7 @@ def test_gradient_through_a_schedule(problem):
     [
         (lambda problem: sgd.OnePassSGD(lr=lambda alpha: -1.0 + 0 * alpha), "0 or more"),
         (lambda problem: sgd.OnePassSGD(lr=lambda alpha: jnp.ones(2)), "shape"),
-        (lambda problem: sgd.OnePassSGD(lr=lambda: 1.0), "calling it on alpha"),
+        (lambda problem: sgd.OnePassSGD(lr=lambda: 1.0), "it must take .alpha."),
         (lambda problem: sgd.piecewise_rate([1.0, 0.5], [1.0, 1.0, 1.0]), "edges"),
         (lambda problem: sgd.piecewise_rate([1.0], [1.0]), "rates"),
         (lambda problem: sgd.piecewise_rate([1.0], [1.0, -1.0]), "rates"),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from sgdynamics.limits import sliding
 from sgdynamics.limits.sliding import (
     infinite_snr_accuracy,
     infinite_snr_drift,
@@ -275,17 +274,3 @@ def test_bad_input_is_named(change, message):
     given = {"kind": "xor", "M": np.zeros((1, 4, 2)), "Q": np.eye(4)[None], "a": np.ones((1, 4)), "times": [1.0], **change}
     with pytest.raises(ValueError, match=message):
         solve_infinite_snr(**given)
-
-
-def test_too_many_steps_are_reported(monkeypatch):
-    M, Q, a = starts("xor", 2, seed=9)
-
-    def tired(*args):
-        found = dict(sliding_segments(*args))
-        found["failed"] = found["failed"] | True
-        return found
-
-    sliding_segments = sliding._segments
-    monkeypatch.setattr(sliding, "_segments", tired)
-    with pytest.raises(RuntimeError, match="did not reach t = 8 in"):
-        solve("xor", M, Q, a)

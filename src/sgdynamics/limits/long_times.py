@@ -53,7 +53,7 @@ def follow(
     y, now, slack, spent = np.asarray(state, dtype=np.float64), float(begin), 1.0, 0
     values = np.full((len(y), len(times)), np.nan)
     values[:, times == now] = y[:, None]
-    end = float(times[-1])
+    end = float(times[-1]) if len(times) else now
     while now < end:
         solver = integrate.LSODA(field, now, y, end, rtol=max(slack * rtol, LEAST_RTOL), atol=slack * atol)
         decade = 10.0 * now if now > 0 else end
