@@ -36,7 +36,7 @@ def state(problem, seed=0):
     return sgd.start(problem, M=M, Q=T @ T.T + L @ L.T)
 
 
-@pytest.mark.parametrize("gram", [np.eye(2), [[1.0, 0.5], [0.5, 2.0]]])
+@pytest.mark.parametrize("gram", [pytest.param(np.eye(2), marks=pytest.mark.slow), [[1.0, 0.5], [0.5, 2.0]]])
 def test_a_jumping_target_is_the_committee_of_sign_units(gram):
     """The same drift and risk as `teacher_activation="sign"`, in closed form there, also where the signals are correlated."""
     target = sgd.MultiIndex(
@@ -57,10 +57,17 @@ def test_a_jumping_target_is_the_committee_of_sign_units(gram):
     assert error < 1e-6
 
 
-@pytest.mark.parametrize(("target", "kinks"), [(lambda z: jnp.sign(z[0]), [0.0]), (lambda z: jnp.abs(z[0] - 0.3), [0.3])])
-def test_the_error_is_honest_where_nothing_is_declared(target, kinks):
-    declared = sgd.MultiIndex(target, directions=1, width=2, activation="tanh", kinks=kinks)
-    silent = sgd.MultiIndex(target, directions=1, width=2, activation="tanh")
+@pytest.mark.parametrize(
+    ("target", "kinks", "activation"),
+    [
+        (lambda z: jnp.sign(z[0]), [0.0], "erf"),
+        pytest.param(lambda z: jnp.sign(z[0]), [0.0], "tanh", marks=pytest.mark.slow),
+        pytest.param(lambda z: jnp.abs(z[0] - 0.3), [0.3], "tanh", marks=pytest.mark.slow),
+    ],
+)
+def test_the_error_is_honest_where_nothing_is_declared(target, kinks, activation):
+    declared = sgd.MultiIndex(target, directions=1, width=2, activation=activation, kinks=kinks)
+    silent = sgd.MultiIndex(target, directions=1, width=2, activation=activation)
     for seed in range(3):
         begin = state(declared, seed)
         overlaps = (begin.M_blocks, begin.Q_blocks, begin.a)

@@ -12,6 +12,7 @@ from scipy import optimize
 import sgdynamics as sgd
 from sgdynamics import functional
 from sgdynamics.limits import long_times
+from tests.conftest import slow
 
 DECADES = np.geomspace(0.1, 1e8, 28)
 SLOW = ((1.0, 0.5), (1e-3, 0.3), (1e-6, 0.2))
@@ -112,6 +113,13 @@ def test_exit_on_the_way(linear):
     expected = optimize.brentq(lambda t: float(risk(t)) - (1 - threshold) * float(risk(0.0)), 1e3, 1e7)
     assert expected > 3e4
     assert found.times[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_exit_on_the_way_in_a_sweep(linear):
+    problem, begin, risk = linear
+    threshold = 1 - 0.5 * float(risk(1e4)) / float(risk(0.0))
+    expected = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.0), begin, threshold=threshold, max_time=1e7).times[0]
     swept = sgd.sweep(
         "exit_time",
         problem=problem,
@@ -135,7 +143,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", slow(OTHERS, ["sliding"]))
 def test_every_solver_reaches_late_times_or_says_how_far_it_came(name, monkeypatch):
     problem, overlaps = OTHERS[name]
     solver = sgd.solve_mean_field if name == "mean field" else sgd.solve_ode

@@ -93,10 +93,9 @@ def solve_dmft(
     sweeps = [
         _Sweep(problem, algorithm, each, fewer, seed, replicates, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)
     ]
-    for name, value in (("times", times), ("alpha", alpha), ("steps", steps)):
-        _within_reach(sweeps[0], algorithm, name, value, rank, begin.runs, two_time)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
     assert when.step is not None
+    _within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
     for sweep in sweeps:
         sweep.make_room(int(when.step[-1]), rank, memory)
     overlaps = []
@@ -110,27 +109,19 @@ def solve_dmft(
     return _dataset(problem, algorithm, when, overlaps[0], overlaps[1], sweeps[0], seed, tolerance)
 
 
-def _within_reach(sweep: _Sweep, algorithm: FixedData, name: str, value: Any, rank: int | None, runs: int, two_time: bool) -> None:
-    """Refuse what would take more than MOST_DAYS; from the largest save point alone, which may be beyond any whole number."""
-    try:
-        points = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return  # the clock says what is wrong with it
-    if value is None or points.size == 0 or not np.all(np.isfinite(points)):
-        return
-    per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
-    with np.errstate(over="ignore"):  # what overflows is beyond reach
-        steps = float(np.max(points) / per_step[name])
-        directions = min(sweep.needed(steps), np.inf if rank is None else rank)
-        # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
-        filling = min(steps, directions / sweep.layout.opened)
-        work = 6.0 * sweep.each * sweep.replicates * (1 + sweep.layout.structure.blocks) / 2 * directions * (steps - filling / 2)
-        days = work * (1 + 1 / FEWER) * runs * (1 + (points.size if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
-    if not days <= MOST_DAYS:
+def _within_reach(sweep: _Sweep, step: np.ndarray, rank: int | None, runs: int, two_time: bool) -> None:
+    """Refuse what would take more than MOST_DAYS."""
+    steps = float(step[-1])
+    directions = min(sweep.needed(steps), np.inf if rank is None else rank)
+    # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
+    filling = min(steps, directions / sweep.layout.opened)
+    work = 6.0 * sweep.each * sweep.replicates * (1 + sweep.layout.structure.blocks) / 2 * directions * (steps - filling / 2)
+    days = work * (1 + 1 / FEWER) * runs * (1 + (len(step) if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
+    if days > MOST_DAYS:
         raise checks.reject(
-            name,
-            value,
-            f"{steps:.3g} steps of {sweep.each * sweep.replicates} paths and up to {directions:.3g} directions are {work:.2g} "
+            "steps",
+            int(step[-1]),
+            f"so many of {sweep.each * sweep.replicates} paths and up to {directions:.3g} directions are {work:.2g} "
             f"multiplications, about {days:.2g} days: take fewer steps or paths, or give rank= where the algorithm is smooth",
         )
 
