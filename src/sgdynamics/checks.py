@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import os
@@ -205,3 +206,17 @@ def gram(argument: str, value: np.ndarray, tolerance: float = 1e-9) -> None:
             f"{argument} is not a Gram matrix (smallest eigenvalue {lowest:.6g} < 0): no vectors have these inner "
             f"products; give overlaps with a positive semi-definite {argument}"
         )
+
+
+def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that something does not have, with what was probably meant."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name}: {what} has no such argument: {did_you_mean(name, known)}it takes {', '.join(known)}")
+
+
+def replaced(value: Any, changes: dict[str, Any]) -> Any:
+    """A frozen dataclass with some fields changed, checked as when it was made."""
+    known_names(type(value).__name__, changes, [field.name for field in dataclasses.fields(value) if field.init])
+    return dataclasses.replace(value, **changes)

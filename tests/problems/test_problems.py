@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,3 +174,56 @@ def test_functions_of_arrays_are_not_disturbed_by_the_watch():
         problem = sgd.MultiIndex(target, directions=2, width=2, activation="erf")
         start = sgd.random_start(problem, dimension=50, seed=0)
         assert start.M.shape == (1, 2, 2)
+
+
+def quartic(fields, signals, head, noise_draw, parameters):
+    return parameters["scale"] * jnp.mean(head * fields) ** 4 - signals[0]
+
+
+def product(z):
+    return z[0] * z[1]
+
+
+REPLACED = [
+    (sgd.TeacherStudent, {"width": 3, "noise": 0.1, "teacher_width": 2, "activation": "erf"}, {"noise": 0.2}),
+    (sgd.TeacherStudent, {"width": 3, "noise": 0.1}, {"activation": "relu", "constraint": "sphere"}),
+    (sgd.MultiIndex, {"target": product, "directions": 2, "width": 2}, {"noise": 0.3, "kinks": [0.0]}),
+    (sgd.GaussianMixture, {"kind": "xor", "snr": 50.0}, {"snr": float("inf")}),
+    (sgd.Problem, {"loss": quartic, "width": 2, "signals": 1, "parameters": {"scale": 1.0}}, {"parameters": {"scale": 2.0}}),
+    (sgd.SpikedTensor, {"order": 3, "snr": 2.0}, {"ridge": 0.1}),
+    (sgd.OnePassSGD, {"lr": 0.2, "batch": 4}, {"batch": 2}),
+    (sgd.OnePassSGD, {"lr": sgd.piecewise_rate([1.0], [0.1, 0.2])}, {"head_rate": 0.5}),
+    (sgd.PersistentSGD, {"lr": 0.1, "persistence_time": 2.0}, {"batch_fraction": 0.25}),
+    (sgd.Langevin, {"lr": 0.1, "temperature": 2.0}, {"lr": 0.2}),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "changes"), REPLACED)
+def test_replace_is_making_it_anew(kind, given, changes):
+    one = kind(**given)
+    again = kind(**given)
+    assert one == again
+    assert hash(one) == hash(again)
+    other = one.replace(**changes)
+    assert type(other) is kind
+    assert other == kind(**{**given, **changes})
+    assert other != one
+    assert one == again  # it is another one
+    back = pickle.loads(pickle.dumps(one)) if kind is not sgd.Problem else one
+    assert back == one
+    assert back.replace(**changes) == other
+    with pytest.raises(ValueError, match="has no such argument"):
+        one.replace(nosie=0.1)
+
+
+def test_replace_checks_and_suggests():
+    problem = sgd.TeacherStudent(4, 2, "erf", noise=0.1)  # by position too
+    assert problem.replace(width=3).teacher_width == 2
+    with pytest.raises(ValueError, match=r"nosie: TeacherStudent has no such argument: did you mean 'noise'"):
+        problem.replace(nosie=0.1)
+    with pytest.raises(ValueError, match="noise = -1"):
+        problem.replace(noise=-1)
+    with pytest.raises(AttributeError, match=r"problem.replace\(noise=...\)"):
+        problem.noise = 0.2
+    assert problem != sgd.MultiIndex(product, directions=2, width=4, activation="erf", noise=0.1)
+    assert sgd.OnePassSGD(lr=0.1) != sgd.GradientDescent(lr=0.1)

@@ -11,7 +11,7 @@ temperature T. All four are this one step with other numbers, so that direct sim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +35,10 @@ class FixedData:
         object.__setattr__(self, "lr", checks.number("lr", self.lr, above=0.0))
         object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+
+    def replace(self, **changes: Any) -> Self:
+        """The same algorithm with some of its arguments changed, checked as when it was made: algorithm.replace(lr=0.02)."""
+        return checks.replaced(self, changes)
 
     @property
     def selects(self) -> bool:

@@ -42,6 +42,10 @@ class OnePassSGD:
         object.__setattr__(self, "lr", made_schedule("lr", self.lr, "alpha"))
         self.rates(np.zeros(1))
 
+    def replace(self, **changes: Any) -> OnePassSGD:
+        """The same algorithm with some of its arguments changed, checked as when it was made: algorithm.replace(lr=0.2)."""
+        return checks.replaced(self, changes)
+
     @property
     def scheduled(self) -> bool:
         return isinstance(self.lr, Schedule)

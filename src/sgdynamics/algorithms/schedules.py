@@ -27,6 +27,15 @@ class Schedule:
     def __repr__(self) -> str:
         return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule) or self.function != other.function:
+            return False
+        (mine, form), (theirs, other_form) = (jax.tree.flatten(one.numbers) for one in (self, other))
+        return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((Schedule, self.function))
+
     def tree_flatten(self) -> tuple[tuple[Any], Any]:
         return (self.numbers,), self.function
 

@@ -41,6 +41,7 @@ class GaussianMixture(Problem):
         *,
         activation: Any = "relu",
     ) -> None:
+        self._made_of(locals())
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
         self.snr = checks.number("snr", snr, above=0.0, infinite=True)
         self.activation = student_activation(activation)

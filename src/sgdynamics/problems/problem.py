@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -72,6 +72,7 @@ class Problem:
 
     kind: ClassVar[str] = "Problem"
     _sealed = False
+    _given: dict[str, Any]
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class Problem:
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
     ) -> None:
+        self._made_of(locals())
         if not callable(loss):
             raise checks.reject("loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)")
         self.user_loss = loss
@@ -102,8 +104,30 @@ class Problem:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sealed:
-            raise AttributeError(f"a problem does not change once made: make a new {self.kind} with another {name}")
+            raise AttributeError(f"a problem does not change once made: take problem.replace({name}=...)")
         object.__setattr__(self, name, value)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same problem with some of its arguments changed, checked as when it was made: problem.replace(noise=0.1)."""
+        checks.known_names(self.kind, changes, self._given)
+        return type(self)(**{**self._given, **changes})
+
+    def _made_of(self, arguments: dict[str, Any]) -> None:
+        """Keep what it is made of, for `replace`: the constructor's own arguments (its `locals()`), a user's functions among them."""
+        self._given = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two problems have the same functions, shapes and numbers."""
+        if type(self) is not type(other):
+            return NotImplemented
+        assert isinstance(other, Problem)
+        if self.structure != other.structure:
+            return False
+        (mine, form), (theirs, other_form) = (jax.tree.flatten(one._parameters) for one in (self, other))
+        return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.structure))
 
     def _set(
         self,

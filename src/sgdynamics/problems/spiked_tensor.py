@@ -39,6 +39,10 @@ class SpikedTensor:
         object.__setattr__(self, "snr", checks.number("snr", self.snr, above=0.0))
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
+    def replace(self, **changes: Any) -> SpikedTensor:
+        """The same problem with some of its arguments changed, checked as when it was made."""
+        return checks.replaced(self, changes)
+
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the problem, as a dictionary that JAX can trace."""

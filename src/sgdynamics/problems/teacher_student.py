@@ -66,6 +66,7 @@ class TeacherStudent(_Network):
         loss: Any = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
     ) -> None:
+        self._made_of(locals())
         self.activation = student_activation(activation)
         self.teacher_activation = (
             self.activation if teacher_activation is None else find_activation(teacher_activation, "teacher_activation")
@@ -122,6 +123,7 @@ class MultiIndex(_Network):
         covariance: Sequence[tuple[float, float]] | None = None,
         kinks: Sequence[Any] = (),
     ) -> None:
+        self._made_of(locals())
         if not callable(target):
             raise checks.reject("target", target, "give a JAX function from a vector of signals to a number")
         self.directions = checks.whole("directions", directions, 1)
