@@ -18,6 +18,7 @@ PAGES = sorted(page for page in DOCS.rglob("*.md"))
 EXAMPLES = [page.relative_to(DOCS).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 LATER = (
     "howto/activation.md",
+    "howto/figure.md",
     "howto/problem.md",
     "howto/gradient.md",
     "howto/fixed_data.md",

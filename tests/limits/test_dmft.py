@@ -78,6 +78,7 @@ def close(result, name, expected, index=()):
     assert np.all(np.abs(found - expected) <= T_LIMIT * error + 1e-12), f"{name}: {found} against {expected}, errors {error}"
 
 
+@pytest.mark.slow
 def test_langevin_on_ridge_regression():
     problem, start = linear()
     algorithm = sgd.Langevin(lr=LR, samples_per_dimension=ALPHA, temperature=HEAT)

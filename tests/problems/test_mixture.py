@@ -110,6 +110,7 @@ def test_own_clusters_agree_with_the_built_in_mixture():
         assert np.all(error <= 0.01 * np.abs(getattr(exact, name)).max() + 1e-9), name
 
 
+@pytest.mark.slow
 def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
     problem, d = binary(), 4
     begin = given(problem)
