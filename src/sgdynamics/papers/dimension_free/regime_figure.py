@@ -33,10 +33,9 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Above, the map: across the width, up the noise of SGD, borders by what may be neglected (`plot.regime_map`), sizes at the runs' start.
     Below, in each corner, the mean risk of SGD runs from one random start, over that of gradient flow, with the ODE of this gamma and
-    d = infinity, and
-    the mean field of infinitely many units of the same (m, q) beside it; a band shows the scatter of single runs. `scatter` is the largest
-    standard deviation over runs of an overlap at t = 5, beside the size that the map has for it. The slides' diagram has no numbers: all
-    settings are chosen here, Delta = 1e-3. Quick: fewer runs.
+    d = infinity, and the mean field of infinitely many units of the same (m, q) beside it; a band shows the scatter of single runs.
+    `scatter` is the largest standard deviation over runs of an overlap at t = 5, beside the size that the map has for it. The slides'
+    diagram has no numbers: all settings are chosen here, Delta = 1e-3. Quick: fewer runs.
     """
     seed = checks.whole("seed", seed, 0)
     k, Delta, runs = 1, 1e-3, 96 if quick else 256
