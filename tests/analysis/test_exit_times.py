@@ -86,6 +86,18 @@ def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference,
     assert abs(corrected - chain.mean / p) < abs(ode.mean - chain.mean) / p
 
 
+def test_sde_paths_leave_about_when_the_ode_does():
+    """A cheap sister of the two below: from one far start the noise at d = 3000 moves the exit by a few percent."""
+    problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
+    begin, algorithm = sgd.start(problem, M=[[0.3]], Q=[[1.0]]), sgd.OnePassSGD(lr=0.05)
+    setting = {"threshold": 0.2, "max_time": 20.0}
+    expected = sgd.exit_time(problem, algorithm, begin, **setting)
+    found = sgd.exit_time(problem, algorithm, begin, method="sde", dimension=3000, runs=16, **setting)
+    assert found.left == 16
+    assert found.mean == pytest.approx(expected.mean, rel=0.1)
+    assert 0 < found.standard_error < 0.05 * found.mean
+
+
 @pytest.mark.slow
 def test_sde_exit_times_follow_the_formula():
     """From one start, 64 paths: the diffusive time (59) with that start, which is the SDE's own near m = 0."""

@@ -22,6 +22,7 @@ from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import integration
 from sgdynamics.limits.drift import drift, finite_numbers
+from sgdynamics.limits.ode import tolerances
 from sgdynamics.limits.sde import SdePaths, refuse_without_noise, step_length
 from sgdynamics.precision import float64
 from sgdynamics.problems.functions import checked_function
@@ -284,7 +285,7 @@ def _simulated_exits(
         simulator = DirectSGD(problem, algorithm, begin, d, sizes)
     else:
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time
-        reach, _ = _ode_exits(problem, algorithm, begin, None, watch, nodes, seen["level"], end, np.arange(begin.runs) == 0)
+        reach, *_ = _ode_exits(problem, algorithm, begin, None, watch, nodes, seen["level"], end, np.arange(begin.runs) == 0)
         scale = end if np.isnan(reach[0]) else float(min(end, 2 * reach[0]))
         length = min(step_length(problem, algorithm, begin, d, sizes, scale)[0], scale / SDE_STEPS)
         simulator = SdePaths(problem, algorithm, begin, d, sizes, True)
@@ -308,22 +309,28 @@ def _ode_exits(
     chosen: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
     flow = algorithm.lr == 0.0
-    finite = None if d is None or flow else finite_numbers(problem, d, algorithm.batch)
-    if finite is not None and "points" in finite:
-        finite["points"] = {name: value[0] for name, value in finite["points"].items()}
+    finite, tolerance = setting_of(problem, algorithm, begin, d, watch.rule)
     drift_nodes = {name: value[0] for name, value in nodes_for(problem.structure, watch.rule, flow).items()}
     states = {"M": begin.M_blocks[chosen], "Q": begin.Q_blocks[chosen], "a": begin.a[chosen]}
-    numbers = (drift_nodes, nodes, problem.parameters, algorithm.parameters, finite, states, levels[chosen], np.float64(end))
+    numbers = (drift_nodes, nodes, problem.parameters, algorithm.parameters, finite, states, levels[chosen], np.float64(end), tolerance)
     found = _ode_exit(watch, algorithm.batch, flow, *numbers)
     return finished_exits(watch, algorithm.batch, flow, numbers, found)
 
 
+def setting_of(problem: Problem, algorithm: OnePassSGD, begin: Start, d: int | None, rule: Rule) -> tuple[Any, dict[str, Any]]:
+    """What the drift needs to know of a finite d, with one replicate of its points, and the tolerance, by the rules of `solve_ode`."""
+    finite = None if d is None or algorithm.flow else finite_numbers(problem, d, algorithm.batch)
+    tolerance = tolerances(problem, algorithm, begin, rule, finite, None, None)
+    if finite is not None and "points" in finite:
+        finite["points"] = {name: value[0] for name, value in finite["points"].items()}
+    return finite, tolerance
+
+
 def finished_exits(watch: _Watch, batch: int, flow: bool, numbers: tuple[Any, ...], found: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     """Exit times, who diverged and who ran out of steps: what the explicit method does not finish goes on by LSODA."""
-    drift_nodes, nodes, parameters, algorithm, finite, _, levels, end = numbers
+    drift_nodes, nodes, parameters, algorithm, finite, _, levels, end, tolerance = numbers
     times, left, full = (np.array(part) for part in found[:3])
     tired = np.zeros_like(full)
-    tolerance = {"rtol": integration.MARGIN * integration.RTOL, "atol": integration.MARGIN * integration.ATOL}
     value = jax.jit(partial(watch.value, parameters, nodes))
     for run in np.flatnonzero(full):
         long = integration.LongRun(watch.structure, watch.rule, batch, flow, drift_nodes, parameters, algorithm, finite)
@@ -351,6 +358,7 @@ def _ode_exit(
     states: Any,
     levels: Any,
     end: Any,
+    tolerance: Any,
 ) -> tuple[Any, Any, Any, Any]:
     """When each run stopped, whether it had left, whether its steps had run out, and its state there."""
 
@@ -367,8 +375,8 @@ def _ode_exit(
             finite,
             state,
             jnp.array([end]),
-            rtol=integration.MARGIN * integration.RTOL,
-            atol=integration.MARGIN * integration.ATOL,
+            rtol=tolerance["rtol"],
+            atol=tolerance["atol"],
             watch=lambda y: watch.value(parameters, nodes, y) - level,
         )
         states, times = integration.parts(found)

@@ -330,6 +330,7 @@ class ExitLane:
     watch: Any
     first: dict[str, Any]  # nodes of the risk
     finite: Any
+    tolerance: dict[str, Any]
     levels: np.ndarray
     end: float
     threshold: float
@@ -338,7 +339,7 @@ class ExitLane:
     @property
     def numbers(self) -> tuple[Any, ...]:
         states = {"M": self.begin.M_blocks, "Q": self.begin.Q_blocks, "a": self.begin.a}
-        return self.problem.parameters, self.algorithm.parameters, self.finite, states, self.levels, np.float64(self.end)
+        return self.problem.parameters, self.algorithm.parameters, self.finite, states, self.levels, np.float64(self.end), self.tolerance
 
     @property
     def key(self) -> Hashable:
@@ -394,8 +395,8 @@ def _exit_lane(
     levels = np.full(begin.runs, -threshold) if criterion == "overlap" else (1 - threshold) * now
     if np.any(now < levels) or (criterion == "risk" and not np.all(now > 0)):
         return None
-    finite = None if dimension is None or algorithm.flow else finite_numbers(problem, dimension, algorithm.batch)
-    return ExitLane(place, problem, algorithm, begin, watch, nodes, finite, levels, end, threshold, dimension)
+    finite, tolerance = exit_times.setting_of(problem, algorithm, begin, dimension, rule)
+    return ExitLane(place, problem, algorithm, begin, watch, nodes, finite, tolerance, levels, end, threshold, dimension)
 
 
 def _exit_answer(lane: ExitLane, times: np.ndarray, blown: np.ndarray, tired: np.ndarray) -> Row:
