@@ -29,8 +29,8 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start, factor
 from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
+from sgdynamics.reach import available_bytes
 from sgdynamics.results import largest_share, trajectory
-from sgdynamics.simulation.fixed_direct import available_bytes
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
 POINT_BYTES = 1 << 27  # quasi-random numbers made at a time

@@ -1,6 +1,6 @@
 """Many ODEs that differ only in numbers as one program: every point is a lane with its own step sizes.
 
-A lane's numbers do not depend on which others run beside it: rule, tolerance, step sizes and the choice of the implicit method are its
+A lane's numbers do not depend on which others run beside it: rule, tolerance, step sizes and where LSODA takes over are its
 own, and programs have one of two numbers of lanes (short groups are filled up), so that few are compiled.
 """
 
