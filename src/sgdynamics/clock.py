@@ -16,7 +16,7 @@ from scipy import optimize
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.schedules import Schedule
+from sgdynamics.controls import Schedule
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.reach import check_steps
 

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.one_pass import take_step
-from sgdynamics.algorithms.schedules import rate_at
 from sgdynamics.algorithms.updates import copies, rereads
+from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
 
@@ -167,7 +167,7 @@ def run_span(
         def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, flag, index = sample
-            now = rate_at(algorithm["lr"], index * (layout.batch / dimension))
+            now = numbers_at(algorithm["lr"], index * (layout.batch / dimension))
             rate = jnp.where(flag, now / dimension, 0.0)
             moved = one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside, dimension)
             # a plain step of length 0 changes nothing; others have to be held

@@ -9,7 +9,6 @@ from sgdynamics.algorithms.fixed_data import Langevin as Langevin
 from sgdynamics.algorithms.fixed_data import MultiPassSGD as MultiPassSGD
 from sgdynamics.algorithms.fixed_data import PersistentSGD as PersistentSGD
 from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
-from sgdynamics.algorithms.schedules import piecewise_rate as piecewise_rate
 from sgdynamics.analysis.certificate import Certificate as Certificate
 from sgdynamics.analysis.certify import certify as certify
 from sgdynamics.analysis.exit_times import ExitTimes as ExitTimes
@@ -33,6 +32,7 @@ from sgdynamics.analysis.sample_complexity import sample_complexity as sample_co
 from sgdynamics.analysis.schedules import OptimalSchedule as OptimalSchedule
 from sgdynamics.analysis.schedules import optimal_schedule as optimal_schedule
 from sgdynamics.comparison import compare as compare
+from sgdynamics.controls import piecewise_rate as piecewise_rate
 from sgdynamics.limits.covariance import increment_covariance as increment_covariance
 from sgdynamics.limits.dmft import solve_dmft as solve_dmft
 from sgdynamics.limits.effective import EffectiveDynamics as EffectiveDynamics

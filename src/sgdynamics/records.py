@@ -10,7 +10,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.schedules import piecewise_rate
+from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor

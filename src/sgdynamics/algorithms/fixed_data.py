@@ -18,7 +18,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import descend
-from sgdynamics.algorithms.schedules import Schedule, checked_values, describe_schedule, made_schedule, rate_at
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, numbers_at
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
 
 def kick_size(algorithm: Any, number: Any, dimension: Any) -> Any:
     """sqrt(2 T lr/d) at step `number`."""
-    temperature = rate_at(algorithm["temperature"], number * algorithm["lr"])
+    temperature = numbers_at(algorithm["temperature"], number * algorithm["lr"])
     return jnp.sqrt(2 * temperature * algorithm["lr"] / dimension)
 
 

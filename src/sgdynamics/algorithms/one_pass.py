@@ -15,7 +15,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms import updates
-from sgdynamics.algorithms.schedules import Schedule, checked_values, describe_schedule, made_schedule
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule
 
 
 @dataclass(frozen=True)

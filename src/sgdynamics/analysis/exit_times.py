@@ -18,6 +18,7 @@ from scipy import optimize
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import plan_steps
+from sgdynamics.functions import checked_function
 from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import integration
@@ -25,7 +26,6 @@ from sgdynamics.limits.drift import drift, finite_numbers
 from sgdynamics.limits.ode import tolerances
 from sgdynamics.limits.sde import SdePaths, refuse_without_noise, step_length
 from sgdynamics.precision import float64
-from sgdynamics.problems.functions import checked_function
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start

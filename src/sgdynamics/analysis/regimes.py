@@ -25,7 +25,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.algorithms.schedules import Schedule
+from sgdynamics.controls import Schedule
 from sgdynamics.gaussian import pairs
 from sgdynamics.gaussian.moments import Rule, nodes_for
 from sgdynamics.gaussian.moments import risk as population_risk

@@ -22,7 +22,7 @@ from scipy import optimize
 
 from sgdynamics import checks, functional
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.schedules import Schedule, piecewise_rate
+from sgdynamics.controls import Schedule, piecewise_rate
 from sgdynamics.gaussian.moments import Rule, by_clusters
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure

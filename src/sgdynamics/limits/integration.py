@@ -12,7 +12,7 @@ import numpy as np
 import optimistix
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.schedules import Schedule, rate_at
+from sgdynamics.controls import Schedule, numbers_at
 from sgdynamics.gaussian.moments import Rule, nodes_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, Followed, follow
@@ -105,7 +105,7 @@ def rate(
     """The drift in the variable of the integration: t, or with a schedule alpha, t = integral of lr/batch."""
     if not isinstance(algorithm["lr"], Schedule):
         return drift(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
-    lr = rate_at(algorithm["lr"], t)
+    lr = numbers_at(algorithm["lr"], t)
     moved = drift(structure, rule, nodes, parameters, {**algorithm, "lr": lr}, state, batch=batch, flow=flow, finite=finite)
     return jax.tree.map(lambda value: value * (lr / batch), moved)
 

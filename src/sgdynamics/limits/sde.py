@@ -28,8 +28,8 @@ import xarray as xr
 
 from sgdynamics import checks, compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
-from sgdynamics.algorithms.schedules import Schedule, rate_at
 from sgdynamics.clock import clock, elapsed, plan_steps, reached
+from sgdynamics.controls import Schedule, numbers_at
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
@@ -329,7 +329,7 @@ def _advance(
         place = jnp.searchsorted(edges, number, side="right") - 1
         length, rates, scales = lengths[place], algorithm, numbers
         if isinstance(algorithm["lr"], Schedule):
-            lr = rate_at(algorithm["lr"], begins[place] + (number - edges[place] + 0.5) * length)
+            lr = numbers_at(algorithm["lr"], begins[place] + (number - edges[place] + 0.5) * length)
             rates, scales = {**algorithm, "lr": lr}, {**numbers, "noise_rate": lr / numbers["batch"]}
             length = length * scales["noise_rate"]
 

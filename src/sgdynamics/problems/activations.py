@@ -14,7 +14,7 @@ import numpy as np
 from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
-from sgdynamics.problems.functions import checked_function, function_identity
+from sgdynamics.functions import checked_function, function_identity
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.functions import checked_function
 from sgdynamics.problems.activations import Activation
-from sgdynamics.problems.functions import checked_function
 
 
 def squared(output: Any, label: Any) -> Any:

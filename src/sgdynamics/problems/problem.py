@@ -17,8 +17,8 @@ import numpy as np
 from scipy import special
 
 from sgdynamics import checks
+from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import checked_kinks
-from sgdynamics.problems.functions import checked_function, function_identity
 from sgdynamics.problems.losses import UserLoss, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.activations import student_activation
-from sgdynamics.problems.functions import checked_function, function_identity
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.trial import try_problem

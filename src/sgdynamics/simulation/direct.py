@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.one_pass import take_step
-from sgdynamics.algorithms.schedules import rate_at
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.compressed import drawn_clusters, sample_gradients
+from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
@@ -121,7 +121,7 @@ def _advance(
         if structure.clusters:
             means, noise = drawn_clusters(parameters, noise)
             x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(batch, -1))
-        rate = (rate_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(spread.dtype)
+        rate = (numbers_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(spread.dtype)
         weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes, kind)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights[: structure.width])

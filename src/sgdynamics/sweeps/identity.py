@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics.algorithms.schedules import Schedule, describe_schedule
+from sgdynamics.controls import Schedule, describe_schedule
 from sgdynamics.problems.activations import function_identity
 
 

@@ -17,7 +17,7 @@ from scipy import integrate, special
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
-from sgdynamics.algorithms.schedules import piecewise_rate
+from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
 

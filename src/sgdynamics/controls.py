@@ -1,4 +1,7 @@
-"""Numbers that depend on alpha = samples/d (on fixed data on t): a function with its numbers."""
+"""Numbers that depend on alpha = samples/d (on fixed data on t): a function with its numbers.
+
+What is traced may hold a `Schedule` in place of any number; whoever makes a step reads all of them through `numbers_at`, once.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
-from sgdynamics.problems.functions import checked_function, function_identity
 
 
 @jax.tree_util.register_pytree_node_class
 class Schedule:
-    """A learning rate that depends on alpha = samples/d: a function (static) of its numbers (traced) and alpha."""
+    """A number that depends on alpha = samples/d: a function (static) of its own numbers (traced) and alpha."""
 
     def __init__(self, function: Callable[[Any, Any], Any], numbers: Any, name: Any = None) -> None:
         self.function, self.numbers, self.name = function, numbers, name
@@ -78,9 +81,14 @@ def piecewise_rate(edges: Any, rates: Any) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
 
 
-def rate_at(lr: Any, alpha: Any) -> Any:
-    """The learning rate at alpha, constant or scheduled."""
-    return lr(alpha) if isinstance(lr, Schedule) else lr
+def numbers_at(numbers: Any, alpha: Any) -> Any:
+    """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
+    return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)
+
+
+def scheduled(number: Any) -> bool:
+    """Whether a number depends on alpha."""
+    return isinstance(number, Schedule)
 
 
 def made_schedule(name: str, function: Any, of: str) -> Schedule:
