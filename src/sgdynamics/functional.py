@@ -26,8 +26,8 @@ from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
 from sgdynamics.gaussian.moments import risk as population_risk
 from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
 from sgdynamics.limits import integration
+from sgdynamics.limits.drift import MeanStep, finite_numbers
 from sgdynamics.limits.drift import drift as mean_increment
-from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
 
@@ -125,9 +125,13 @@ def solve(
     most = MOST_IMPLICIT_STEPS if stiff else MOST_STEPS
     local = (integration.MARGIN * rtol, integration.MARGIN * atol)
 
+    field = MeanStep(structure, rule, batch, flow)
+    points_each = {} if finite is None or "points" not in finite else {"points": finite["points"]}
+    shared = {"problem": parameters, "algorithm": algorithm, "finite": finite}
+
     def one(begin: dict[str, Any]) -> dict[str, Any]:
-        numbers = (nodes, parameters, algorithm, finite, begin, points, *local)
-        found = integration.integrate(structure, rule, batch, flow, stiff, *numbers, guard=False, adjoint=ADJOINTS[mode](), most=most)
+        setting = {"stiff": stiff, "guard": False, "adjoint": ADJOINTS[mode](), "most": most}
+        found = integration.integrate(field, {"nodes": nodes, **points_each}, shared, begin, points, *local, **setting)
         states: Any = found.ys
         return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]
 

@@ -34,15 +34,12 @@ from sgdynamics.analysis.schedules import optimal_schedule as optimal_schedule
 from sgdynamics.comparison import compare as compare
 from sgdynamics.controls import piecewise_rate as piecewise_rate
 from sgdynamics.limits.covariance import increment_covariance as increment_covariance
-from sgdynamics.limits.dmft import solve_dmft as solve_dmft
 from sgdynamics.limits.effective import EffectiveDynamics as EffectiveDynamics
 from sgdynamics.limits.effective import effective_dynamics as effective_dynamics
 from sgdynamics.limits.effective_scaling import EffectiveScaling as EffectiveScaling
 from sgdynamics.limits.effective_scaling import effective_scaling as effective_scaling
 from sgdynamics.limits.mean_field import mean_field_random_start as mean_field_random_start
 from sgdynamics.limits.mean_field import solve_mean_field as solve_mean_field
-from sgdynamics.limits.ode import solve_ode as solve_ode
-from sgdynamics.limits.sde import solve_sde as solve_sde
 from sgdynamics.plot import mean_field_density as mean_field_density
 from sgdynamics.problems import Activation as Activation
 from sgdynamics.problems import GaussianMixture as GaussianMixture
@@ -60,7 +57,10 @@ from sgdynamics.results import load as load
 from sgdynamics.results import problem_of as problem_of
 from sgdynamics.results import save as save
 from sgdynamics.results import start_from as start_from
-from sgdynamics.simulation import simulate as simulate
+from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
+from sgdynamics.solvers.ode import solve_ode as solve_ode
+from sgdynamics.solvers.sde import solve_sde as solve_sde
+from sgdynamics.solvers.simulate import simulate as simulate
 from sgdynamics.sweeps import PowerLaw as PowerLaw
 from sgdynamics.sweeps import fit_exponent as fit_exponent
 from sgdynamics.sweeps import sweep as sweep

@@ -11,7 +11,7 @@ temperature T. All four are this one step with other numbers, so that direct sim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +28,8 @@ class FixedData:
     lr: float = 0.01
     samples_per_dimension: float = 3.0
     head_rate: float = 1.0
+
+    kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
 
     def __post_init__(self) -> None:
         if callable(self.lr):

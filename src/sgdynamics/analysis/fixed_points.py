@@ -25,13 +25,13 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked import spiked_fixed_points
+from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.gaussian.mehler import MOST_TERMS
 from sgdynamics.gaussian.moments import GRID, Rule, by_clusters, drift_sampled, nodes_for, sampled
 from sgdynamics.gaussian.nodes import gauss_hermite_grid, sobol_normals
-from sgdynamics.gaussian.risk import risk_by, rule_for
+from sgdynamics.gaussian.risk import risks_by, rule_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.limits.integration import LARGEST
-from sgdynamics.limits.ode import KINKED_TOLERANCE
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem, Structure
@@ -481,7 +481,7 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
     omega = overlap_matrix(state["M"], state["Q"], problem.gram)
     lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
     physical = lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
-    risk = risk_by(problem, system.rule, state["M"], state["Q"], state["a"])[0]
+    risk = risks_by(problem.structure, system.rule, [problem.parameters], [state])[0].risk
     jacobians = _jacobians(system, roots)
     rates = system.rates(roots.y, roots.base, 0.0)[0]
     if system.coarse_nodes is not None:
@@ -505,7 +505,8 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
             found[same[0]] = replace(found[same[0]], found=found[same[0]].found + 1)
             continue
         if isinstance(problem.structure.loss, CommitteeLoss):
-            error += risk_by(problem, system.rule, *(part[n : n + 1] for part in state.values()))[2] * float(np.abs(roots.y[n]).max())
+            own = {name: part[n : n + 1] for name, part in state.items()}
+            error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[0].worst * float(np.abs(roots.y[n]).max())
         growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
         M, Q, a = (part[n] for part in state.values())
         inner, lengths = Q.sum(axis=0), np.sqrt(np.abs(np.diag(Q.sum(axis=0))))

@@ -30,11 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.dynamics.fields import WARN_ABOVE
 from sgdynamics.gaussian import curvature
 from sgdynamics.gaussian.moments import GRID, Rule, exact_pairs, generic_conditional_means, nodes_for, relu_conditional_means
 from sgdynamics.gaussian.nodes import PIVOT, gauss_hermite_grid, safe_ratio, sobol_normals
 from sgdynamics.gaussian.risk import rule_for
-from sgdynamics.limits.ode import WARN_ABOVE
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.losses import CommitteeLoss, squared

@@ -17,7 +17,7 @@ added to dQ_b, and on the sphere with the mean of what normalising the rows does
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,9 +27,11 @@ import numpy as np
 from scipy import special, stats
 
 from sgdynamics import compressed
-from sgdynamics.gaussian.moments import Rule, moments
+from sgdynamics.controls import numbers_at, scheduled
+from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.limits.integration import Field
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
 from sgdynamics.random import bartlett
@@ -78,6 +80,39 @@ def drift(
             dM, dQ = dM + rest["M"], dQ + rest["Q"]
     da = -algorithm["head_rate"] * (found.head_gradient + decay * head) if structure.trained else jnp.zeros_like(head)
     return {"M": dM, "Q": dQ, "a": da}
+
+
+@dataclass(frozen=True)
+class MeanStep(Field):
+    """The drift as a field of the solve core: `each` has the nodes, on the sphere at finite d `points` too; `shared` the numbers.
+
+    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of lr/batch. All numbers are read at alpha.
+    """
+
+    structure: Structure
+    rule: Rule
+    batch: int
+    flow: bool
+    symmetric = ("Q",)
+
+    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+        lr = shared["algorithm"]["lr"]
+        alpha = t if scheduled(lr) or self.flow else t * self.batch / lr
+        now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
+        finite = shared["finite"] if "points" not in each else {**shared["finite"], "points": each["points"]}
+        setting = {"batch": self.batch, "flow": self.flow, "finite": finite}
+        moved = drift(self.structure, self.rule, each["nodes"], now["problem"], now["algorithm"], state, **setting)
+        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / self.batch), moved) if scheduled(lr) else moved
+
+
+def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What a `MeanStep` takes with a leading axis of replicates (nodes, points), and `finite` without its points."""
+    nodes = nodes_for(structure, rule, flow) or {"none": np.zeros((1, 1))}
+    if finite is None or "points" not in finite:
+        return {"nodes": nodes}, finite
+    # what is not sampled goes once with each replicate of what is
+    nodes = {name: np.broadcast_to(value, (rule.replicates, *value.shape[1:])) for name, value in nodes.items()}
+    return {"nodes": nodes, "points": finite["points"]}, {name: value for name, value in finite.items() if name != "points"}
 
 
 def _sphere_remainder(

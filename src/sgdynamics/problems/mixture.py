@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.problems.activations import student_activation
+from sgdynamics.problems.activations import NAMED, student_activation
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.trial import try_problem
@@ -31,6 +31,7 @@ class GaussianMixture(Problem):
     """
 
     kind: ClassVar[str] = "GaussianMixture"
+    classifies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -54,6 +55,10 @@ class GaussianMixture(Problem):
         self._parameters["eigenvalues"] = np.array([0.0 if math.isinf(self.snr) else 1.0 / self.snr])
         try_problem(self)
         self._sealed = True
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("fields", "mixture", "snr = inf") if math.isinf(self.snr) and self.activation == NAMED["relu"] else ("fields", "mixture")
 
     @classmethod
     def from_record(

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import special
 
 from sgdynamics import checks
+from sgdynamics.controls import scheduled
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import UserLoss, squared
@@ -192,10 +193,26 @@ class Problem:
         """The numbers of the problem, as a dictionary that JAX can trace."""
         return dict(self._parameters)
 
+    classifies: ClassVar[bool] = False  # whether a result has an accuracy
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it is, in the table of what is supported."""
+        return ("fields", "mixture") if self.clusters else ("fields",)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether numbers of the problem depend on alpha."""
+        return any(scheduled(leaf) for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled))
+
     @property
     def noise_floor(self) -> float:
         """The label noise's share of the risk; 0 where the problem does not tell it apart."""
         return 0.0
+
+    def noise_floor_at(self, alpha: np.ndarray) -> Any:
+        """The same at each alpha, where the noise depends on it."""
+        return self.noise_floor
 
     def block_dimensions(self, dimension: int) -> np.ndarray:
         """How many of d coordinates each covariance block has, by largest remainder."""

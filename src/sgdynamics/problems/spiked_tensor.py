@@ -33,6 +33,7 @@ class SpikedTensor:
     snr: float = 1.2
     ridge: float = 0.0
     kind: ClassVar[str] = "SpikedTensor"
+    kinds: ClassVar[tuple[str, ...]] = ("spiked tensor",)  # in the table of what is supported
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", checks.whole("order", self.order, 2, MOST_ORDER))
@@ -55,15 +56,19 @@ class SpikedTensor:
 
         written as a sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
         """
-        m, r2 = np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)
-        along, total = m * m, m * m + r2
-        rest = sum(total**j * along ** (self.order - 1 - j) for j in range(self.order))
-        value = (self.snr - m**self.order) ** 2 + r2 * rest
+        value = spiked_risk(self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64))
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
         return {"kind": self.kind, "order": self.order, "snr": self.snr, "ridge": self.ridge}
+
+
+def spiked_risk(order: int, snr: Any, m: Any, r2: Any) -> Any:
+    """The same of NumPy or JAX values."""
+    along, total = m * m, m * m + r2
+    rest = sum(total**j * along ** (order - 1 - j) for j in range(order))
+    return (snr - m**order) ** 2 + r2 * rest
 
 
 def checked_spiked(value: Any) -> SpikedTensor:

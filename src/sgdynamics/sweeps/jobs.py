@@ -12,17 +12,17 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.limits.dmft import solve_dmft
 from sgdynamics.limits.mean_field import solve_mean_field
-from sgdynamics.limits.ode import solve_ode
-from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.teacher_student import MultiIndex
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.records import KINDS, PROBLEMS, algorithm_from, start_of
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.sde import solve_sde
+from sgdynamics.solvers.simulate import simulate
 from sgdynamics.sweeps.identity import digest, plain
 
 FORMAT = 1  # of a store
