@@ -22,6 +22,7 @@ from sgdynamics.limits.sde import SdePaths, step_length
 from sgdynamics.problems.losses import TargetLoss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
+from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.fixed_direct import DirectFixedData
@@ -105,7 +106,7 @@ class FieldDynamics(Dynamics):
     def timed(self, states: dict[str, np.ndarray], when: Clock) -> dict[str, np.ndarray]:
         """Overlaps (..., time, ...), with alpha where numbers of the problem depend on it."""
         overlaps = {name: states[name] for name in ("M", "Q", "a")}
-        if not self.definition.controlled:
+        if not self.definition.scheduled:
             return overlaps
         return {**overlaps, "alpha": np.broadcast_to(self.place(when), overlaps["a"].shape[:-1])}
 
@@ -148,13 +149,18 @@ class FieldDynamics(Dynamics):
         nodes = {name: value[0] for name, value in risk_nodes(self.structure, watch.rule).items()}
         return watch, {"problem": self.parameters, "watch": nodes}
 
+    def _floor(self, when: Clock) -> Any:
+        """The label noise's share of the risk, at each time where it depends on it."""
+        problem = self.definition
+        return np.array([problem.at(place).noise_floor for place in self.place(when)]) if problem.scheduled else problem.noise_floor
+
     def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
         M, Q = states["M"], states["Q"]
         found = {"M": M.sum(axis=2), "Q": Q.sum(axis=2), "a": states["a"], "risk": risk}
         if "train_risk" in states:
             found["train_risk"] = states["train_risk"]
         if self.structure.has_excess:
-            found["excess_risk"] = risk - self.definition.noise_floor_at(self.place(when))
+            found["excess_risk"] = risk - self._floor(when)
         if self.definition.classifies:
             found["accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
         if self.structure.blocks > 1:
@@ -167,7 +173,7 @@ class FieldDynamics(Dynamics):
     def coordinates(self) -> dict[str, Any]:
         if self.structure.blocks == 1:
             return {}
-        return {"eigenvalue": ("block", self.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})}
+        return {"eigenvalue": ("block", eigenvalues(self.parameters), {"long_name": "covariance eigenvalue"})}
 
 
 MEANINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -34,6 +34,7 @@ from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
+from sgdynamics.samples import spectrum
 from sgdynamics.simulation.running import See, Simulator, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
@@ -78,12 +79,11 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
     Q = Q + extra
     _, omega, means = effective_overlaps(structure, parameters, M, Q)
     found = moments(structure, rule, nodes, parameters, omega, path.head, means=means)
-    eigenvalues = parameters["eigenvalues"]
     every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
-    growth = numbers["noise_rate"] * eigenvalues * numbers["outside"]
-    columns = eigenvalues[:, None, None] * found.stein[:, :p] + decay * jnp.eye(p)
+    growth = numbers["noise_rate"] * spectrum.growth(parameters, numbers["outside"])
+    columns = spectrum.scaled(parameters, found.stein[:, :p]) + decay * jnp.eye(p)
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
         norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
@@ -96,7 +96,7 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
 
 
 class _Noise(NamedTuple):
-    """Samples of one step: their gradients h (S, p), increments of the rows less the mean (S, blocks, p, K + p), of the head (S, p)."""
+    """Samples of one step: gradients h C^1/2 (S, p, tokens), increments less the mean of rows (S, blocks, p, K + p) and head (S, p)."""
 
     h: Any
     rows: Any
@@ -104,16 +104,22 @@ class _Noise(NamedTuple):
 
 
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
-    z = normals[:, :-1].reshape(-1, structure.blocks, structure.fields)
-    x, labels = compressed.with_means(structure, parameters, z, normals[:, -1])
+    sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
+    tokens = () if sample.tokens is None else (sample.tokens,)
+    z, noise = normals[:, : -sample.draw_normals], normals[:, -sample.draw_normals :]
+    draws = sample.drawn(parameters, noise)
+    x = sample.inputs(parameters, z.reshape(-1, *tokens, structure.blocks, structure.fields), draws)
+    x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
-    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, labels)
-    rows = -(h[:, None, :, None] * x[:, :, None, :] - field.pull)
-    head = jnp.zeros_like(h)
+    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, sample.given(draws))
+    each = h[:, None, :, None] * x[:, :, None, :]
+    rows = -(each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1) - field.pull)
+    head = jnp.zeros_like(head_gradient)
     if structure.trained:
         head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head
-    return _Noise(h, rows, head)
+    seen = sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)
+    return _Noise(jnp.moveaxis(seen, 0, 1), rows, head)
 
 
 def _second_order(structure: Structure, parameters: Any, path: Path, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
@@ -168,7 +174,8 @@ def sde_step(
     carried = (jnp.eye(p) - length * ahead.columns) @ here.root
     new = share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
 
-    normals, _ = normals_and_uniforms(key, SAMPLES * (blocks * structure.fields + 2), 0)
+    numbers_each = structure.sample.inputs_a_sample * blocks * structure.fields + structure.sample.draw_normals
+    normals, _ = normals_and_uniforms(key, SAMPLES * (numbers_each + 1), 0)
     g, normals = normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
     noise = _samples(structure, parameters, algorithm, path, here, normals)
     scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
@@ -178,11 +185,12 @@ def sde_step(
 
     L = _folded(jnp.concatenate([rows[..., k:], new], axis=-1))
     # the noise of h h^T, seen from L: eta = L^-1 (h h^T - C) L^-T for each sample and block
-    inward = jax.vmap(lambda factor: solve_forward(factor, jnp.concatenate([noise.h.T, here.root], axis=1)))(L)
-    seen, mean = inward[..., :SAMPLES], inward[..., SAMPLES:]
-    eta = jnp.einsum("bis,bjs->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
+    every = jnp.concatenate([jnp.moveaxis(noise.h, 0, 1).reshape(p, -1), here.root], axis=1)
+    inward = jax.vmap(lambda factor: solve_forward(factor, every))(L)
+    seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
+    eta = jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
     # all of |x|^2, not only what lies outside
-    swing = (numbers["noise_rate"] * parameters["eigenvalues"] * numbers["shares"])[:, None, None]
+    swing = (numbers["noise_rate"] * spectrum.growth(parameters, numbers["shares"]))[:, None, None]
     eta = swing * eta
     X = jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
     mean_gram = here.root @ here.root.T
@@ -192,7 +200,7 @@ def sde_step(
         step = length * algorithm["lr"] * numbers["inverse_dimension"]
         M2, Q2 = _second_order(structure, parameters, path, mean_rows, swing * mean_gram[None, None], step)
     else:
-        gram = swing * (noise.h[:, None, :, None] * noise.h[:, None, None, :] - mean_gram)
+        gram = swing * (jnp.einsum("sil,sjl->sij", noise.h, noise.h)[:, None] - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
     T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
     cross = rows[..., :k] @ jnp.swapaxes(T2, -1, -2)
@@ -249,7 +257,6 @@ class SdePaths(Stepped):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
-            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
             "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,
@@ -304,15 +311,15 @@ def _advance(
     def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
-        length, rates, scales = lengths[place], algorithm, numbers
-        if isinstance(algorithm["lr"], Schedule):
-            lr = numbers_at(algorithm["lr"], begins[place] + (number - edges[place] + 0.5) * length)
-            rates, scales = {**algorithm, "lr": lr}, {**numbers, "noise_rate": lr / numbers["batch"]}
-            length = length * scales["noise_rate"]
+        length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
+        in_alpha = isinstance(algorithm["lr"], Schedule)  # steps are in alpha then, and in t elsewhere
+        now, rates = numbers_at((parameters, algorithm), middle if in_alpha else middle * numbers["batch"] / algorithm["lr"])
+        scales = {**numbers, "noise_rate": rates["lr"] / numbers["batch"]}
+        length = length * scales["noise_rate"] if in_alpha else length
 
         def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
             key = jax.random.fold_in(key, number)
-            path = sde_step(structure, rule, higher_order, nodes, parameters, rates, scales, path, length, key)
+            path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
             if see is not None:
                 M, Q = _overlaps(structure, parameters, path.rows)
                 seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
@@ -338,7 +345,8 @@ def step_length(
         edges, lengths = plan_steps(times, end / count)
         simulator.set_steps(edges, lengths)
         overlaps, _ = run(simulator, 1, edges, 0, "step length", False)
-        risk, _ = population_risk(problem, overlaps)
+        # with the numbers of the start: a scale for the error, no more
+        risk, _ = population_risk(problem.at(0.0), overlaps)
         if before is not None:
             error = float(np.max(np.abs(risk - before)) / np.max(np.abs(before)))
             # of second order: this path is off by a third of what the halving changed
