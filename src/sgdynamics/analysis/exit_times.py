@@ -19,8 +19,9 @@ from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.clock import plan_steps
 from sgdynamics.functions import checked_function
-from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
 from sgdynamics.limits import integration
 from sgdynamics.limits.drift import drift, finite_numbers
 from sgdynamics.limits.ode import tolerances
@@ -118,8 +119,7 @@ class _Watch:
             return -jnp.max(jnp.abs(jnp.sum(overlaps["M"], axis=0)))
         if callable(self.criterion):
             return jnp.asarray(self.criterion(public_state(overlaps)), dtype=overlaps["a"].dtype)
-        _, omega, means = effective_overlaps(structure, parameters, overlaps["M"], overlaps["Q"])
-        value = risk(structure, self.rule, nodes, parameters, omega, overlaps["a"], means)
+        value = risk_at(structure, self.rule, nodes, parameters, overlaps)
         return value - 0.5 * parameters["noise"] if structure.has_excess else value
 
 
@@ -205,7 +205,7 @@ def exit_time(
     watch = _Watch(problem.structure, rule_for(problem, begin.Q_blocks, MARGIN), criterion)
     if callable(criterion):
         _check_criterion(problem, criterion)
-    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, watch.rule).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(watch.rule).items()}
     states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
     first = np.asarray(_values(watch, problem.parameters, nodes, states))
     if criterion == "overlap":
@@ -310,7 +310,7 @@ def _ode_exits(
 ) -> tuple[np.ndarray, ...]:
     flow = algorithm.lr == 0.0
     finite, tolerance = setting_of(problem, algorithm, begin, d, watch.rule)
-    drift_nodes = {name: value[0] for name, value in nodes_for(problem.structure, watch.rule, flow).items()}
+    drift_nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(watch.rule, flow).items()}
     states = {"M": begin.M_blocks[chosen], "Q": begin.Q_blocks[chosen], "a": begin.a[chosen]}
     numbers = (drift_nodes, nodes, problem.parameters, algorithm.parameters, finite, states, levels[chosen], np.float64(end), tolerance)
     found = _ode_exit(watch, algorithm.batch, flow, *numbers)
@@ -469,7 +469,7 @@ def _growth(lr: float, slope: np.ndarray, bend: np.ndarray) -> float:
 def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> tuple[bool, np.ndarray, np.ndarray]:
     """Whether dM/dt = 0 at M = 0, and the matrices A, B of d(dM/dt)/dM = A + lr B there."""
     rule = rule_for(problem, Q[None], MARGIN)
-    nodes = {name: value[0] for name, value in nodes_for(problem.structure, rule, flow=False).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, flow=False).items()}
     size = problem.width * problem.signals
     rates, slopes = _plateau_slopes(problem.structure, rule, batch, nodes, problem.parameters, Q, head)
     slopes = np.asarray(slopes).reshape(2, size, size)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.gaussian.moments import Rule, accuracy, pair_error, risk, risk_nodes, sampled, series_rule
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 
@@ -19,36 +20,37 @@ MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its square
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
-def effective_overlaps(structure: Structure, parameters: Any, M: Any, Q: Any) -> tuple[Any, Any, Any]:
-    """Omega_b of each block, the covariance of the fields, Omega = sum_b eigenvalue_b Omega_b, and their mean on each cluster (or None)."""
+def overlaps_at(structure: Structure, parameters: Any, state: Any) -> Overlaps:
+    """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
+    M, Q = state["M"], state["Q"]
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, structure.signals, structure.signals))
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)
-    omega = jnp.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
-    if not structure.clusters:
-        return blocks, omega, None
-    return blocks, omega, parameters["cluster_coefficients"] @ jnp.sum(blocks, axis=0)[structure.width :]
+    return Overlaps(blocks, jnp.einsum("b,bij->ij", parameters["eigenvalues"], blocks))
+
+
+def risk_at(structure: Structure, rule: Rule, nodes: Any, parameters: Any, state: Any) -> Any:
+    """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
+    return expectation_of(structure).risk(rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
     def one(state: Any) -> Any:
-        _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-        return jax.vmap(lambda node: risk(structure, rule, node, parameters, omega, state["a"], means))(nodes)
+        return jax.vmap(lambda node: risk_at(structure, rule, node, parameters, state))(nodes)
 
     return jax.lax.map(one, states, batch_size=16)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _pair_errors(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    first = jax.tree.map(lambda node: node[0], nodes)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _one_by_one(name: str, structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+    """`error` or `accuracy` of the expectation at many states."""
 
     def one(state: Any) -> Any:
-        _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-        return pair_error(structure, rule, first, parameters, omega, state["a"], means)
+        return getattr(expectation_of(structure), name)(rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"])
 
-    return jax.lax.map(one, states)
+    return jax.lax.map(one, states, batch_size=16 if name == "accuracy" else None)
 
 
 @float64
@@ -61,10 +63,19 @@ def population_risk(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarra
 @float64
 def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
     """A rule that is fine enough for rows as long as these, `margin` times over."""
+    return expectation_of(problem.structure).rule(_largest_field(problem, Q, margin))
+
+
+def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
     eigenvalues = problem.parameters["eigenvalues"]
-    fields = np.einsum("...bii,b->...i", Q, eigenvalues)
-    signals = np.einsum("bii,b->i", problem.gram, eigenvalues)
-    return series_rule(problem.structure, max(margin * _largest(fields), float(signals.max())))
+    students, signals = (np.einsum("...bii,b->...i", part, eigenvalues) for part in (Q, problem.gram))
+    return max(margin * _largest(students), float(signals.max()))
+
+
+@float64
+def finer_rule(problem: Problem, rule: Rule, Q: np.ndarray) -> Rule | None:
+    """A rule for the rows of a run at which this one was not accurate, where there is a finer one: they grew, or became more parallel."""
+    return expectation_of(problem.structure).finer(rule, _largest_field(problem, Q, 1.0))
 
 
 @float64
@@ -75,40 +86,29 @@ def risk_by(
     lead = a.shape[:-1]
     states = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
     count = states["a"].shape[0]
-    nodes = risk_nodes(problem.structure, rule, quick=quick)
+    nodes = expectation_of(problem.structure).risk_nodes(rule, quick=quick)
     replicates = _in_chunks(partial(_risks, problem.structure, rule, nodes, problem.parameters), M, Q, a)
-    risk = replicates.mean(axis=1)
-    if "plain" in nodes:
+    risk, sampling = replicates.mean(axis=1), 0.0
+    if replicates.shape[1] > 1:
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = _largest(replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1]) / np.abs(risk))
-        return risk.reshape(lead), share, 0.0
+            sampling = _largest(replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1]) / np.abs(risk))
+    if "plain" in nodes:
+        return risk.reshape(lead), sampling, 0.0
     # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
     longest = np.argsort(-np.nan_to_num(states["Q"].trace(axis1=-2, axis2=-1).sum(axis=-1)))[: SMALL_CHUNK // 4]
     evenly = np.linspace(0, count - 1, SMALL_CHUNK - len(longest)).astype(int)
     some = {name: value[np.concatenate([longest, evenly])] for name, value in states.items()}
-    worst = _largest(np.asarray(_pair_errors(problem.structure, rule, nodes, problem.parameters, some)))
-    sampling = 0.0
-    if sampled(problem.structure, flow=True):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            sampling = _largest(replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1]) / np.abs(risk))
+    first = {name: value[0] for name, value in nodes.items()}
+    worst = _largest(np.asarray(_one_by_one("error", problem.structure, rule, first, problem.parameters, some)))
     return risk.reshape(lead), sampling, worst
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _accuracies(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    def one(state: Any) -> Any:
-        _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-        return accuracy(structure, rule, nodes, parameters, omega, state["a"], means)
-
-    return jax.lax.map(one, states, batch_size=16)
 
 
 @float64
 def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:
     """The share of a mixture's data that a network classifies right, a tie f = 0 counted as 1/2 (beyond two units known to about 1e-3)."""
     rule = rule_for(problem, Q, MARGIN)
-    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, rule).items()}
-    return _in_chunks(partial(_accuracies, problem.structure, rule, nodes, problem.parameters), M, Q, a).reshape(a.shape[:-1])
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
+    return _in_chunks(partial(_one_by_one, "accuracy", problem.structure, rule, nodes, problem.parameters), M, Q, a).reshape(a.shape[:-1])
 
 
 def _in_chunks(function: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:

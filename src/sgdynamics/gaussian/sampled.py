@@ -2,15 +2,108 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, solve_forward, solve_lower
-from sgdynamics.gaussian.rules import Moments
+from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule, scaled
+from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward, solve_lower
 from sgdynamics.problems.problem import Structure
+
+ARC_NODES = 5
+LINE_NODES, LINE_REACH = 8, 6.5
+MOST_MIRRORED = 6  # students: there are 2^p signs
+
+
+@dataclass(frozen=True)
+class Sampled(Expectation):
+    """Any loss at all: averages over points, H from E[h z^T] with fields = L z; of a mixture, cluster by cluster."""
+
+    structure: Structure
+
+    @property
+    def drift_sampled(self) -> bool:
+        return True
+
+    def sampled(self, flow: bool) -> bool:
+        return True
+
+    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
+        # the drift is sampled too, not only the noise term: it needs more points
+        return {"points": field_points(self.structure, rule, more=2)}
+
+    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+        log2 = rule.log2_points + (-2 if self.structure.clusters else 2)
+        return {"plain": sobol_normals(self.structure.fields + 1, log2, rule.replicates, whiten=True)}
+
+    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+        return mirrored(self.structure, self.nodes(rule, flow)), None
+
+    def moments(
+        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+    ) -> Moments:
+        directions = scaled(parameters, overlaps.blocks) if finite else None
+        given = (self.structure, nodes["points"], parameters, overlaps.covariance, head, directions)
+        if not self.structure.clusters:
+            return _sampled_cluster(*given, None)[0]
+        weights, coefficients = parameters["cluster_weights"], parameters["cluster_coefficients"]
+        clusters = (overlaps.means(coefficients), coefficients, parameters["cluster_labels"])
+        each, first = jax.vmap(lambda *cluster: _sampled_cluster(*given, cluster))(*clusters)
+        total = jax.tree.map(lambda value: jnp.tensordot(weights, value, axes=1), each)
+        return total._replace(shift=jnp.einsum("c,ci,cr->ir", weights, first, coefficients))
+
+    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        """A loss is continuous, so plain points do also where it has kinks."""
+        structure, points, k = self.structure, nodes["plain"], self.structure.signals
+        order = np.r_[structure.width : structure.fields, 0 : structure.width]
+        values = points[:, : structure.fields] @ lower_root(overlaps.covariance[order][:, order]).T
+
+        def average(mean: Any, draws: Any) -> Any:
+            fields = values if mean is None else values + mean[order]
+            return jnp.mean(jax.vmap(lambda x, draw: structure.loss(x[k:], x[:k], head, draw, parameters))(fields, draws))
+
+        if not structure.clusters:
+            return average(None, points[:, -1])
+        labels = jnp.broadcast_to(parameters["cluster_labels"][:, None], (structure.clusters, points.shape[0]))
+        return parameters["cluster_weights"] @ jax.vmap(average)(overlaps.means(parameters["cluster_coefficients"]), labels)
+
+    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        p = self.structure.width
+        students = nodes["plain"][:, :p] @ lower_root(overlaps.covariance[:p, :p]).T
+        means = overlaps.means(parameters["cluster_coefficients"])
+        outputs = self.structure.loss.student(students + means[:, None, :p]) @ head
+        right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
+        return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
+
+
+def field_points(structure: Structure, rule: Rule, more: int) -> np.ndarray:
+    """Sobol points for the fields and a draw, with kinks in pairs (`sample_fields`), 2^more times as many as the rule says."""
+    if structure.kinks:
+        return sobol_normals(2 * structure.fields + 1, rule.log2_circles + more, rule.replicates, whiten=False)
+    return sobol_normals(structure.fields + 1, rule.log2_points + more, rule.replicates, whiten=more > 0)
+
+
+def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sobol points that have every sign of the students' coordinates.
+
+    What is odd in a coordinate then averages to 0 exactly, so that a sampled drift is smooth up to the edge of the physical region,
+    where a coordinate of the root of Omega is a square root of the overlaps.
+    """
+    p, k = structure.width, structure.signals
+    if "points" not in nodes or p > MOST_MIRRORED:
+        return nodes
+    replicates, count, size = nodes["points"].shape
+    points = np.array(sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False))
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
+    every = np.repeat(points[:, None], len(signs), axis=1)
+    for first in range(k, size - 1, structure.fields):  # with kinks the points are pairs
+        every[..., first : first + p] *= signs[:, None, :]
+    every = every.reshape(replicates, -1, size)
+    return {**nodes, "points": every if structure.kinks else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True))}
 
 
 class Sample(NamedTuple):
@@ -22,10 +115,6 @@ class Sample(NamedTuple):
     signals: Any
     noise: Any
     weights: Any
-
-
-ARC_NODES = 5
-LINE_NODES, LINE_REACH = 8, 6.5
 
 
 def sample_fields(structure: Structure, points: Any, omega: Any, mean: Any = None) -> Sample:
@@ -101,21 +190,6 @@ def norm_weights(sample: Sample, directions: Any) -> Any:
     return jax.vmap(one, out_axes=1)(directions)
 
 
-def sampled_moments(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, directions: Any, means: Any) -> Moments:
-    """Any loss at all: averages over points, H from E[h z^T] with fields = L z; of a mixture, cluster by cluster."""
-    if not structure.clusters:
-        found, _ = _sampled_cluster(structure, points, parameters, omega, head, directions, None)
-        return found
-
-    def one(mean: Any, coefficients: Any, label: Any) -> tuple[Moments, Any]:
-        return _sampled_cluster(structure, points, parameters, omega, head, directions, (mean, coefficients, label))
-
-    each, first = jax.vmap(one)(means, parameters["cluster_coefficients"], parameters["cluster_labels"])
-    weights = parameters["cluster_weights"]
-    total = jax.tree.map(lambda value: jnp.tensordot(weights, value, axes=1), each)
-    return total._replace(shift=jnp.einsum("c,ci,cr->ir", weights, first, parameters["cluster_coefficients"]))
-
-
 def _sampled_cluster(
     structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, directions: Any, cluster: Any
 ) -> tuple[Moments, Any]:
@@ -132,7 +206,7 @@ def _sampled_cluster(
     stein = jnp.concatenate([signals_first[:, structure.signals :], signals_first[:, : structure.signals]], axis=1)
     norms = None
     if directions is not None:
-        swing = parameters["eigenvalues"] * norm_weights(sample, directions)
+        swing = scaled(parameters, norm_weights(sample, directions), axis=1)
         if cluster is not None:
             swing = swing + _mean_norm_weights(structure, sample, directions, parameters, cluster[1])
         norms = jnp.einsum("nb,ni,nj->bij", swing, weighted, h)
@@ -149,28 +223,3 @@ def _mean_norm_weights(structure: Structure, sample: Sample, directions: Any, pa
         return coefficients @ gram @ coefficients + 2 * sample.z @ along
 
     return jax.vmap(one, out_axes=1)(directions, jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:])))
-
-
-def plain_risk(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, means: Any) -> Any:
-    """E[loss] alone: a loss is continuous, so plain points do also where it has kinks."""
-    k = structure.signals
-    order = np.r_[structure.width : structure.fields, 0 : structure.width]
-    values = points[:, : structure.fields] @ lower_root(omega[order][:, order]).T
-
-    def average(mean: Any, draws: Any) -> Any:
-        fields = values if mean is None else values + mean[order]
-        return jnp.mean(jax.vmap(lambda x, draw: structure.loss(x[k:], x[:k], head, draw, parameters))(fields, draws))
-
-    if means is None:
-        return average(None, points[:, -1])
-    labels = jnp.broadcast_to(parameters["cluster_labels"][:, None], (structure.clusters, points.shape[0]))
-    return parameters["cluster_weights"] @ jax.vmap(average)(means, labels)
-
-
-def plain_accuracy(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, means: Any) -> Any:
-    """P(sign of f agrees with the label), f = sum_i a_i s(lambda_i); f = 0 counts 1/2."""
-    p = structure.width
-    students = points[:, :p] @ lower_root(omega[:p, :p]).T
-    outputs = structure.loss.student(students + means[:, None, :p]) @ head
-    right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
-    return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)

@@ -1,6 +1,6 @@
 """The drift of the overlaps and the head: the mean increment of one step.
 
-With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.moments`,
+With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.expectation`,
 batch B and weight decay al, in the time t = lr steps/d:
 
     dM_b/dt = - l_b (H Omega_b)_signals - al M_b
@@ -27,9 +27,10 @@ import numpy as np
 from scipy import special, stats
 
 from sgdynamics import compressed
-from sgdynamics.gaussian.moments import Rule, moments
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
-from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
 from sgdynamics.random import bartlett
@@ -54,11 +55,10 @@ def drift(
     M, Q, head = state["M"], state["Q"], state["a"]
     decay, lr = parameters["weight_decay"], algorithm["lr"]
     eigenvalues = parameters["eigenvalues"][:, None, None]
-    blocks, omega, means = effective_overlaps(structure, parameters, M, Q)
-    directions = None if finite is None or flow else eigenvalues * blocks
-    found = moments(structure, rule, nodes, parameters, omega, head, directions, flow=flow, means=means)
+    overlaps = overlaps_at(structure, parameters, state)
+    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow)
     coefficients = found.coefficients(parameters)
-    pull = jnp.einsum("bic,bcd->bid", coefficients, blocks)
+    pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q

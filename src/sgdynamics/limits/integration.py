@@ -13,7 +13,8 @@ import optimistix
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.controls import Schedule, numbers_at
-from sgdynamics.gaussian.moments import Rule, nodes_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.limits.drift import drift
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, Followed, follow
 from sgdynamics.problems.problem import Problem, Structure
@@ -258,7 +259,7 @@ def padded(t: np.ndarray) -> np.ndarray:
 
 def replicated_nodes(structure: Structure, rule: Rule, flow: bool, finite: Any) -> dict[str, np.ndarray]:
     """The nodes of every expectation with a leading axis of replicates, of the sphere's points too."""
-    nodes = nodes_for(structure, rule, flow) or {"none": np.zeros((1, 1))}
+    nodes = expectation_of(structure).nodes(rule, flow)
     if finite is not None and "points" in finite:
         # what is not sampled goes once with each replicate of what is
         nodes = {name: np.broadcast_to(value, (rule.replicates, *value.shape[1:])) for name, value in nodes.items()}

@@ -13,16 +13,16 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import Clock, clock
-from sgdynamics.gaussian.moments import Rule, by_clusters, finer, sampled
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
-from sgdynamics.gaussian.risk import TOLERANCE, risk_by, rule_for
+from sgdynamics.gaussian.risk import TOLERANCE, finer_rule, risk_by, rule_for
 from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, flat, rate, replicated_nodes, solve_states
 from sgdynamics.limits.long_times import ran_out
 from sgdynamics.limits.sliding import infinite_snr_risk, solve_infinite_snr
 from sgdynamics.limits.spiked import solve_spiked_ode
 from sgdynamics.precision import float64
-from sgdynamics.problems.losses import TargetLoss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
@@ -70,7 +70,7 @@ def solve_ode(
         dimension = check_dimension(problem, dimension)[0]
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=dimension, whole_steps=False)
     begin = checked_start(problem, start)
-    if by_clusters(problem.structure) and not np.any(problem.parameters["eigenvalues"]):
+    if expectation_of(problem.structure).jumps(problem.parameters):
         tolerance = (MARGIN * (RTOL if rtol is None else rtol), MARGIN * (ATOL if atol is None else atol))
         return _infinite_snr(problem, algorithm, begin, when, dimension, *tolerance)
     finite = None if dimension is None or algorithm.flow else finite_numbers(problem, dimension, algorithm.batch)
@@ -83,10 +83,10 @@ def solve_ode(
         risk, _, worst = risk_by(problem, rule, mean["M"], mean["Q"], mean["a"])
         if worst <= TOLERANCE:
             break
-        longer = finer(problem.structure, rule) or rule_for(problem, mean["Q"], 1.0)
-        if longer.mixture == rule.mixture and longer.terms <= rule.terms:
+        longer = finer_rule(problem, rule, mean["Q"])
+        if longer is None:
             break
-        rule = longer  # the rows have grown more than expected, or become more parallel
+        rule = longer
     quadrature, of_risk = worst, 0.0
     if len(found.overlaps["a"]) > 1:
         each, within, _ = risk_by(problem, rule, *(found.overlaps[name] for name in ("M", "Q", "a")))
@@ -119,10 +119,7 @@ def described(dimension: int | None, long: bool) -> dict[str, Any]:
 
 def inaccurate(problem: Problem, worst: float) -> str:
     """The warning about expectations that are not known well, with what may help."""
-    whose = "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"
-    if isinstance(problem.structure.loss, TargetLoss):
-        whose = f"a target with kinks or jumps should declare them, sgd.MultiIndex(..., kinks=...), and {whose}"
-    return f"expectations are known only to {worst:.1e} (relative): {whose}"
+    return f"expectations are known only to {worst:.1e} (relative): {expectation_of(problem.structure).advice}"
 
 
 def tolerances(
@@ -132,7 +129,7 @@ def tolerances(
     floor = 0.0
     if rtol is None:
         rtol = RTOL
-        if sampled(problem.structure, algorithm.flow):
+        if expectation_of(problem.structure).sampled(algorithm.flow):
             rtol = max(RTOL, _error_at_start(problem, algorithm, begin, rule, finite))
             floor = KINKED_TOLERANCE if problem.structure.kinks else 0.0
     atol = rtol * (ATOL / RTOL) if atol is None else atol

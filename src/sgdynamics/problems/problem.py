@@ -9,7 +9,7 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import jax
@@ -35,6 +35,7 @@ class Structure:
     trained: bool
     sphere: bool
     clusters: int = 0  # of a Gaussian mixture; 0 for centred data
+    expectation: Any = None  # a user's own `gaussian.expectation.Expectation`
 
     @property
     def fields(self) -> int:
@@ -68,6 +69,7 @@ class Problem:
     sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
     With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
     `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
+    `expectation`: your own `sgd.Expectation`, such as closed forms, in place of the sampling that serves any loss.
     """
 
     kind: ClassVar[str] = "Problem"
@@ -88,6 +90,7 @@ class Problem:
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
+        expectation: Any = None,
     ) -> None:
         self._made_of(locals())
         if not callable(loss):
@@ -96,6 +99,10 @@ class Problem:
         self.kinks = checked_kinks(kinks)
         wrapped = UserLoss(loss, parameters is not None, self.kinks)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance, clusters)
+        if expectation is not None:
+            if not callable(getattr(expectation, "moments", None)) or isinstance(expectation, type):
+                raise checks.reject("expectation", expectation, "give an instance of your own subclass of sgd.Expectation")
+            self.structure = replace(self.structure, expectation=expectation)
         if parameters is not None:
             self._parameters["user"] = _user_parameters(parameters)
         self._check_loss(loss, parameters is not None)

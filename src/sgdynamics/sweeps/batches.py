@@ -21,9 +21,10 @@ from sgdynamics.algorithms.one_pass import checked_algorithm, constant_rate
 from sgdynamics.analysis import exit_times
 from sgdynamics.analysis.exit_times import ExitTimes
 from sgdynamics.clock import Clock, clock
-from sgdynamics.gaussian.moments import Rule, finer, nodes_for, pair_error, risk, risk_nodes, sampled
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
-from sgdynamics.gaussian.risk import SMALL_CHUNK, TOLERANCE, effective_overlaps, rule_for
+from sgdynamics.gaussian.risk import SMALL_CHUNK, TOLERANCE, finer_rule, overlaps_at, risk_at, rule_for
 from sgdynamics.limits import integration, ode
 from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.precision import float64
@@ -107,8 +108,7 @@ def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states
         numbers, own = given
 
         def one(state: Any) -> Any:
-            _, omega, means = effective_overlaps(structure, numbers, state["M"], state["Q"])
-            return jax.vmap(lambda node: risk(structure, rule, node, numbers, omega, state["a"], means))(nodes)
+            return jax.vmap(lambda node: risk_at(structure, rule, node, numbers, state))(nodes)
 
         return jax.lax.map(one, own, batch_size=16)
 
@@ -121,8 +121,7 @@ def _pair_errors(structure: Structure, rule: Rule, node: Any, parameters: Any, s
         numbers, own = given
 
         def one(state: Any) -> Any:
-            _, omega, means = effective_overlaps(structure, numbers, state["M"], state["Q"])
-            return pair_error(structure, rule, node, numbers, omega, state["a"], means)
+            return expectation_of(structure).error(rule, node, numbers, overlaps_at(structure, numbers, state), state["a"])
 
         return jax.lax.map(one, own)
 
@@ -258,8 +257,7 @@ def _like(
 
 def _longer(lane: Lane, mean: dict[str, np.ndarray]) -> Rule | None:
     """A finer rule where there is one, chosen as in `solve_ode`."""
-    longer = finer(lane.problem.structure, lane.rule) or rule_for(lane.problem, mean["Q"], 1.0)
-    return None if longer.mixture == lane.rule.mixture and longer.terms <= lane.rule.terms else longer
+    return finer_rule(lane.problem, lane.rule, mean["Q"])
 
 
 def _integrate(lanes: list[Lane], size: int) -> list[integration.Solved]:
@@ -282,7 +280,7 @@ def _risks_of(
 ) -> tuple[list[np.ndarray], list[float], list[float]]:
     """As `gaussian.risk.risk_by`, lane by lane: risks, sampling errors, and errors of pair expectations where asked for."""
     structure, rule = lanes[0].problem.structure, lanes[0].rule
-    nodes = risk_nodes(structure, rule, quick=False)
+    nodes = expectation_of(structure).risk_nodes(rule, quick=False)
     counts = [int(np.prod(one["a"].shape[:-1])) for one in overlaps]
     length = len(lanes[0].times) * max(1, max(counts) // min(len(lane.when.t) for lane in lanes))
     flat = [_some(one, np.minimum(np.arange(length), count - 1)) for one, count in zip(overlaps, counts, strict=True)]
@@ -293,7 +291,7 @@ def _risks_of(
         every = values[row, :count]
         mean = every.mean(axis=1)
         share = 0.0
-        if "plain" in nodes or sampled(structure, flow=True):
+        if "plain" in nodes or expectation_of(structure).sampled(flow=True):
             share = largest_share(every.std(axis=1, ddof=1) / np.sqrt(every.shape[1]), mean)
         risks.append(mean.reshape(one["a"].shape[:-1]))
         shares.append(share)
@@ -360,7 +358,8 @@ def exit_lanes(made: dict[int, Any], size: int) -> dict[int, Row]:
     found: dict[int, Row] = {}
     for group in _by_key(lanes, size):
         first = group[0]
-        nodes = {name: value[0] for name, value in nodes_for(first.problem.structure, first.watch.rule, first.algorithm.flow).items()}
+        every = expectation_of(first.problem.structure).nodes(first.watch.rule, first.algorithm.flow)
+        nodes = {name: value[0] for name, value in every.items()}
         given = (first.watch, first.algorithm.batch, first.algorithm.flow)
         program = _exits(*given, nodes, first.first, *_filled([lane.numbers for lane in group], size))
         program = jax.tree.map(np.asarray, program)
@@ -389,7 +388,7 @@ def _exit_lane(
         return None
     rule = rule_for(problem, begin.Q_blocks, exit_times.MARGIN)
     watch = exit_times._Watch(problem.structure, rule, criterion)
-    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, rule).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
     states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
     now = np.asarray(exit_times._values(watch, problem.parameters, nodes, states))
     levels = np.full(begin.runs, -threshold) if criterion == "overlap" else (1 - threshold) * now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from sgdynamics.gaussian.moments import by_clusters, sampled
+from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.problems.problem import Problem
 from sgdynamics.sweeps.batches import caught, exit_lanes, ode_lanes
 from sgdynamics.sweeps.jobs import Job
@@ -27,9 +27,9 @@ def together(job: Job, point: Point) -> int:
         if not isinstance(problem, Problem) or (arguments.get("dimension") is not None and problem.structure.sphere):
             return 1
         # a mixture without noise has a discontinuous drift and a solver of its own
-        if by_clusters(problem.structure) and not problem.parameters["eigenvalues"].any():
+        if expectation_of(problem.structure).jumps(problem.parameters):
             return 1
-        return FEW if sampled(problem.structure, algorithm.flow) else TOGETHER
+        return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
     except Exception:
         return 1  # it cannot be made: solving it alone records why
 
