@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.gaussian import mixtures
-from sgdynamics.gaussian.expectation import Moments, Overlaps, Rule, scaled
+from sgdynamics.gaussian.expectation import Moments, Overlaps, Rule
 from sgdynamics.gaussian.sampled import Sampled
+from sgdynamics.samples import spectrum
 
 
 class Clusters(Sampled):
@@ -30,7 +31,7 @@ class Clusters(Sampled):
         return self.drift_sampled
 
     def jumps(self, parameters: Any) -> bool:
-        return not np.any(parameters["eigenvalues"])
+        return spectrum.noiseless(parameters)
 
     def rule(self, largest: float) -> Rule:
         return Rule(mixture=mixtures.rule_for(self.structure.width))
@@ -75,9 +76,9 @@ class Clusters(Sampled):
         norms = None
         if finite:
             # |x_b|^2 by its mean, by Stein's lemma along that mean, and by the scale of the noise
-            directions = scaled(parameters, overlaps.blocks)
+            directions = spectrum.scaled(parameters, overlaps.blocks)
             slopes = []
-            for gram, direction, again in zip(parameters["gram"], directions, scaled(parameters, directions), strict=True):
+            for gram, direction, again in zip(parameters["gram"], directions, spectrum.scaled(parameters, directions), strict=True):
                 tangents = (2 * coefficients @ direction[p:, :p], 2 * again[:p, :p])
                 _, slope = jax.jvp(lambda middle, spread: find(means=middle, covariance=spread).B, (middle, spread), tangents)
                 own = jnp.einsum("cr,rs,cs->c", coefficients, gram, coefficients)

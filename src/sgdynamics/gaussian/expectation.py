@@ -20,6 +20,7 @@ import numpy as np
 
 from sgdynamics.gaussian import curvature
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import spectrum
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,11 @@ class Moments(NamedTuple):
 
     def coefficients(self, parameters: Any) -> Any:
         """E[h_i x] in block b on the rows and signals, (blocks, p, fields)."""
-        found = parameters["eigenvalues"][:, None, None] * self.stein
+        found = spectrum.scaled(parameters, self.stein)
         if self.shift is None:
             return found
         rest = jnp.zeros((self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype)
         return found + jnp.concatenate([rest, self.shift], axis=1)
-
-
-def scaled(parameters: Any, values: Any, axis: int = 0) -> Any:
-    """eigenvalue_b X_b along the axis of the blocks."""
-    return jnp.moveaxis(jnp.moveaxis(values, axis, -1) * parameters["eigenvalues"], -1, axis)
 
 
 class Expectation(ABC):

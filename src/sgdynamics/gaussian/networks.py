@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.gaussian import curvature, mehler, pairs
-from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule, scaled
+from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
 from sgdynamics.gaussian.sampled import field_points, mirrored, norm_weights, sample_fields
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import spectrum
 
 Pairs = tuple[Any, Any, Any]  # K = E[s s], A = E[s'' s], B = E[s' s'] of the students
 
@@ -89,20 +90,19 @@ class Networks(Expectation):
         stein = -lead[:, None] * slope
         if flow:
             return Moments(stein, jnp.zeros((p, p), omega.dtype), None, -values / p, risk)
-        directions = scaled(parameters, overlaps.blocks) if finite else None
-        noise, slopes = self._noise(rule, nodes, parameters, omega, c, own, directions)
+        noise, slopes = self._noise(rule, nodes, parameters, overlaps, c, own, finite)
         outer = lead[:, None] * lead[None, :]
-        norms = None if slopes is None else scaled(parameters, outer * slopes)
+        norms = None if slopes is None else outer * slopes
         return Moments(stein, outer * noise, norms, -values / p, risk)
 
     def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
         return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
 
     def _noise(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, c: Any, own: Pairs, directions: Any
+        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, c: Any, own: Pairs, finite: bool
     ) -> tuple[Any, Any]:
-        """E[s'_i s'_j (E0^2 + noise)] and its derivatives along `directions`."""
-        loss, p = self.structure.loss, self.structure.width
+        """E[s'_i s'_j (E0^2 + noise)] and, where `finite`, the same times |x_b|^2 - eigenvalue_b d_b."""
+        loss, p, omega = self.structure.loss, self.structure.width, overlaps.covariance
         closed, student = self.closed_noise, loss.student
         if closed is not None or student == NAMED["linear"]:
 
@@ -113,19 +113,21 @@ class Networks(Expectation):
                 # a linear student has s' = 1: the noise is the mean squared residual, whatever the label
                 return 2 * self.parts(rule, nodes, parameters, matrix, c, mine)[2] + label_noise
 
-            if directions is None:
+            if not finite:
                 return full(omega, own), None
+            directions = spectrum.scaled(parameters, overlaps.blocks)
             slopes = [jax.jvp(lambda matrix: full(matrix, self.own_pairs(rule, matrix)), (omega,), (one,)) for one in directions]
-            return slopes[0][0], jnp.stack([2 * slope for _, slope in slopes])
-        sample = sample_fields(self.structure, nodes["points"], omega)
+            return slopes[0][0], spectrum.scaled(parameters, jnp.stack([2 * slope for _, slope in slopes]))
+        sample = sample_fields(self.structure, nodes["points"], overlaps, parameters)
         d = student.derivative(1)(sample.students)
         labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)
         residual2 = (labels + student.derivative(0)(sample.students) @ c[:p]) ** 2
         N = jnp.einsum("n,ni,nj->ij", sample.weights * residual2, d, d) + parameters["noise"] * own[2]
-        if directions is None:
+        if not finite:
             return N, None
         full_weights = sample.weights * (residual2 + parameters["noise"])
-        return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, norm_weights(sample, directions), d, d)
+        swing = norm_weights(self.structure, parameters, overlaps, sample)[..., 0, 0]
+        return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, swing, d, d)
 
     def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
         p, student = self.structure.width, self.structure.loss.student

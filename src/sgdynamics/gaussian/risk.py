@@ -13,6 +13,7 @@ from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.samples import spectrum
 
 CHUNK = 256
 SMALL_CHUNK = 32
@@ -27,7 +28,7 @@ def overlaps_at(structure: Structure, parameters: Any, state: Any) -> Overlaps:
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)
-    return Overlaps(blocks, jnp.einsum("b,bij->ij", parameters["eigenvalues"], blocks))
+    return Overlaps(blocks, spectrum.variance(parameters, blocks))
 
 
 def risk_at(structure: Structure, rule: Rule, nodes: Any, parameters: Any, state: Any) -> Any:
@@ -67,8 +68,7 @@ def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
 
 
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
-    eigenvalues = problem.parameters["eigenvalues"]
-    students, signals = (np.einsum("...bii,b->...i", part, eigenvalues) for part in (Q, problem.gram))
+    students, signals = (np.einsum("...ii->...i", spectrum.variance(problem.parameters, part)) for part in (Q, problem.gram))
     return max(margin * _largest(students), float(signals.max()))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-import numpy as np
-
 from sgdynamics import checks
 from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import ClusterLoss
@@ -50,8 +48,8 @@ class GaussianMixture(Problem):
         if width < least:
             raise checks.reject("width", width, f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more")
         clusters = CLUSTERS[kind]
-        self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, None, clusters)
-        self._parameters["eigenvalues"] = np.array([0.0 if math.isinf(self.snr) else 1.0 / self.snr])
+        noise = ((1.0 / self.snr, 1.0),)
+        self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, noise, clusters)
         try_problem(self)
         self._sealed = True
 

@@ -9,12 +9,11 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
-from scipy import special
 
 from sgdynamics import checks
 from sgdynamics.functions import checked_function, function_identity
@@ -22,6 +21,8 @@ from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import UserLoss, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
+from sgdynamics.samples.arguments import checked_clusters, checked_covariance, stated_sample
+from sgdynamics.samples.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class Structure:
     loss: Any  # loss(fields, signals, head, noise_draw, parameters), one of the hashable functions of `losses`
     trained: bool
     sphere: bool
-    clusters: int = 0  # of a Gaussian mixture; 0 for centred data
-    expectation: Any = None  # a user's own `gaussian.expectation.Expectation`
+    sample: Sample
+    expectation: Any = None  # a user's own, in place of the one the library chooses
+
+    @property
+    def clusters(self) -> int:
+        """Of a Gaussian mixture; 0 for centred data."""
+        return self.sample.clusters
 
     @property
     def fields(self) -> int:
@@ -69,7 +75,6 @@ class Problem:
     sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
     With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
     `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
-    `expectation`: your own `sgd.Expectation`, such as closed forms, in place of the sampling that serves any loss.
     """
 
     kind: ClassVar[str] = "Problem"
@@ -90,6 +95,10 @@ class Problem:
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
+        tokens: int | None = None,
+        token_correlation: Any = None,
+        means: Any = None,
+        draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
         self._made_of(locals())
@@ -98,11 +107,11 @@ class Problem:
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
         wrapped = UserLoss(loss, parameters is not None, self.kinks)
-        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance, clusters)
-        if expectation is not None:
-            if not callable(getattr(expectation, "moments", None)) or isinstance(expectation, type):
-                raise checks.reject("expectation", expectation, "give an instance of your own subclass of sgd.Expectation")
-            self.structure = replace(self.structure, expectation=expectation)
+        if expectation is not None and (isinstance(expectation, type) or not callable(getattr(expectation, "moments", None))):
+            raise checks.reject("expectation", expectation, "give an instance of your own subclass of sgd.Expectation")
+        data = {"tokens": tokens, "token_correlation": token_correlation, "means": means, "draws": draws}
+        pairs = checked_covariance(covariance)
+        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         if parameters is not None:
             self._parameters["user"] = _user_parameters(parameters)
         self._check_loss(loss, parameters is not None)
@@ -146,10 +155,12 @@ class Problem:
         head: Any,
         constraint: Any,
         weight_decay: Any,
-        covariance: Any,
+        covariance: tuple[tuple[float, float], ...],
         clusters: Any = None,
+        expectation: Any = None,
+        **data: Any,
     ) -> None:
-        """Check and store what every problem has."""
+        """Check and store what every problem has; `data` are the other arguments of its samples."""
         self.width = checks.whole("width", width, 1)
         self.signals = checks.whole("signals", signals, 1)
         # rows alone may be many (a wide network keeps no p x p matrix); the signals' Gram matrix is made here and now
@@ -158,8 +169,9 @@ class Problem:
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
         self.weight_decay = checks.number("weight_decay", weight_decay, 0.0)
-        self.covariance = _covariance(covariance)
-        self.clusters = _clusters(clusters, self.signals)
+        self.covariance = covariance
+        self.clusters = checked_clusters(clusters, self.signals)
+        sample, numbers = stated_sample(self.signals, covariance, self.clusters, **data)
         self.gram = _gram(gram, gram_name, self.signals, self.covariance)
         self.structure = Structure(
             self.width,
@@ -168,25 +180,15 @@ class Problem:
             loss,
             self.head == "trained",
             self.constraint == "sphere",
-            len(self.clusters),
+            sample,
+            expectation,
         )
         self._parameters: dict[str, Any] = {
             "weight_decay": np.float64(self.weight_decay),
             "gram": self.gram,
             "frame": gram_root(self.gram),
-            "eigenvalues": np.array([eigenvalue for eigenvalue, _ in self.covariance]),
-            "fractions": np.array([fraction for _, fraction in self.covariance]),
+            **numbers,
         }
-        if self.clusters:
-            weights, coefficients, labels = (np.array(part) for part in zip(*self.clusters, strict=True))
-            self._parameters |= {
-                "cluster_weights": weights,
-                # a standard normal between two of these edges stands for a cluster: the chain draws one a sample anyway
-                "cluster_edges": special.ndtri(np.cumsum(weights)[:-1]),
-                "cluster_coefficients": coefficients,
-                "cluster_means": np.einsum("cr,brk->cbk", coefficients, self._parameters["frame"]),
-                "cluster_labels": labels,
-            }
 
     def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
         names = "fields, signals, head, noise_draw" + (", parameters" if takes_parameters else "")
@@ -256,49 +258,6 @@ def _user_parameters(value: Any) -> Any:
             raise checks.reject(name, leaf, "give finite numbers")
         found.append(array)
     return jax.tree_util.tree_unflatten(tree, found)
-
-
-def _covariance(value: Any) -> tuple[tuple[float, float], ...]:
-    if value is None:
-        return ((1.0, 1.0),)
-    try:
-        pairs = [(eigenvalue, fraction) for eigenvalue, fraction in value]
-    except (TypeError, ValueError):
-        raise checks.reject("covariance", value, "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)]") from None
-    if not pairs:
-        raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
-    pairs = [
-        (checks.number("covariance eigenvalue", eigenvalue, above=0.0), checks.number("covariance fraction", fraction, above=0.0))
-        for eigenvalue, fraction in pairs
-    ]
-    total = sum(fraction for _, fraction in pairs)
-    if abs(total - 1.0) > 1e-9:
-        raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
-    return tuple(pairs)
-
-
-def _clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...], float], ...]:
-    if value is None:
-        return ()
-    fix = f"give a list of (weight, {signals} coefficients on the signals, label), such as [(.5, [1.0], 1.0), (.5, [-1.0], 0.0)]"
-    try:
-        given = [(weight, tuple(coefficients), label) for weight, coefficients, label in value]
-    except (TypeError, ValueError):
-        raise checks.reject("clusters", value, fix) from None
-    if not given or any(len(coefficients) != signals for _, coefficients, _ in given):
-        raise checks.reject("clusters", value, fix)
-    found = [
-        (
-            checks.number("clusters weight", weight, above=0.0),
-            tuple(checks.number("clusters coefficient", one) for one in coefficients),
-            checks.number("clusters label", label),
-        )
-        for weight, coefficients, label in given
-    ]
-    total = sum(weight for weight, _, _ in found)
-    if abs(total - 1.0) > 1e-9:
-        raise checks.reject("clusters", value, f"the weights must add up to 1, these add up to {total:.6g}")
-    return tuple(found)
 
 
 def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
