@@ -18,7 +18,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import descend
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, numbers_at
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, traced
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ class FixedData:
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         on, off = self.switching()
-        temperature = getattr(self, "temperature", 0.0)
         return {
             "lr": np.float64(self.lr),
             "head_rate": np.float64(self.head_rate),
@@ -76,7 +75,7 @@ class FixedData:
             "divisor": np.float64(self.divisor),
             "on": np.float64(on),
             "off": np.float64(off),
-            "temperature": temperature if isinstance(temperature, Schedule) else np.float64(temperature),
+            "temperature": traced(getattr(self, "temperature", 0.0)),
         }
 
     def check_times(self, times: np.ndarray) -> None:
@@ -194,11 +193,7 @@ class Langevin(FixedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if callable(self.temperature):
-            object.__setattr__(self, "temperature", made_schedule("temperature", self.temperature, "t"))
-            self.check_times(np.zeros(1))
-        else:
-            object.__setattr__(self, "temperature", checks.number("temperature", self.temperature, 0.0))
+        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature, "t"))
 
     @property
     def hot(self) -> bool:
@@ -229,10 +224,9 @@ def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
-def kick_size(algorithm: Any, number: Any, dimension: Any) -> Any:
-    """sqrt(2 T lr/d) at step `number`."""
-    temperature = numbers_at(algorithm["temperature"], number * algorithm["lr"])
-    return jnp.sqrt(2 * temperature * algorithm["lr"] / dimension)
+def kick_size(algorithm: Any, dimension: Any) -> Any:
+    """sqrt(2 T lr/d)."""
+    return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)
 
 
 def move(

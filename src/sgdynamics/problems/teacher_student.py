@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.controls import describe_schedule, number_or_schedule, traced
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.activations import student_activation
@@ -22,15 +23,15 @@ class _Network(Problem):
     """What `TeacherStudent` and `MultiIndex` share: a student network, a label with Gaussian noise, a loss of both."""
 
     def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
-        self.noise = checks.number("noise", noise, 0.0)
+        self.noise = number_or_schedule("noise", noise)
         self.loss = loss.outer
-        self._parameters["noise"] = np.float64(self.noise)
+        self._parameters["noise"] = traced(self.noise)
         try_problem(self)
         self._sealed = True
 
     @property
     def noise_floor(self) -> float:
-        return self.noise / 2 if self.structure.has_excess else 0.0
+        return float(self._parameters["noise"]) / 2 if self.structure.has_excess else 0.0
 
     def _describe_loss(self) -> Any:
         for name, function in LOSSES.items():
@@ -60,10 +61,10 @@ class TeacherStudent(_Network):
         teacher_activation: Any = None,
         teacher_gram: Any = None,
         teacher_head: Any = None,
-        noise: float = 0.0,
+        noise: Any = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         loss: Any = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
     ) -> None:
@@ -90,7 +91,7 @@ class TeacherStudent(_Network):
             "activation": self.activation.describe(),
             "teacher_activation": self.teacher_activation.describe(),
             "teacher_head": self.teacher_head.tolist(),
-            "noise": self.noise,
+            "noise": describe_schedule(self.noise)[0],
             "loss": self._describe_loss(),
             **self._describe_common("teacher_gram"),
         }
@@ -117,10 +118,10 @@ class MultiIndex(_Network):
         activation: Any = "relu",
         *,
         gram: Any = None,
-        noise: float = 0.0,
+        noise: Any = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         loss: Any = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
         kinks: Sequence[Any] = (),
@@ -147,7 +148,7 @@ class MultiIndex(_Network):
             "directions": self.directions,
             "width": self.width,
             "activation": self.activation.describe(),
-            "noise": self.noise,
+            "noise": describe_schedule(self.noise)[0],
             "loss": self._describe_loss(),
             "kinks": [[list(normal), level] for normal, level in self.kinks],
             **self._describe_common("gram"),
