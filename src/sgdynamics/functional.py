@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
-from sgdynamics.gaussian.moments import risk as population_risk
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
 from sgdynamics.limits import integration
 from sgdynamics.limits.drift import MeanStep, finite_numbers
 from sgdynamics.limits.drift import drift as mean_increment
@@ -62,7 +62,7 @@ def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
 
 
 def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:
-    return {name: jnp.asarray(value[0]) for name, value in nodes_for(structure, rule, flow).items()}
+    return {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).nodes(rule, flow).items()}
 
 
 def drift(
@@ -87,9 +87,8 @@ def drift(
 def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
     """E[loss] at one state."""
     rule = rule or Rule()
-    _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-    nodes = {name: jnp.asarray(value[0]) for name, value in risk_nodes(structure, rule).items()}
-    return population_risk(structure, rule, nodes, parameters, omega, state["a"], means)
+    nodes = {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).risk_nodes(rule).items()}
+    return risk_at(structure, rule, nodes, parameters, state)
 
 
 def solve(

@@ -33,6 +33,8 @@ from sgdynamics.analysis.schedules import OptimalSchedule as OptimalSchedule
 from sgdynamics.analysis.schedules import optimal_schedule as optimal_schedule
 from sgdynamics.comparison import compare as compare
 from sgdynamics.controls import piecewise_rate as piecewise_rate
+from sgdynamics.gaussian.expectation import Expectation as Expectation
+from sgdynamics.gaussian.expectation import Moments as Moments
 from sgdynamics.limits.covariance import increment_covariance as increment_covariance
 from sgdynamics.limits.effective import EffectiveDynamics as EffectiveDynamics
 from sgdynamics.limits.effective import effective_dynamics as effective_dynamics

@@ -18,7 +18,8 @@ from sgdynamics.clock import Clock, plan_steps
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
-from sgdynamics.gaussian.moments import Rule, nodes_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN, rule_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.limits.integration import Case, Solved, Watch, run_cases
@@ -402,7 +403,7 @@ def _growth(lr: float, slope: np.ndarray, bend: np.ndarray) -> float:
 def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> tuple[bool, np.ndarray, np.ndarray]:
     """Whether dM/dt = 0 at M = 0, and the matrices A, B of d(dM/dt)/dM = A + lr B there."""
     rule = rule_for(problem, Q[None], MARGIN)
-    nodes = {name: value[0] for name, value in nodes_for(problem.structure, rule, flow=False).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, flow=False).items()}
     size = problem.width * problem.signals
     rates, slopes = _plateau_slopes(problem.structure, rule, batch, nodes, problem.parameters, Q, head)
     slopes = np.asarray(slopes).reshape(2, size, size)

@@ -13,13 +13,13 @@ from sgdynamics import checks
 from sgdynamics.clock import Clock
 from sgdynamics.controls import numbers_at
 from sgdynamics.dynamics.interface import Dynamics, Prepared
-from sgdynamics.gaussian.moments import Rule, finer, risk, risk_nodes, sampled
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
-from sgdynamics.gaussian.risk import Risks, effective_overlaps, population_accuracy, population_risk, risks_by, rule_for
+from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, rates_at
 from sgdynamics.limits.sde import SdePaths, step_length
-from sgdynamics.problems.losses import TargetLoss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.samples.spectrum import eigenvalues
@@ -92,7 +92,7 @@ class FieldDynamics(Dynamics):
         floor = 0.0
         if rtol is None:
             rtol = RTOL
-            if sampled(self.structure, self.algorithm.flow):
+            if expectation_of(self.structure).sampled(self.algorithm.flow):
                 rtol = max(RTOL, _error_at_start(case))
                 floor = KINKED_TOLERANCE if self.structure.kinks else 0.0
         atol = rtol * (ATOL / RTOL) if atol is None else atol
@@ -114,10 +114,8 @@ class FieldDynamics(Dynamics):
         return population_risk(self.definition, self.timed(states, when))
 
     def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
-        rule = prepared.case.field.rule
-        # the rows have grown more than expected, or become more parallel
-        longer = finer(self.structure, rule) or rule_for(self.definition, states["Q"], 1.0)
-        if longer.mixture == rule.mixture and longer.terms <= rule.terms:
+        longer = finer_rule(self.definition, prepared.case.field.rule, states["Q"])
+        if longer is None:
             return None
         found = self.prepare(prepared.begin, prepared.when, prepared.dimension, prepared.rtol, prepared.atol, longer)
         return replace(found, case=replace(found.case, tolerance=prepared.case.tolerance))
@@ -125,10 +123,7 @@ class FieldDynamics(Dynamics):
     def doubts(self, worst: float) -> tuple[str, ...]:
         if worst <= WARN_ABOVE:
             return ()
-        whose = "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"
-        if isinstance(self.structure.loss, TargetLoss):
-            whose = f"a target with kinks or jumps should declare them, sgd.MultiIndex(..., kinks=...), and {whose}"
-        return (f"expectations are known only to {worst:.1e} (relative): {whose}",)
+        return (f"expectations are known only to {worst:.1e} (relative): {expectation_of(self.structure).advice}",)
 
     def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any) -> Simulator:
         if method == "exact":
@@ -146,7 +141,7 @@ class FieldDynamics(Dynamics):
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
         watch = FieldWatch(self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion)
-        nodes = {name: value[0] for name, value in risk_nodes(self.structure, watch.rule).items()}
+        nodes = {name: value[0] for name, value in expectation_of(self.structure).risk_nodes(watch.rule).items()}
         return watch, {"problem": self.parameters, "watch": nodes}
 
     def _floor(self, when: Clock) -> Any:
@@ -238,8 +233,7 @@ class FieldWatch(Watch):
         if callable(self.criterion):
             return jnp.asarray(self.criterion(public_state(state)), dtype=state["a"].dtype)
         now = numbers_at(parameters, 0.0)
-        _, omega, means = effective_overlaps(structure, now, state["M"], state["Q"])
-        value = risk(structure, self.rule, shared["watch"], now, omega, state["a"], means)
+        value = risk_at(structure, self.rule, shared["watch"], now, state)
         return value - 0.5 * now["noise"] if structure.has_excess else value
 
 

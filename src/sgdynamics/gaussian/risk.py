@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.controls import numbers_at
-from sgdynamics.gaussian.moments import Rule, accuracy, pair_error, risk, risk_nodes, sampled, series_rule
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.samples import spectrum
 
 CHUNK = 256
 SMALL_CHUNK = 32
@@ -21,23 +23,24 @@ MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its square
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
-def effective_overlaps(structure: Structure, parameters: Any, M: Any, Q: Any) -> tuple[Any, Any, Any]:
-    """Omega_b of each block, the covariance of the fields, Omega = sum_b eigenvalue_b Omega_b, and their mean on each cluster (or None)."""
+def overlaps_at(structure: Structure, parameters: Any, state: Any) -> Overlaps:
+    """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
+    M, Q = state["M"], state["Q"]
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, structure.signals, structure.signals))
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)
-    omega = jnp.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
-    if not structure.clusters:
-        return blocks, omega, None
-    return blocks, omega, parameters["cluster_coefficients"] @ jnp.sum(blocks, axis=0)[structure.width :]
+    return Overlaps(blocks, spectrum.variance(parameters, blocks))
 
 
-def _at(structure: Structure, parameters: Any, state: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The numbers of a problem at a state (at its alpha, where they depend on it), Omega, and the means of clusters."""
-    now = numbers_at(parameters, state["alpha"]) if "alpha" in state else parameters
-    _, omega, means = effective_overlaps(structure, now, state["M"], state["Q"])
-    return now, omega, means
+def risk_at(structure: Structure, rule: Rule, nodes: Any, parameters: Any, state: Any) -> Any:
+    """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
+    return expectation_of(structure).risk(rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"])
+
+
+def _at(parameters: Any, state: dict[str, Any]) -> Any:
+    """The numbers of a problem at a state: at its alpha, where they depend on it."""
+    return numbers_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -45,21 +48,21 @@ def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states
     """The risk of every lane (outer) and state, by every replicate of the nodes."""
 
     def one(parameters: Any, state: Any) -> Any:
-        now, omega, means = _at(structure, parameters, state)
-        return jax.vmap(lambda node: risk(structure, rule, node, now, omega, state["a"], means))(nodes)
+        return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
 
     return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=16), (parameters, states))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _pair_errors(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    first = jax.tree.map(lambda node: node[0], nodes)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _one_by_one(name: str, structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+    """`error` or `accuracy` of the expectation at many states."""
 
     def one(parameters: Any, state: Any) -> Any:
-        now, omega, means = _at(structure, parameters, state)
-        return pair_error(structure, rule, first, now, omega, state["a"], means)
+        now = _at(parameters, state)
+        return getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
 
-    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1]), (parameters, states))
+    batch = 16 if name == "accuracy" else None
+    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=batch), (parameters, states))
 
 
 @float64
@@ -75,10 +78,18 @@ def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np
 @float64
 def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
     """A rule that is fine enough for rows as long as these, `margin` times over."""
-    eigenvalues = problem.parameters["eigenvalues"]
-    fields = np.einsum("...bii,b->...i", Q, eigenvalues)
-    signals = np.einsum("bii,b->i", problem.gram, eigenvalues)
-    return series_rule(problem.structure, max(margin * _largest(fields), float(signals.max())))
+    return expectation_of(problem.structure).rule(_largest_field(problem, Q, margin))
+
+
+def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
+    students, signals = (np.einsum("...ii->...i", spectrum.variance(problem.parameters, part)) for part in (Q, problem.gram))
+    return max(margin * _largest(students), float(signals.max()))
+
+
+@float64
+def finer_rule(problem: Problem, rule: Rule, Q: np.ndarray) -> Rule | None:
+    """A rule for the rows of a run at which this one was not accurate, where there is a finer one: they grew, or became more parallel."""
+    return expectation_of(problem.structure).finer(rule, _largest_field(problem, Q, 1.0))
 
 
 class Risks(NamedTuple):
@@ -94,7 +105,7 @@ def risks_by(
     structure: Structure, rule: Rule, parameters: list[Any], states: list[dict[str, np.ndarray]], *, quick: bool = False, size: int = 1
 ) -> list[Risks]:
     """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
-    nodes = risk_nodes(structure, rule, quick=quick)
+    nodes = expectation_of(structure).risk_nodes(rule, quick=quick)
     numbers = filled(parameters, size)
     leads = [one["a"].shape[:-1] for one in states]
     flat = [
@@ -105,13 +116,13 @@ def risks_by(
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
         some = filled([{name: value[_telling(one)] for name, value in one.items()} for one in flat], size)
-        worst = [_largest(one) for one in np.asarray(_pair_errors(structure, rule, nodes, numbers, some))]
-    noisy = "plain" in nodes or sampled(structure, flow=True)
+        first = {name: value[0] for name, value in nodes.items()}
+        worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some))]
     found = []
     for one, lead, bad in zip(every, leads, worst, strict=False):
         risk = one.mean(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = _largest(one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)) if noisy else 0.0
+            share = _largest(one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)) if one.shape[1] > 1 else 0.0
         found.append(Risks(risk.reshape(lead), share, bad))
     return found
 
@@ -123,23 +134,14 @@ def _telling(states: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([longest, np.linspace(0, count - 1, SMALL_CHUNK - len(longest)).astype(int)])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _accuracies(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    def one(parameters: Any, state: Any) -> Any:
-        now, omega, means = _at(structure, parameters, state)
-        return accuracy(structure, rule, nodes, now, omega, state["a"], means)
-
-    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=16), (parameters, states))
-
-
 @float64
 def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:
     """The share of a mixture's data that a network classifies right, a tie f = 0 counted as 1/2 (beyond two units known to about 1e-3)."""
     rule = rule_for(problem, Q, MARGIN)
-    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, rule).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
     flat = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
-    (found,) = _in_chunks(partial(_accuracies, problem.structure, rule, nodes, filled([problem.parameters], 1)), [flat], 1)
-    return found.reshape(a.shape[:-1])
+    find = partial(_one_by_one, "accuracy", problem.structure, rule, nodes, filled([problem.parameters], 1))
+    return _in_chunks(find, [flat], 1)[0].reshape(a.shape[:-1])
 
 
 def filled(items: list[Any], size: int) -> Any:

@@ -1,6 +1,6 @@
 """The drift of the overlaps and the head: the mean increment of one step.
 
-With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.moments`,
+With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.expectation`,
 batch B and weight decay al, in the time t = lr steps/d:
 
     dM_b/dt = - l_b (H Omega_b)_signals - al M_b
@@ -28,13 +28,15 @@ from scipy import special, stats
 
 from sgdynamics import compressed
 from sgdynamics.controls import numbers_at, scheduled
-from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
-from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.limits.integration import Field
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
 from sgdynamics.random import bartlett
+from sgdynamics.samples import spectrum
 
 SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
 
@@ -55,18 +57,16 @@ def drift(
     p = structure.width
     M, Q, head = state["M"], state["Q"], state["a"]
     decay, lr = parameters["weight_decay"], algorithm["lr"]
-    eigenvalues = parameters["eigenvalues"][:, None, None]
-    blocks, omega, means = effective_overlaps(structure, parameters, M, Q)
-    directions = None if finite is None or flow else eigenvalues * blocks
-    found = moments(structure, rule, nodes, parameters, omega, head, directions, flow=flow, means=means)
+    overlaps = overlaps_at(structure, parameters, state)
+    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow)
     coefficients = found.coefficients(parameters)
-    pull = jnp.einsum("bic,bcd->bid", coefficients, blocks)
+    pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q
     if not flow:
-        fractions = parameters["fractions"] if finite is None else finite["sizes"] * finite["inverse_dimension"]
-        dQ = dQ + (lr / batch) * eigenvalues * fractions[:, None, None] * found.noise
+        growth = spectrum.growth(parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"])
+        dQ = dQ + (lr / batch) * growth[:, None, None] * found.noise
         if finite is not None:
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
             more = found.norms / batch + (1 - 1 / batch) * tilt
@@ -107,7 +107,7 @@ class MeanStep(Field):
 
 def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What a `MeanStep` takes with a leading axis of replicates (nodes, points), and `finite` without its points."""
-    nodes = nodes_for(structure, rule, flow) or {"none": np.zeros((1, 1))}
+    nodes = expectation_of(structure).nodes(rule, flow)
     if finite is None or "points" not in finite:
         return {"nodes": nodes}, finite
     # what is not sampled goes once with each replicate of what is

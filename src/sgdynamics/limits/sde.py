@@ -28,9 +28,10 @@ from sgdynamics import compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.clock import plan_steps
 from sgdynamics.controls import Schedule, numbers_at
-from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
+from sgdynamics.gaussian.risk import MARGIN, overlaps_at, population_risk, rule_for
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
@@ -77,8 +78,8 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
     p = structure.width
     M, Q = _overlaps(structure, parameters, path.rows)
     Q = Q + extra
-    _, omega, means = effective_overlaps(structure, parameters, M, Q)
-    found = moments(structure, rule, nodes, parameters, omega, path.head, means=means)
+    overlaps = overlaps_at(structure, parameters, {"M": M, "Q": Q})
+    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, path.head)
     every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
@@ -250,7 +251,7 @@ class SdePaths(Stepped):
     ) -> None:
         self.structure = problem.structure
         self.rule = rule_for(problem, begin.Q_blocks, MARGIN)
-        nodes = nodes_for(self.structure, self.rule, flow=False)
+        nodes = expectation_of(self.structure).nodes(self.rule, flow=False)
         self.nodes = {name: value[0] for name, value in nodes.items()}
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters

@@ -10,7 +10,7 @@ from typing import Any
 
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
 from sgdynamics.dynamics.interface import solve
-from sgdynamics.gaussian.moments import sampled
+from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits.integration import by_program, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
@@ -39,7 +39,7 @@ def together(job: Job, point: Point) -> int:
         return 1
     if arguments.get("dimension") is not None and problem.structure.sphere:
         return 1
-    return FEW if sampled(problem.structure, algorithm.flow) else TOGETHER
+    return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 
 
 def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack:
