@@ -12,7 +12,7 @@ from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 
@@ -20,10 +20,11 @@ from sgdynamics.reach import check_memory
 class _Network(Problem):
     """What `TeacherStudent` and `MultiIndex` share: a student network, a label with Gaussian noise, a loss of both."""
 
+    noise = Number()
+
     def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
-        self.noise = checks.number("noise", noise, 0.0)
         self.loss = loss.outer
-        self._parameters["noise"] = np.float64(self.noise)
+        self._parameters["noise"] = np.float64(checks.number("noise", noise, 0.0))
         try_problem(self)
         self._sealed = True
 
@@ -50,6 +51,7 @@ class TeacherStudent(_Network):
     """
 
     kind: ClassVar[str] = "TeacherStudent"
+    teacher_head = Number()
 
     def __init__(
         self,
@@ -76,8 +78,8 @@ class TeacherStudent(_Network):
         self._set(sample_loss, width, self.teacher_width, teacher_gram, "teacher_gram", head, constraint, weight_decay, covariance)
         if teacher_head is None:
             teacher_head = np.ones(self.teacher_width)
-        self.teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
-        self._parameters["teacher_head"] = self.teacher_head
+        teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
+        self._parameters["teacher_head"] = teacher_head
         self._set_network(sample_loss, noise)
 
     def describe(self) -> dict[str, Any]:
@@ -87,7 +89,7 @@ class TeacherStudent(_Network):
             "teacher_width": self.teacher_width,
             "activation": self.activation.describe(),
             "teacher_activation": self.teacher_activation.describe(),
-            "teacher_head": self.teacher_head.tolist(),
+            "teacher_head": np.asarray(self.teacher_head).tolist(),
             "noise": self.noise,
             "loss": self._describe_loss(),
             **self._describe_common("teacher_gram"),
