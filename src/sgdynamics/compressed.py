@@ -31,6 +31,7 @@ from sgdynamics.algorithms.updates import copies, rereads
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
+from sgdynamics.samples.spectrum import spread
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
@@ -49,22 +50,27 @@ class Layout:
     @property
     def wide_batch(self) -> bool:
         """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
-        return self.batch > self.structure.width and not rereads(self.update)
+        return self.inputs > self.structure.width and not rereads(self.update)
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs a batch has."""
+        return self.batch * self.structure.sample.inputs_a_sample
 
     @property
     def steps(self) -> int:
         if self.wide_batch or self.single:
             return 1
-        return max(1, max(LEAST_COLUMNS, self.structure.width) // self.batch)
+        return max(1, max(LEAST_COLUMNS, self.structure.width) // self.inputs)
 
     @property
     def columns(self) -> int:
         """New columns of a block of steps."""
-        return self.structure.width if self.wide_batch else self.steps * self.batch
+        return self.structure.width if self.wide_batch else self.steps * self.inputs
 
     @property
     def folds(self) -> int:
-        return max(1, SPAN // (self.steps * self.batch))
+        return max(1, SPAN // (self.steps * self.inputs))
 
     @property
     def span_steps(self) -> int:
@@ -84,8 +90,8 @@ class Rows(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The random numbers of a span: inside (folds, steps, batch, blocks, K + p), label noise (folds, steps, batch), and the
-    Bartlett factors of the outside (folds, blocks, columns, columns)."""
+    """The random numbers of a span: inside (folds, steps, batch, [tokens,] blocks, K + p), normals of the draws (folds, steps, batch, ...),
+    and the Bartlett factors of the outside (folds, blocks, columns, columns)."""
 
     inside: Any
     noise: Any
@@ -121,8 +127,9 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
     structure = layout.structure
     blocks, columns, folds = structure.blocks, layout.columns, layout.folds
-    inside_shape = (folds, layout.steps, layout.batch, blocks, layout.inside)
-    noise_shape = (folds, layout.steps, layout.batch)
+    tokens = () if structure.sample.tokens is None else (structure.sample.tokens,)
+    inside_shape = (folds, layout.steps, layout.batch, *tokens, blocks, layout.inside)
+    noise_shape = (folds, layout.steps, layout.batch, structure.sample.draw_normals)
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)
     counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape)]
@@ -162,7 +169,7 @@ def run_span(
 
     def block(carry: tuple[Rows, Any], given: tuple[Draws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs, labels = _block_inputs(layout, parameters, part)
+        inputs, labels = block_inputs(layout, parameters, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
@@ -185,60 +192,42 @@ def run_span(
     return state, seen
 
 
-def drawn_clusters(parameters: Any, noise: Any) -> tuple[Any, Any]:
-    """Which cluster of a mixture a standard normal stands for: its mean along the signals (..., blocks, K), and its label."""
-    index = jnp.sum(noise[..., None] > parameters["cluster_edges"], axis=-1)
-    # a sum over the few clusters, not a gather, which goes one by one on a CPU
-    chosen = (index[..., None] == jnp.arange(parameters["cluster_labels"].shape[0])).astype(noise.dtype)
-    means = jnp.sum(chosen[..., None, None] * parameters["cluster_means"], axis=-3)
-    return means, jnp.sum(chosen * parameters["cluster_labels"], axis=-1)
-
-
-def _block_inputs(layout: Layout, parameters: Any, part: Draws) -> tuple[Any, Any]:
-    """The inputs of a block of steps in the compressed frame, (steps, batch, blocks, K + p + columns), and label noise or labels."""
-    steps, batch = layout.steps, layout.batch
-    if layout.wide_batch:
-        outside = jnp.zeros((steps, batch, layout.structure.blocks, layout.columns), part.inside.dtype)
-    else:
-        outside = jnp.moveaxis(part.outside, 0, 1).reshape(steps, batch, layout.structure.blocks, layout.columns)
-    return with_means(layout.structure, parameters, jnp.concatenate([part.inside, outside], axis=-1), part.noise)
-
-
-def with_means(structure: Structure, parameters: Any, normals: Any, noise: Any) -> tuple[Any, Any]:
-    """Inputs (..., blocks, columns) from standard normals, the mean of a drawn cluster included; label noise, or the cluster's label."""
-    x = normals * jnp.sqrt(parameters["eigenvalues"])[:, None]
-    if not structure.clusters:
-        return x, noise
-    means, labels = drawn_clusters(parameters, noise)
-    empty = jnp.zeros((*means.shape[:-1], x.shape[-1] - structure.signals), x.dtype)
-    return x + jnp.concatenate([means, empty], axis=-1), labels
+def block_inputs(layout: Layout, parameters: Any, part: Draws) -> tuple[Any, Any]:
+    """The inputs of a block of steps in the compressed frame, (steps, inputs, blocks, columns), and what the loss takes beside them."""
+    sample = layout.structure.sample
+    shape = (*part.inside.shape[:-1], layout.columns)
+    outside = jnp.zeros(shape, part.inside.dtype) if layout.wide_batch else jnp.moveaxis(part.outside, 0, 1).reshape(shape)
+    draws = sample.drawn(parameters, part.noise)
+    x = sample.inputs(parameters, jnp.concatenate([part.inside, outside], axis=-1), draws)
+    return x.reshape(layout.steps, layout.inputs, *x.shape[-2:]), sample.given(draws)
 
 
 def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[Any, Any]:
-    """dloss/dfields and dloss/dhead of a batch: (batch, p) each, from (batch, p) fields and (batch, K) signals."""
-    gradient = jax.grad(structure.loss, argnums=(0, 2))
-    found = jax.vmap(gradient, in_axes=(0, 0, None, 0, None))(fields, signals, head, noise, parameters)
+    """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a batch, from fields (inputs, p) and signals (inputs, K)."""
+    sample = structure.sample
+    gradient = jax.vmap(jax.grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
+    h, head_gradient = gradient(sample.by_sample(fields), sample.by_sample(signals), head, noise, parameters)
     # a user's loss may hold float64 constants; a float32 simulation stays one
-    return jax.tree.map(lambda value: value.astype(fields.dtype), found)
+    return sample.by_input(h).astype(fields.dtype), head_gradient.astype(fields.dtype)
 
 
 def one_step(
     layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: Rows, x: Any, noise: Any, outside: Any, dimension: Any = None
 ) -> Rows:
-    """One step on the compressed rows; x (batch, blocks, columns) are inputs as seen from there. Plain SGD needs no dimension."""
+    """One step on the compressed rows; x (inputs, blocks, columns) are inputs as seen from there. Plain SGD needs no dimension."""
     structure = layout.structure
     p = structure.width
 
     def gradient(rows: Any, head: Any) -> tuple[Any, Any]:
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
-        fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(layout.batch, 1, -1), axis=-1)
+        fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(layout.inputs, 1, -1), axis=-1)
         signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
         h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
-        found = h[0, :, None, None] * x[0] if layout.batch == 1 else jnp.mean(h[:, :, None, None] * x[:, None], axis=0)
+        found = h[0, :, None, None] * x[0] if layout.inputs == 1 else jnp.sum(h[:, :, None, None] * x[:, None], axis=0) / layout.batch
         if layout.wide_batch:
-            combined = jnp.linalg.qr(h, mode="r").T / layout.batch
-            new = jnp.sqrt(parameters["eigenvalues"])[:, None, None] * (combined @ outside)
+            combined = jnp.linalg.qr(structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / layout.batch
+            new = spread(parameters)[:, None, None] * (combined @ outside)
             found = found.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1))
         return found.reshape(p, -1), jnp.mean(head_gradient, axis=0)
 

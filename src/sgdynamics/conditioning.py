@@ -27,9 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import first_selection, kick_size, move, next_selection
-from sgdynamics.compressed import drawn_clusters, sample_gradients
+from sgdynamics.compressed import sample_gradients
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import chi, normals_and_uniforms
+from sgdynamics.samples.sample import as_dtype
+from sgdynamics.samples.spectrum import spread as input_spread
 
 LARGEST = {"float64": 1e50, "float32": 1e8}  # coefficients beyond this have diverged; the fourth powers of their fields still fit
 ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions
@@ -72,20 +74,20 @@ class Layout:
 class Known(NamedTuple):
     """One run: what is known of the data, and the weights in it."""
 
-    P: Any  # (capacity, n), orthonormal rows, zero beyond `spanned`
-    A: Any  # (blocks, capacity, n), zero beyond `opened`
+    P: Any  # (capacity, inputs), orthonormal rows, zero beyond `spanned`
+    A: Any  # (blocks, capacity, inputs), zero beyond `opened`
     rows: Any  # (p, blocks, capacity)
     head: Any  # (p,)
     spanned: Any  # how many P
     opened: Any  # how many directions e
     selected: Any  # (n,)
-    signals: Any  # (n, K)
-    labels: Any  # (n,): noise draws, or labels of a mixture
+    signals: Any  # (inputs, K)
+    given: Any  # what the loss takes beside them: noise draws (n,), labels of a mixture, or a dictionary of draws
     change: Any = None  # (p, blocks, capacity): how rows change with a small kick, where that is asked for
 
 
 class Draws(NamedTuple):
-    """The random numbers of one step: normals (normals, blocks, n), uniforms (n) for the selection, and small ones."""
+    """The random numbers of one step: normals (normals, blocks, inputs), uniforms (n) for the selection, and small ones."""
 
     normals: Any
     uniform: Any
@@ -100,21 +102,20 @@ class Draws(NamedTuple):
 def begin(
     layout: Layout, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, normals: Any, noise: Any, uniform: Any, room: int
 ) -> Known:
-    """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, n), noise draws (n) and uniforms (n)."""
-    structure = layout.structure
+    """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, inputs), those of the draws (n, ...), uniforms (n)."""
+    structure, sample = layout.structure, layout.structure.sample
     k = structure.signals
-    n = noise.shape[0]
-    A = normals * jnp.sqrt(parameters["eigenvalues"]).astype(normals.dtype)[:, None, None]
-    labels = noise
-    if structure.clusters:
-        means, labels = drawn_clusters(parameters, noise)
-        A = A.at[:, :k].add(jnp.moveaxis(means, 0, -1).astype(A.dtype))
+    n, tokens = noise.shape[0], () if sample.tokens is None else (sample.tokens,)
+    draws = sample.drawn(parameters, noise)
+    each = jnp.moveaxis(normals, -1, 0).reshape(n, *tokens, *normals.shape[:-1])
+    x = sample.inputs(parameters, each, draws)
+    A = jnp.moveaxis(x.reshape(-1, *x.shape[-2:]), 0, -1).astype(normals.dtype)
     signals = jnp.einsum("brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest")
     rows = jnp.moveaxis(jnp.concatenate([T, L], axis=-1), 0, 1).astype(A.dtype)
     spare = room - layout.first
     selected = first_selection(algorithm, uniform) if layout.selects else jnp.ones(n, bool)
     return Known(
-        jnp.zeros((room, n), A.dtype),
+        jnp.zeros((room, A.shape[-1]), A.dtype),
         jnp.pad(A, ((0, 0), (0, spare), (0, 0))),
         jnp.pad(rows, ((0, 0), (0, 0), (0, spare))),
         head.astype(A.dtype),
@@ -122,7 +123,7 @@ def begin(
         jnp.asarray(layout.first, jnp.int32),
         selected,
         signals,
-        labels.astype(A.dtype),
+        as_dtype(sample.given(draws), A.dtype),
     )
 
 
@@ -144,16 +145,15 @@ def next_room(room: int, most: int) -> int:
 
 
 def fields_of(rows: Any, A: Any) -> Any:
-    """lambda (n, p)."""
+    """lambda (inputs, p)."""
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
 def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
     structure = layout.structure
-    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-        fields_of(state.rows, state.A), state.signals, state.head, state.labels, parameters
-    )
+    fields, signals = (structure.sample.by_sample(part) for part in (fields_of(state.rows, state.A), state.signals))
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, state.head, state.given, parameters)
     rows = jnp.moveaxis(state.rows, 1, 0)
     return {
         "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
@@ -178,11 +178,11 @@ def at_length(vectors: Any, n: int) -> Any:
 
 
 def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
-    """The random numbers of one step of one run."""
+    """The random numbers of one step of one run on n inputs."""
     p, blocks = layout.structure.width, layout.structure.blocks
     small_key, along_key = jax.random.split(key)
     count = layout.normals * blocks * n
-    normals, uniform = normals_and_uniforms(key, count, n if layout.selects else 0)
+    normals, uniform = normals_and_uniforms(key, count, n // layout.structure.sample.inputs_a_sample if layout.selects else 0)
     few, uniforms = normals_and_uniforms(small_key, layout.opened * blocks + p * p * blocks + p, layout.opened * blocks)
     lengths, lower, head = jnp.split(few, [layout.opened * blocks, layout.opened * blocks + p * p * blocks])
     return Draws(
@@ -212,27 +212,27 @@ def step(
     number: Any,
 ) -> Known:
     """One step; `sizes` are the dimensions of the blocks, `samples` the size n of the data set that gradients are divided by."""
-    structure = layout.structure
+    structure, sample = layout.structure, layout.structure.sample
     p, blocks = structure.width, structure.blocks
     dtype = state.A.dtype
     fields = fields_of(state.rows, state.A)
-    h, head_gradient = sample_gradients(structure, parameters, fields, state.signals, state.head, state.labels)
-    weight = (state.selected if layout.selects else jnp.ones_like(state.labels)).astype(dtype) / (algorithm["divisor"] * samples).astype(
-        dtype
-    )
-    g = h.T * weight
+    h, head_gradient = sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)
+    weight = state.selected.astype(dtype) / (algorithm["divisor"] * samples).astype(dtype)
+    g = h.T * sample.each_input(weight)
     normals = draws.normals[:p]
     if layout.probed:
         # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
         def slopes(fields: Any) -> Any:
-            return sample_gradients(structure, parameters, fields, state.signals, state.head, state.labels)[0]
+            return sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)[0]
 
         _, bent = jax.jvp(slopes, (fields,), (fields_of(state.change, state.A),))
-        g, normals = jnp.concatenate([g, bent.T * weight]), jnp.concatenate([normals, draws.change])
+        g, normals = jnp.concatenate([g, bent.T * sample.each_input(weight)]), jnp.concatenate([normals, draws.change])
     gradient = jnp.einsum("bkn,pn->pbk", state.A, g, precision="highest")
-    spread = jnp.sqrt(parameters["eigenvalues"]).astype(dtype)
+    # the data are C^1/2 Z, Z without correlation: what is conditioned on is Z, whose gradients are C^1/2 g
+    inner = sample.mixed_inputs(parameters, g)
+    spread = input_spread(parameters, dtype)
     P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
-    n = state.labels.shape[0]
+    n = P.shape[-1]
 
     def there(opened: Any, spanned: Any) -> Any:
         """Which blocks have directions left: (blocks,). In the limit all, as long as the paths are many more than what they span."""
@@ -246,17 +246,17 @@ def step(
         return chi(jax.random.fold_in(key, index), free, draws.lengths[index], draws.uniforms[index]).astype(dtype)
 
     for unit in range(layout.spanned):
-        both = outside(P, jnp.concatenate([g[unit][None], normals[unit]]), 2)
+        both = outside(P, jnp.concatenate([inner[unit][None], normals[unit]]), 2)
         square = jnp.sum(both[0] ** 2)
         left = there(opened, spanned)
-        grows = (square > tolerance**2 * jnp.sum(g[unit] ** 2)) & jnp.any(left)
+        grows = (square > tolerance**2 * jnp.sum(inner[unit] ** 2)) & jnp.any(left)
         size = jnp.sqrt(jnp.where(grows, square, 1.0))
         new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
         if layout.limit:
             rest = at_length(rest, n)
         open_block = (grows & left).astype(dtype)
-        found = (spread * open_block)[:, None] * (length(unit, opened)[:, None] * new + rest)
+        found = (spread * open_block)[:, None] * sample.mixed_inputs(parameters, length(unit, opened)[:, None] * new + rest)
         P = P.at[spanned].set(new)
         A = A.at[:, opened].set(found)
         gradient = gradient.at[:, :, opened].set(jnp.einsum("bn,pn->pb", found, g, precision="highest"))
@@ -276,7 +276,7 @@ def step(
         lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
         for unit in range(p):
             left = jnp.ones(blocks, dtype) if layout.limit else (sizes - opened > 0).astype(dtype)
-            A = A.at[:, opened].set((spread * left)[:, None] * turned[unit])
+            A = A.at[:, opened].set((spread * left)[:, None] * sample.mixed_inputs(parameters, turned[unit]))
             others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * left
             kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * left))
             opened = opened + jnp.any(left > 0)
@@ -307,7 +307,7 @@ def step(
             free = state.rows * (1 - numbers["lr"] * decay) - numbers["lr"] * gradient[:p]
             free = free if kick is None else free + kick.reshape(free.shape)
             change = change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
-    return Known(P, A, rows, head, spanned, opened, selected, state.signals, state.labels, change)
+    return Known(P, A, rows, head, spanned, opened, selected, state.signals, state.given, change)
 
 
 def advance(
@@ -369,7 +369,7 @@ def _advance(
     end: Any,
 ) -> tuple[Known, Any, Any]:
     room, n = state.P.shape[1:]
-    samples = jnp.asarray(n, state.A.dtype)
+    samples = jnp.asarray(n // layout.structure.sample.inputs_a_sample, state.A.dtype)
     limit = LARGEST[str(state.A.dtype)]
 
     def one(number: Any, state: Known, key: Any, part: Any) -> Known:

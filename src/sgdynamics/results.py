@@ -23,6 +23,7 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.records import algorithm_from, problem_from
+from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.version import __version__
 
 
@@ -61,7 +62,7 @@ def trajectory(
         variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
     coordinates = time_coordinates(clock, diverged_at, fixed_data=isinstance(algorithm, FixedData), ran_out_at=ran_out_at)
     if problem.structure.blocks > 1:
-        coordinates["eigenvalue"] = ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"})
+        coordinates["eigenvalue"] = ("block", eigenvalues(problem.parameters), {"long_name": "covariance eigenvalue"})
     return xr.Dataset(variables, coordinates, record(problem, algorithm, method, attributes))
 
 

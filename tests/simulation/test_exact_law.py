@@ -12,7 +12,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import compressed
-from sgdynamics.problems.starts import factor
+from sgdynamics.problems.starts import factor, placed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law
 
@@ -122,7 +122,7 @@ def test_one_step_pathwise(batch, options):
     rate = 0.8 / d
     algorithm = {"lr": 0.8, "head_rate": 0.6}
     with jax.enable_x64(True):
-        args = (problem.structure, problem.parameters, algorithm, rate, weights, begin.a[0], x, noise, np.array([[0, 1]]))
+        args = (problem.structure, problem.parameters, algorithm, rate, weights, begin.a[0], x, noise, placed(problem, np.array([d])))
         after, head = (np.asarray(part) for part in direct_step(*args))
         # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
         inside, outside = x[:, : k + p], x[:, k + p :]

@@ -13,8 +13,9 @@ import sgdynamics as sgd
 from sgdynamics import compressed
 from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.one_pass import take_step
-from sgdynamics.problems.starts import factor
+from sgdynamics.problems.starts import factor, placed
 from sgdynamics.records import algorithm_from
+from sgdynamics.samples.sample import Place
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law, slow
 
@@ -99,9 +100,9 @@ def test_pathwise_against_the_definition(kind, other):
     W[:, :1], W[:, 1:3] = T[0], L[0]
 
     # the other blocks of the span are not active: nothing may happen there
-    parts = ((layout.steps, batch, 1, inside), (layout.steps, batch), (1, layout.columns, layout.columns))
+    parts = ((layout.steps, batch, 1, inside), (layout.steps, batch, 1), (1, layout.columns, layout.columns))
     draws = compressed.Draws(*(np.ones((layout.folds, *shape)) for shape in parts))
-    draws.inside[0, :, :, 0], draws.noise[0] = x[..., :inside], noise
+    draws.inside[0, :, :, 0], draws.noise[0] = x[..., :inside], noise[..., None]
     # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix
     draws.outside[0, 0] = np.linalg.qr(x[..., inside:].reshape(layout.columns, -1).T, mode="r").T
 
@@ -122,11 +123,11 @@ def test_pathwise_against_the_definition(kind, other):
                 *state,
                 jnp.asarray(x)[index],
                 jnp.asarray(noise)[index],
-                axes,
+                place,
                 kind,
             )
 
-        axes = np.zeros((1, 1), dtype=int)
+        place = placed(problem, np.array([D]))
         return jax.lax.fori_loop(0, end, step, (jnp.pad(W, ((0, (copies - 1) * 2), (0, 0))), jnp.pad(a, (0, (copies - 1) * 2))))
 
     plain = {"momentum": updates.momentum(0), "reuse": updates.reuse(1), "clipped": updates.clipped(1e6), "sam": updates.sam(0)}
@@ -175,7 +176,12 @@ def test_float32_stays_float32(kind):
     numbers = [jax.tree.map(cast, part) for part in (problem.parameters, sgd.OnePassSGD(update=MADE[kind]).parameters)]
     arrays = [np.zeros(shape, np.float32) for shape in ((), (rows, D), (rows,), (1, D), (1,))]
     with jax.enable_x64(True):
-        step = partial(direct_step, problem.structure, signal_axes=np.zeros((1, 1), dtype=int), kind=kind)
+        step = partial(
+            direct_step,
+            problem.structure,
+            place=Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D])))),
+            kind=kind,
+        )
         found = jax.eval_shape(lambda *given: step(*given), *numbers, *arrays)
     assert [part.dtype for part in found] == [np.float32, np.float32]
 

@@ -31,6 +31,7 @@ from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
 from sgdynamics.reach import available_bytes
 from sgdynamics.results import largest_share, trajectory
+from sgdynamics.samples.spectrum import spread as input_spread
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
 POINT_BYTES = 1 << 27  # quasi-random numbers made at a time
@@ -115,7 +116,7 @@ def _within_reach(sweep: _Sweep, step: np.ndarray, rank: int | None, runs: int, 
     directions = min(sweep.needed(steps), np.inf if rank is None else rank)
     # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
     filling = min(steps, directions / sweep.layout.opened)
-    work = 6.0 * sweep.each * sweep.replicates * (1 + sweep.layout.structure.blocks) / 2 * directions * (steps - filling / 2)
+    work = 6.0 * sweep.inputs * sweep.replicates * (1 + sweep.layout.structure.blocks) / 2 * directions * (steps - filling / 2)
     days = work * (1 + 1 / FEWER) * runs * (1 + (len(step) if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
     if days > MOST_DAYS:
         raise checks.reject(
@@ -137,6 +138,7 @@ class _Sweep:
         self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=True)
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
         self.each, self.seed, self.replicates, self.tolerance, self.dtype = each, seed, replicates, tolerance, dtype
+        self.inputs = each * problem.structure.sample.inputs_a_sample
         self.fewer = fewer  # these paths are the first of so many times more
         # the dimension at which n samples are `each` paths; no whole number is needed
         self.sizes = problem.parameters["fractions"] * (each / algorithm.samples_per_dimension)
@@ -146,7 +148,7 @@ class _Sweep:
     def needed(self, steps: float) -> float:
         """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
         layout = self.layout
-        spanned = min(layout.spanned * (steps + 1), self.each // conditioning.LEAST_FREE + layout.spanned)
+        spanned = min(layout.spanned * (steps + 1), self.inputs // conditioning.LEAST_FREE + layout.spanned)
         return layout.first + spanned + ((layout.opened - layout.spanned) * (steps + 1) if layout.hot else 0)
 
     def make_room(self, steps: int, rank: int | None, memory: float | None) -> None:
@@ -156,7 +158,7 @@ class _Sweep:
         if rank is not None:
             self.most = min(self.most, rank + layout.first + layout.opened)
         # memory for P and A, and once more while it grows
-        self.bytes = 2 * self.dtype.itemsize * self.each * self.replicates * self.most * (1 + layout.structure.blocks)
+        self.bytes = 2 * self.dtype.itemsize * self.inputs * self.replicates * self.most * (1 + layout.structure.blocks)
         room = available_bytes() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
         if self.bytes > room:
             raise ValueError(
@@ -194,7 +196,7 @@ class _Sweep:
                 probes.append((index, self.probe(state, points)))
                 saved.setdefault("R", []).append(self.responses(probes, len(steps)))
         self.rank = max(self.rank, int(np.max(state.opened)) - self.layout.first)
-        if self.fewer == 1 and int(np.max(state.spanned)) >= self.each // conditioning.LEAST_FREE:
+        if self.fewer == 1 and int(np.max(state.spanned)) >= self.inputs // conditioning.LEAST_FREE:
             warnings.warn(
                 f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
                 "steps or replicates",
@@ -259,7 +261,7 @@ class _Probe:
 def _kicked(layout: conditioning.Layout, parameters: Any, state: conditioning.Known, normals: Any) -> conditioning.Known:
     """Replicates that know one more direction for each unit, along which its row is kicked to first order."""
     p = layout.structure.width
-    spread = jnp.sqrt(parameters["eigenvalues"]).astype(state.A.dtype)
+    sample, spread = layout.structure.sample, input_spread(parameters, state.A.dtype)
     share = jnp.sqrt(parameters["fractions"]).astype(state.A.dtype)
 
     def one(state: conditioning.Known, normals: Any) -> conditioning.Known:
@@ -272,7 +274,7 @@ def _kicked(layout: conditioning.Layout, parameters: Any, state: conditioning.Kn
         fresh = conditioning.at_length(fresh, P.shape[-1]).reshape(p, A.shape[0], -1)
         change = jnp.zeros_like(rows)
         for unit in range(p):
-            A = A.at[:, state.opened + unit].set(spread[:, None] * fresh[unit])
+            A = A.at[:, state.opened + unit].set(spread[:, None] * sample.mixed_inputs(parameters, fresh[unit]))
             change = change.at[unit, :, state.opened + unit].set(share)
         return state._replace(P=P, A=A, rows=rows, opened=state.opened + p, change=change)
 
@@ -310,41 +312,48 @@ class _Points:
         self.layout, self.each, self.replicates, self.seed, self.dtype = layout, each, replicates, seed, dtype
         self.points = each * fewer  # of which the first are taken
         self.generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(replicate, 1))) for replicate in range(replicates)]
-        blocks = layout.structure.blocks
-        self.first_count = blocks * layout.first + 1
-        self.step_count = blocks * layout.normals + int(layout.selects)
+        blocks, sample = layout.structure.blocks, layout.structure.sample
+        self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals
+        self.first_count = blocks * layout.first * self.tokens + self.draws
+        self.inner = blocks * layout.normals * self.tokens
+        self.step_count = self.inner + int(layout.selects)
         self.left: np.ndarray | None = None
         self.fresh = True
 
     def first(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Normals (replicate, blocks, K + p, n), noise (replicate, n), uniforms of the first selection (replicate, n)."""
+        """Normals (replicate, blocks, K + p, inputs), those of the draws (replicate, n, ...), uniforms of a selection (replicate, n)."""
         self.take(MOST_DIMENSIONS)
         uniform = self.next(self.first_count + 1)
         normals = special.ndtri(uniform[:, :-1])
-        # in the limit the signals' fields, the start's and the noise are uncorrelated: on these paths they are made so. A mixture
-        # reads its clusters off the last vector, which stays
-        count = normals.shape[1] - bool(self.layout.structure.clusters)
+        # in the limit the signals' fields, the start's and normal draws are uncorrelated: on these paths they are made so. Discrete
+        # draws are read off the last vectors, which stay
+        count = normals.shape[1] - (0 if self.layout.structure.sample.all_normal else self.draws)
         if LEAST_A_VECTOR * count <= self.each:
             normals[:, :count] = _uncorrelated(normals[:, :count])
-        shape = (self.replicates, self.layout.structure.blocks, self.layout.first, self.each)
-        return normals[:, :-1].reshape(shape).astype(self.dtype), normals[:, -1].astype(self.dtype), uniform[:, -1]
+        shape = (self.layout.structure.blocks, self.layout.first)
+        noise = np.moveaxis(normals[:, -self.draws :], 1, 2).astype(self.dtype)
+        return self.by_path(normals[:, : -self.draws], shape), noise, uniform[:, -1]
+
+    def by_path(self, normals: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """(replicate, ..., shape x tokens, n) as (replicate, ..., *shape, inputs): the tokens of a path stand together."""
+        apart = normals.reshape(*normals.shape[:-2], *shape, self.tokens, self.each)
+        return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], -1).astype(self.dtype)
 
     def piece(self, now: int, target: int) -> tuple[Any, int]:
         """What `conditioning.advance` takes for the steps from `now`, as many as are made at a time."""
         most = max(1, POINT_BYTES // (8 * self.each * self.replicates * self.step_count))
         count = min(target - now, most)
         uniform = self.next(count * self.step_count).reshape(self.replicates, count, self.step_count, self.each)
-        inner = self.layout.structure.blocks * self.layout.normals
-        shape = (self.replicates, count, self.layout.normals, self.layout.structure.blocks, self.each)
-        normals = special.ndtri(uniform[:, :, :inner]).astype(self.dtype).reshape(shape)
+        normals = self.by_path(special.ndtri(uniform[:, :, : self.inner]), (self.layout.normals, self.layout.structure.blocks))
         return (normals, uniform[:, :, -1] if self.layout.selects else None, np.int64(now)), now + count
 
     def probe(self) -> np.ndarray:
-        """Normals (replicate, unit, blocks, n) of a kick, the same whenever it is asked for."""
-        shape = (self.points, self.layout.structure.width, self.layout.structure.blocks)
+        """Normals (replicate, unit, blocks, inputs) of a kick, the same whenever it is asked for."""
+        shape = (self.points, self.layout.structure.width, self.layout.structure.blocks, self.tokens)
         roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 2)) for replicate in range(self.replicates)]
         drawn = np.stack([np.random.default_rng(root).standard_normal(shape)[: self.each] for root in roots])
-        return np.moveaxis(drawn, 1, -1).astype(self.dtype)
+        drawn = np.moveaxis(drawn, 1, -2)
+        return drawn.reshape(*drawn.shape[:-2], -1).astype(self.dtype)
 
     def next(self, count: int) -> np.ndarray:
         """The next coordinates of all paths: (replicate, count, n)."""

@@ -96,11 +96,8 @@ def _sphere_remainder(
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
     def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
-        beyond = jnp.zeros((batch, structure.blocks, layout.columns), inside.dtype)
-        if not layout.wide_batch:
-            beyond = jnp.moveaxis(outside, 0, 1)
-        x, labels = compressed.with_means(structure, parameters, jnp.concatenate([inside, beyond], axis=-1), noise)
-        moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x, labels, outside)
+        x, given = compressed.block_inputs(layout, parameters, compressed.Draws(inside, noise, outside))
+        moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x[0], jax.tree.map(lambda one: one[0], given), outside)
         after = compressed.overlaps(free, parameters, moved)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
@@ -125,9 +122,9 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     A leading axis of replicates, as for every expectation that is sampled.
     """
     layout = compressed.Layout(structure, batch, single=True)
-    blocks, columns = structure.blocks, layout.columns
+    blocks, columns, sample = structure.blocks, layout.columns, structure.sample
     lower = columns * (columns - 1) // 2
-    counts = [batch * blocks * layout.inside, batch, blocks * lower, blocks * columns]
+    counts = [layout.inputs * blocks * layout.inside, batch * sample.draw_normals, blocks * lower, blocks * columns]
     replicates = Rule().replicates
     points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, replicates, whiten=False, seed=97)
     points = points.reshape(-1, sum(counts))
@@ -138,7 +135,12 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(bartlett(below.reshape(n, blocks, lower), chi, free, columns))
-    found = {"inside": inside.reshape(n, batch, blocks, layout.inside), "noise": noise, "outside": outside}
+    tokens = () if sample.tokens is None else (sample.tokens,)
+    found = {
+        "inside": inside.reshape(n, 1, batch, *tokens, blocks, layout.inside),
+        "noise": noise.reshape(n, 1, batch, sample.draw_normals),
+        "outside": outside,
+    }
     return {name: value.reshape(replicates, n // replicates, *value.shape[1:]) for name, value in found.items()}
 
 

@@ -40,6 +40,7 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start, factor
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.results import largest_share, trajectory
+from sgdynamics.samples import spectrum
 from sgdynamics.simulation.running import See, Simulator, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
@@ -84,12 +85,11 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
     Q = Q + extra
     _, omega, means = effective_overlaps(structure, parameters, M, Q)
     found = moments(structure, rule, nodes, parameters, omega, path.head, means=means)
-    eigenvalues = parameters["eigenvalues"]
     every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
-    growth = numbers["noise_rate"] * eigenvalues * numbers["outside"]
-    columns = eigenvalues[:, None, None] * found.stein[:, :p] + decay * jnp.eye(p)
+    growth = numbers["noise_rate"] * spectrum.growth(parameters, numbers["outside"])
+    columns = spectrum.scaled(parameters, found.stein[:, :p]) + decay * jnp.eye(p)
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
         norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
@@ -102,7 +102,7 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
 
 
 class _Noise(NamedTuple):
-    """Samples of one step: their gradients h (S, p), increments of the rows less the mean (S, blocks, p, K + p), of the head (S, p)."""
+    """Samples of one step: gradients h C^1/2 (S, p, tokens), increments less the mean of rows (S, blocks, p, K + p) and head (S, p)."""
 
     h: Any
     rows: Any
@@ -110,16 +110,22 @@ class _Noise(NamedTuple):
 
 
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
-    z = normals[:, :-1].reshape(-1, structure.blocks, structure.fields)
-    x, labels = compressed.with_means(structure, parameters, z, normals[:, -1])
+    sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
+    tokens = () if sample.tokens is None else (sample.tokens,)
+    z, noise = jnp.split(normals, [-sample.draw_normals], axis=1)
+    draws = sample.drawn(parameters, noise)
+    x = sample.inputs(parameters, z.reshape(-1, *tokens, structure.blocks, structure.fields), draws)
+    x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
-    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, labels)
-    rows = -(h[:, None, :, None] * x[:, :, None, :] - field.pull)
-    head = jnp.zeros_like(h)
+    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, sample.given(draws))
+    each = h[:, None, :, None] * x[:, :, None, :]
+    rows = -(each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1) - field.pull)
+    head = jnp.zeros_like(head_gradient)
     if structure.trained:
         head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head
-    return _Noise(h, rows, head)
+    seen = sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)
+    return _Noise(jnp.moveaxis(seen, 0, 1), rows, head)
 
 
 def _second_order(structure: Structure, parameters: Any, path: Path, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
@@ -174,7 +180,8 @@ def sde_step(
     carried = (jnp.eye(p) - length * ahead.columns) @ here.root
     new = share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
 
-    normals, _ = normals_and_uniforms(key, SAMPLES * (blocks * structure.fields + 2), 0)
+    numbers_each = structure.sample.inputs_a_sample * blocks * structure.fields + structure.sample.draw_normals
+    normals, _ = normals_and_uniforms(key, SAMPLES * (numbers_each + 1), 0)
     g, normals = normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
     noise = _samples(structure, parameters, algorithm, path, here, normals)
     scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
@@ -184,11 +191,12 @@ def sde_step(
 
     L = _folded(jnp.concatenate([rows[..., k:], new], axis=-1))
     # the noise of h h^T, seen from L: eta = L^-1 (h h^T - C) L^-T for each sample and block
-    inward = jax.vmap(lambda factor: solve_forward(factor, jnp.concatenate([noise.h.T, here.root], axis=1)))(L)
-    seen, mean = inward[..., :SAMPLES], inward[..., SAMPLES:]
-    eta = jnp.einsum("bis,bjs->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
+    every = jnp.concatenate([jnp.moveaxis(noise.h, 0, 1).reshape(p, -1), here.root], axis=1)
+    inward = jax.vmap(lambda factor: solve_forward(factor, every))(L)
+    seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
+    eta = jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
     # all of |x|^2, not only what lies outside
-    swing = (numbers["noise_rate"] * parameters["eigenvalues"] * numbers["shares"])[:, None, None]
+    swing = (numbers["noise_rate"] * spectrum.growth(parameters, numbers["shares"]))[:, None, None]
     eta = swing * eta
     X = jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
     mean_gram = here.root @ here.root.T
@@ -198,7 +206,7 @@ def sde_step(
         step = length * algorithm["lr"] * numbers["inverse_dimension"]
         M2, Q2 = _second_order(structure, parameters, path, mean_rows, swing * mean_gram[None, None], step)
     else:
-        gram = swing * (noise.h[:, None, :, None] * noise.h[:, None, None, :] - mean_gram)
+        gram = swing * (jnp.einsum("sil,sjl->sij", noise.h, noise.h)[:, None] - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
     T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
     cross = rows[..., :k] @ jnp.swapaxes(T2, -1, -2)
@@ -226,7 +234,7 @@ def refuse_without_noise(problem: Problem) -> None:
     steps of 0.25 and -0.003 with steps of 0.06, an error that no estimate of the noiseless path sees. Only steps as short as those of
     SGD itself, lr/d, would do, and those are what `simulate` makes.
     """
-    if not np.any(problem.parameters["eigenvalues"]):
+    if spectrum.noiseless(problem.parameters):
         raise checks.reject(
             "snr",
             np.inf,

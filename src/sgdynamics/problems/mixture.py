@@ -51,10 +51,10 @@ class GaussianMixture(Problem):
         if width < least:
             raise checks.reject("width", width, f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more")
         clusters = CLUSTERS[kind]
-        self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, None, clusters)
-        numbers = self._parameters
-        self._parameters = {"weight_decay": numbers.pop("weight_decay"), "snr": np.float64(snr)}
-        self._constants = numbers
+        noise = ((1.0 / snr, 1.0),)
+        self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, noise, clusters)
+        self._constants = self._parameters
+        self._parameters = {"weight_decay": self._constants.pop("weight_decay"), "snr": np.float64(snr)}
         try_problem(self)
         self._sealed = True
 

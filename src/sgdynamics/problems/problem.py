@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
-from scipy import special
 
 from sgdynamics import checks, trees
 from sgdynamics.functions import checked_function, function_identity
@@ -25,6 +24,8 @@ from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import UserLoss, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
+from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
+from sgdynamics.samples.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,13 @@ class Structure:
     loss: Any  # loss(fields, signals, head, noise_draw, parameters), one of the hashable functions of `losses`
     trained: bool
     sphere: bool
-    clusters: int = 0  # of a Gaussian mixture; 0 for centred data
+    sample: Sample
+    expectation: Any = None  # a user's own, in place of the one the library chooses
+
+    @property
+    def clusters(self) -> int:
+        """Of a Gaussian mixture; 0 for centred data."""
+        return self.sample.clusters
 
     @property
     def fields(self) -> int:
@@ -114,6 +121,11 @@ class Problem:
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
+        tokens: int | None = None,
+        token_correlation: Any = None,
+        means: Any = None,
+        draws: dict[str, Any] | None = None,
+        expectation: Any = None,
     ) -> None:
         self._made_of(locals())
         if not callable(loss):
@@ -121,7 +133,9 @@ class Problem:
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
         wrapped = UserLoss(loss, parameters is not None, self.kinks)
-        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, covariance, clusters)
+        data = {"tokens": tokens, "token_correlation": token_correlation, "means": means, "draws": draws}
+        pairs = checked_covariance(covariance)
+        self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         if parameters is not None:
             self._parameters["user"] = _user_parameters(parameters)
         self._check_loss(loss, parameters is not None)
@@ -166,10 +180,12 @@ class Problem:
         head: Any,
         constraint: Any,
         weight_decay: Any,
-        covariance: Any,
+        covariance: tuple[tuple[float, float], ...],
         clusters: Any = None,
+        expectation: Any = None,
+        **data: Any,
     ) -> None:
-        """Check and store what every problem has."""
+        """Check and store what every problem has; `data` are the other arguments of its samples."""
         self.width = checks.whole("width", width, 1)
         self.signals = checks.whole("signals", signals, 1)
         # rows alone may be many (a wide network keeps no p x p matrix); the signals' Gram matrix is made here and now
@@ -177,34 +193,28 @@ class Problem:
         check_memory("signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer")
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
-        covariance, clusters = _covariance(covariance), _clusters(clusters, self.signals)
+        weight_decay = checks.number("weight_decay", weight_decay, 0.0)
+        sample, numbers = stated_sample(self.signals, covariance, checked_clusters(clusters, self.signals), **data)
+        self.structure = Structure(
+            self.width,
+            self.signals,
+            len(covariance),
+            loss,
+            self.head == "trained",
+            self.constraint == "sphere",
+            sample,
+            expectation,
+        )
         self._parameters = {
-            "weight_decay": np.float64(checks.number("weight_decay", weight_decay, 0.0)),
+            "weight_decay": np.float64(weight_decay),
             "gram": _gram(gram, gram_name, self.signals, covariance),
-            "eigenvalues": np.array([eigenvalue for eigenvalue, _ in covariance]),
-            "fractions": np.array([fraction for _, fraction in covariance]),
+            **numbers,
         }
-        trained, sphere = self.head == "trained", self.constraint == "sphere"
-        self.structure = Structure(self.width, self.signals, len(covariance), loss, trained, sphere, len(clusters))
-        if clusters:
-            names = ("cluster_weights", "cluster_coefficients", "cluster_labels")
-            self._parameters |= {name: np.array(part) for name, part in zip(names, zip(*clusters, strict=True), strict=True)}
 
     def _derive(self) -> dict[str, Any]:
         """The numbers that follow from the others: no leaves, so that they always agree with them."""
         numbers = {**self._constants, **self._parameters}
-        frame = gram_root(numbers["gram"])
-        if not self.structure.clusters:
-            return {"frame": frame}
-        weights, coefficients = numbers["cluster_weights"], numbers["cluster_coefficients"]
-        inside = any(map(checks.is_traced, (weights, coefficients, frame)))
-        at, quantile = (jnp, jax.scipy.special.ndtri) if inside else (np, special.ndtri)
-        return {
-            "frame": frame,
-            # a standard normal between two of these edges stands for a cluster: the chain draws one a sample anyway
-            "cluster_edges": quantile(at.cumsum(weights, axis=-1)[..., :-1]),
-            "cluster_means": at.einsum("...cr,...brk->...cbk", coefficients, frame),
-        }
+        return {"frame": gram_root(numbers["gram"]), **following(numbers)}
 
     @cached_property
     def _derived(self) -> dict[str, Any]:
@@ -289,49 +299,6 @@ def _user_parameters(value: Any) -> Any:
             raise checks.reject(name, leaf, "give finite numbers")
         found.append(array)
     return jax.tree_util.tree_unflatten(tree, found)
-
-
-def _covariance(value: Any) -> tuple[tuple[float, float], ...]:
-    if value is None:
-        return ((1.0, 1.0),)
-    try:
-        pairs = [(eigenvalue, fraction) for eigenvalue, fraction in value]
-    except (TypeError, ValueError):
-        raise checks.reject("covariance", value, "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)]") from None
-    if not pairs:
-        raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
-    pairs = [
-        (checks.number("covariance eigenvalue", eigenvalue, above=0.0), checks.number("covariance fraction", fraction, above=0.0))
-        for eigenvalue, fraction in pairs
-    ]
-    total = sum(fraction for _, fraction in pairs)
-    if abs(total - 1.0) > 1e-9:
-        raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
-    return tuple(pairs)
-
-
-def _clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...], float], ...]:
-    if value is None:
-        return ()
-    fix = f"give a list of (weight, {signals} coefficients on the signals, label), such as [(.5, [1.0], 1.0), (.5, [-1.0], 0.0)]"
-    try:
-        given = [(weight, tuple(coefficients), label) for weight, coefficients, label in value]
-    except (TypeError, ValueError):
-        raise checks.reject("clusters", value, fix) from None
-    if not given or any(len(coefficients) != signals for _, coefficients, _ in given):
-        raise checks.reject("clusters", value, fix)
-    found = [
-        (
-            checks.number("clusters weight", weight, above=0.0),
-            tuple(checks.number("clusters coefficient", one) for one in coefficients),
-            checks.number("clusters label", label),
-        )
-        for weight, coefficients, label in given
-    ]
-    total = sum(weight for weight, _, _ in found)
-    if abs(total - 1.0) > 1e-9:
-        raise checks.reject("clusters", value, f"the weights must add up to 1, these add up to {total:.6g}")
-    return tuple(found)
 
 
 def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:

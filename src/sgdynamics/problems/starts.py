@@ -13,6 +13,8 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
 from sgdynamics.problems.trial import try_start
 from sgdynamics.reach import check_memory
+from sgdynamics.samples.sample import Place
+from sgdynamics.samples.spectrum import coordinate_spread
 
 MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
@@ -213,6 +215,14 @@ def factor(problem: Problem, begin: Start) -> tuple[np.ndarray, np.ndarray]:
     values, vectors = np.linalg.eigh((rest + np.swapaxes(rest, -1, -2)) / 2)
     # the start was accepted as positive semi-definite to 1e-9: what is below zero here is that rounding
     return T, vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+
+
+def placed(problem: Problem, sizes: np.ndarray) -> Place:
+    """The signals along the first axes of each covariance block of d coordinates: any other place is a rotation of this one."""
+    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    axes = (first[:, None] + np.arange(problem.signals)).reshape(-1)
+    signals = np.moveaxis(problem.parameters["frame"], 0, 1).reshape(problem.signals, -1)
+    return Place(coordinate_spread(problem.parameters, sizes), axes, signals)
 
 
 def random_start(

@@ -15,6 +15,7 @@ from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, Network
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
+from sgdynamics.samples.arguments import checked_covariance
 
 
 class _Network(Problem):
@@ -75,7 +76,8 @@ class TeacherStudent(_Network):
         )
         self.teacher_width = checks.whole("teacher_width", teacher_width, 1)
         sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
-        self._set(sample_loss, width, self.teacher_width, teacher_gram, "teacher_gram", head, constraint, weight_decay, covariance)
+        pairs = checked_covariance(covariance)
+        self._set(sample_loss, width, self.teacher_width, teacher_gram, "teacher_gram", head, constraint, weight_decay, pairs)
         if teacher_head is None:
             teacher_head = np.ones(self.teacher_width)
         teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
@@ -137,7 +139,7 @@ class MultiIndex(_Network):
         self.activation = student_activation(activation)
         self.kinks = _planes(kinks, self.directions)
         sample_loss = TargetLoss(self.activation, outer_loss(loss), target, self.kinks, _spanned(self.kinks))
-        self._set(sample_loss, width, self.directions, gram, "gram", head, constraint, weight_decay, covariance)
+        self._set(sample_loss, width, self.directions, gram, "gram", head, constraint, weight_decay, checked_covariance(covariance))
         self._set_network(sample_loss, noise)
 
     def describe(self) -> dict[str, Any]:

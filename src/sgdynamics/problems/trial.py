@@ -15,6 +15,7 @@ from sgdynamics import checks
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.losses import LOSSES, ClusterLoss, CommitteeLoss, NetworkLoss, TargetLoss, UserLoss
+from sgdynamics.samples import spectrum
 
 SAMPLES = 64
 MOST_NUMBERS = 1 << 20  # of all samples together: a very wide network is tried on fewer
@@ -46,9 +47,8 @@ def try_problem(problem: Any) -> None:
         return
     p = problem.width
     z = _normals(problem.structure.fields)
-    eigenvalues, fractions = (problem.parameters[name] for name in ("eigenvalues", "fractions"))
-    fields = np.sqrt(eigenvalues @ fractions) * z[:, :p]
-    signals = z[:, p:-1] @ _root(np.einsum("b,bij->ij", eigenvalues, problem.gram)).T
+    fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
+    signals = z[:, p:-1] @ _root(spectrum.variance(problem.parameters, problem.gram)).T
     _try(problem, fields, signals, np.ones(p), z[:, -1], None)
 
 
@@ -58,9 +58,7 @@ def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None
         return
     p = problem.width
     z = _normals(problem.structure.fields)
-    eigenvalues = problem.parameters["eigenvalues"]
-    omega = np.einsum("b,rbij->rij", eigenvalues, np.concatenate([Q, M], axis=-1))
-    gram = np.einsum("b,bij->ij", eigenvalues, problem.gram)
+    omega, gram = (spectrum.variance(problem.parameters, part) for part in (np.concatenate([Q, M], axis=-1), problem.gram))
     for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
         full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
         both = z[:, :-1] @ _root(full).T

@@ -12,10 +12,11 @@ import numpy as np
 
 from sgdynamics.algorithms.one_pass import take_step
 from sgdynamics.algorithms.updates import copies
-from sgdynamics.compressed import drawn_clusters, sample_gradients
+from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor
+from sgdynamics.problems.starts import Start, factor, placed
+from sgdynamics.samples.sample import Place
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import See, Simulator, check_reach
 
@@ -37,10 +38,8 @@ class DirectSGD(Simulator):
         self.T, self.L = factor(problem, begin)
         self.head = begin.a
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
-        eigenvalues = problem.parameters["eigenvalues"]
-        self.spread = cast(np.sqrt(np.repeat(eigenvalues, sizes)))
         self.edges = (*self.first.tolist(), dimension)
-        self.signal_axes = self.first[:, None] + np.arange(problem.signals)
+        self.place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes)))
 
     def initial(self, chosen: np.ndarray) -> Any:
         p, k = self.structure.width, self.structure.signals
@@ -55,7 +54,7 @@ class DirectSGD(Simulator):
     def advance(
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
-        numbers = (self.parameters, self.algorithm, self.spread, self.signal_axes)
+        numbers = (self.parameters, self.algorithm, self.place)
         shape = (self.structure, self.batch, self.kind, self.edges)
         return _advance(*shape, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
@@ -102,8 +101,7 @@ def _advance(
     see: See | None,
     parameters: Any,
     algorithm: Any,
-    spread: Any,
-    signal_axes: Any,
+    place: Place,
     state: Any,
     keys: Any,
     begin: Any,
@@ -111,18 +109,17 @@ def _advance(
     seen: Any,
     given: Any,
 ) -> tuple[Any, Any, Any]:
-    dimension = spread.shape[0]
+    sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
+    tokens = () if sample.tokens is None else (sample.tokens,)
 
     def one(number: Any, weights: Any, head: Any, key: Any, seen: Any) -> tuple[Any, Any, Any]:
         key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
         data_key, noise_key = jax.random.split(key)
-        x = jax.random.normal(data_key, (batch, dimension), spread.dtype) * spread
-        noise = jax.random.normal(noise_key, (batch,), spread.dtype)
-        if structure.clusters:
-            means, noise = drawn_clusters(parameters, noise)
-            x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(batch, -1))
-        rate = (numbers_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(spread.dtype)
-        weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, noise, signal_axes, kind)
+        normals = jax.random.normal(data_key, (batch, *tokens, dimension), dtype)
+        draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
+        x = sample.inputs_in_space(parameters, normals, draws, place)
+        rate = (numbers_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(dtype)
+        weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, sample.given(draws), place, kind)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights[: structure.width])
             seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": head[: structure.width]})
@@ -132,8 +129,8 @@ def _advance(
         (weights, head), good, seen = carry
         weights, head, seen = jax.vmap(partial(one, number))(weights, head, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
-        limit = jnp.asarray(LARGEST if spread.dtype == jnp.float64 else 1e15, spread.dtype)
-        watched = jnp.abs(weights[:, :, signal_axes.reshape(-1)]) < limit
+        limit = jnp.asarray(LARGEST if dtype == jnp.float64 else 1e15, dtype)
+        watched = jnp.abs(weights[:, :, place.axes]) < limit
         fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(head) < limit, axis=1)
         return (weights, head), jnp.where(fine, number + 1, good), seen
 
@@ -149,16 +146,16 @@ def direct_step(
     head: Any,
     x: Any,
     noise: Any,
-    signal_axes: Any,
+    place: Place,
     kind: str | None = None,
 ) -> tuple[Any, Any]:
-    """One step on weights (p, d) and head (p) from inputs x (batch, d): plain SGD, or the update of this kind (momentum: 2p for p)."""
-    signals = jnp.einsum("brk,nbk->nr", parameters["frame"], x[:, signal_axes])
+    """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or the update of this kind (momentum: 2p for p)."""
+    signals, batch = x[:, place.axes] @ place.signals.T, x.shape[0] // structure.sample.inputs_a_sample
 
     def gradient(weights: Any, head: Any) -> tuple[Any, Any]:
         fields = x @ weights.T
         h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
-        return h.T @ x / x.shape[0], jnp.mean(head_gradient, axis=0)
+        return h.T @ x / batch, jnp.mean(head_gradient, axis=0)
 
     decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}
     return take_step(kind, algorithm, weights, head, gradient, rate, decay, x.shape[1], **flags)

@@ -18,6 +18,7 @@ from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, c
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.progress import warn
 from sgdynamics.results import largest_share, trajectory
+from sgdynamics.samples.spectrum import trace, variance
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.running import CHECK_STEPS, Simulator, run_until
 
@@ -123,8 +124,7 @@ def stability_limit(problem: Problem, algorithm: FixedData) -> float | None:
     )
     if not covered:
         return None
-    trace = float(sum(eigenvalue * fraction for eigenvalue, fraction in problem.covariance))
-    return algorithm.divisor * algorithm.samples_per_dimension / (algorithm.lr * trace)
+    return algorithm.divisor * algorithm.samples_per_dimension / (algorithm.lr * float(trace(problem.parameters)))
 
 
 def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.ndarray | None:
@@ -139,12 +139,10 @@ def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.n
     squares = problem.teacher_width == 1 and problem.teacher_activation.coefficients == (0.0, 0.0, 1.0)
     if not squares or problem.noise > 0 or problem.teacher_head[0] != 1 or np.any(begin.a != 1):
         return None
-    eigenvalues = problem.parameters["eigenvalues"]
-    q, m = (np.einsum("b,rb->r", eigenvalues, part[:, :, 0, 0]) for part in (begin.Q_blocks, begin.M_blocks))
-    q0 = float(eigenvalues @ problem.gram[:, 0, 0])
+    q, m, q0 = (variance(problem.parameters, part)[..., 0, 0] for part in (begin.Q_blocks, begin.M_blocks, problem.gram))
     found = {}
     for pair in {*zip(q.tolist(), m.tolist(), strict=True)}:
-        found[pair] = _beyond(*pair, q0, limit)
+        found[pair] = _beyond(*pair, float(q0), limit)
     return np.array([found[pair] for pair in zip(q.tolist(), m.tolist(), strict=True)])
 
 

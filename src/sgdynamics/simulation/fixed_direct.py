@@ -16,12 +16,12 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, move, next_selection
-from sgdynamics.compressed import drawn_clusters
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor
+from sgdynamics.problems.starts import Start, factor, placed
 from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.reach import available_bytes
+from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.direct import direct_overlaps
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import See, Simulator
@@ -34,11 +34,11 @@ ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; anoth
 
 
 class Data(NamedTuple):
-    """A data set: inputs (n, d), their signals (n, K), and label noise, or the labels of clusters (n)."""
+    """A data set: inputs (n tokens, d), their signals (n tokens, K), and what the loss takes beside them: label noise (n), ..."""
 
     inputs: Any
     signals: Any
-    noise: Any
+    given: Any
 
 
 class Weights(NamedTuple):
@@ -92,17 +92,15 @@ class DirectFixedData(Simulator):
         self.head = begin.a
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
         self.edges = (*self.first.tolist(), dimension)
-        self.spread = np.sqrt(np.repeat(problem.parameters["eigenvalues"], sizes))
-        self.signal_axes = self.first[:, None] + np.arange(problem.signals)
+        self.place = placed(problem, sizes)
         self.seed = seed
         self.data: Data | None = None
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.data = None  # the last group's go before this group's come
         keys = run_keys(self.seed, chosen)
-        numbers = (self.parameters, self.spread, self.signal_axes)
         owners = run_keys(self.seed, np.array([SHARED])) if self.plan.shared else keys
-        self.data = _draw_data(self.structure, self.samples, self.dtype, *numbers, owners)
+        self.data = _draw_data(self.structure, self.samples, self.dtype, self.parameters, self.place, owners)
         if self.plan.shared:
             self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
         rows = jnp.asarray(self._rows(chosen))
@@ -154,8 +152,9 @@ class DirectFixedData(Simulator):
     def bytes_of(self, runs: int) -> int:
         """What these runs take in memory, about: data sets, and working space."""
         p, k, n = self.structure.width, self.structure.signals, self.samples
-        data_set = n * (self.dimension + k + 1) * self.dtype.itemsize
-        a_run = (6 * p * (n + self.dimension) + 4 * n) * self.dtype.itemsize
+        inputs = n * self.structure.sample.inputs_a_sample
+        data_set = (inputs * (self.dimension + k) + n * self.structure.sample.draw_normals) * self.dtype.itemsize
+        a_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
         sets = 1 if self.plan.shared else runs
         return (sets + 1) * data_set + runs * a_run + 4 * 8 * max(ROW_NUMBERS, self.dimension)
 
@@ -187,28 +186,28 @@ def _step_key(key: Any, number: Any) -> Any:
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, spread: Any, signal_axes: Any, keys: Any) -> Data:
+def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, place: Place, keys: Any) -> Data:
     """The data set of each key. Drawn in float64, also for float32: both precisions see the same data."""
-    dimension = spread.shape[0]
-    chunks = -(-samples * (dimension + 1) // ROW_NUMBERS)
+    sample = structure.sample
+    tokens = () if sample.tokens is None else (sample.tokens,)
+    inputs = sample.inputs_a_sample * place.spread.shape[0]
+    each = inputs + sample.draw_normals
+    chunks = -(-samples * each // ROW_NUMBERS)
     rows = -(-samples // chunks)
 
     def chunk(key: Any) -> Data:
-        normals = normals_and_uniforms(key, rows * (dimension + 1), 0)[0].reshape(rows, dimension + 1)
-        x, noise = normals[:, :dimension] * spread, normals[:, dimension]
-        if structure.clusters:
-            means, noise = drawn_clusters(parameters, noise)
-            x = x.at[:, signal_axes.reshape(-1)].add(means.reshape(rows, -1))
-        x = x.astype(dtype)
-        signals = jnp.einsum("brk,nbk->nr", parameters["frame"], x[:, signal_axes], precision=HIGHEST)
-        return Data(x, signals.astype(dtype), noise.astype(dtype))
+        normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
+        draws = sample.drawn(parameters, normals[:, inputs:])
+        x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *tokens, -1), draws, place).astype(dtype)
+        signals = jnp.matmul(x[:, place.axes], place.signals.T, precision=HIGHEST)
+        return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
     def one(key: Any) -> Data:
         key = jax.random.fold_in(key, 0)
         if chunks == 1:
             return chunk(key)
         parts = jax.lax.map(lambda number: chunk(jax.random.fold_in(key, number)), jnp.arange(chunks))
-        return jax.tree.map(lambda part: part.reshape(chunks * rows, *part.shape[2:])[:samples], parts)
+        return jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: samples * (part.shape[1] // rows)], parts)
 
     return jax.lax.map(one, keys)
 
@@ -235,11 +234,13 @@ def _weighted(h: Any, x: Any) -> Any:
 
 
 def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -> tuple[Any, tuple[Any, Any]]:
-    """The mean loss over the data set, and dloss/dfields, dloss/dhead of each sample, (n, p) each."""
+    """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
+    sample = structure.sample
     compute = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
-    loss, slopes = compute(_product(rows, data.inputs), data.signals, head, data.noise, parameters)
+    fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
+    loss, (h, head_h) = compute(fields, signals, head, data.given, parameters)
     # a user's loss may hold float64 constants; a float32 simulation stays one, but for the one sum that is compared with a threshold
-    return jnp.mean(loss, dtype=jnp.float64), jax.tree.map(lambda value: value.astype(rows.dtype), slopes)
+    return jnp.mean(loss, dtype=jnp.float64), (sample.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
 
 
 def _over_runs(plan: Plan, function: Any, data: Data, *runs: Any) -> Any:
@@ -286,11 +287,12 @@ def fixed_data_step(
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
     rows, head, selected, first_risk = state
-    samples, dtype = data.noise.shape[0], rows.dtype
+    samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
     risk, (h, head_h) = _losses(structure, parameters, data, rows, head)
     if plan.selects:
-        h, head_h = (jnp.where(selected[:, None], part, 0) for part in (h, head_h))
+        h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
+        head_h = jnp.where(selected[:, None], head_h, 0)
     share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
     gradient, head_gradient = share * _weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
     kick = head_kick = None

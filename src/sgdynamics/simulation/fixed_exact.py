@@ -27,6 +27,7 @@ class ExactFixedData(Simulator):
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters
         self.samples = algorithm.samples(dimension)
+        self.inputs = self.samples * problem.structure.sample.inputs_a_sample
         self.sizes = sizes.astype(np.float64)
         self.most = int(sizes.max()) + self.layout.opened  # the last steps need room to look, even where nothing is left to find
         self.T, self.L = factor(problem, begin)
@@ -61,10 +62,10 @@ class ExactFixedData(Simulator):
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
         columns = min(self.most, self.layout.first + self.layout.opened * (steps + 1))
-        return 2.0 * 8 * self.samples * columns * (1 + self.layout.structure.blocks)
+        return 2.0 * 8 * self.inputs * columns * (1 + self.layout.structure.blocks)
 
     def largest_group(self) -> int:
-        a_run = 8 * self.samples * self.most * (1 + self.layout.structure.blocks)
+        a_run = 8 * self.inputs * self.most * (1 + self.layout.structure.blocks)
         return max(1, 2 * GROUP_BYTES // a_run)
 
 
@@ -73,10 +74,12 @@ def _begin(
     layout: conditioning.Layout, samples: int, room: int, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, keys: Any
 ) -> conditioning.Known:
     def one(T: Any, L: Any, head: Any, key: Any) -> conditioning.Known:
-        count = layout.structure.blocks * layout.first * samples
-        normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples, samples)
-        known = normals[:count].reshape(layout.structure.blocks, layout.first, samples)
-        return conditioning.begin(layout, parameters, algorithm, T, L, head, known, normals[count:], uniform, room)
+        sample = layout.structure.sample
+        count = layout.structure.blocks * layout.first * samples * sample.inputs_a_sample
+        normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples)
+        known = normals[:count].reshape(layout.structure.blocks, layout.first, -1)
+        noise = normals[count:].reshape(samples, sample.draw_normals)
+        return conditioning.begin(layout, parameters, algorithm, T, L, head, known, noise, uniform, room)
 
     return jax.vmap(one)(T, L, head, keys)
 

@@ -1,0 +1,128 @@
+"""The data arguments of a problem, checked, as a `Sample` and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.functions import traced_output
+from sgdynamics.reach import check_memory
+from sgdynamics.samples.draws import checked_draws, edges_of
+from sgdynamics.samples.sample import Sample
+
+
+def stated_sample(
+    signals: int,
+    covariance: tuple[tuple[float, float], ...],
+    clusters: tuple[tuple[float, tuple[float, ...], float], ...] = (),
+    tokens: Any = None,
+    token_correlation: Any = None,
+    means: Any = None,
+    draws: Any = None,
+) -> tuple[Sample, dict[str, Any]]:
+    """What a sample is, and the numbers it is made with."""
+    numbers: dict[str, Any] = {
+        "eigenvalues": np.array([eigenvalue for eigenvalue, _ in covariance]),
+        "fractions": np.array([fraction for _, fraction in covariance]),
+    }
+    if clusters:
+        weights, coefficients, labels = (np.array(part) for part in zip(*clusters, strict=True))
+        numbers |= {
+            "cluster_weights": weights,
+            "cluster_coefficients": coefficients,
+            "cluster_labels": labels,
+        }
+    if tokens is not None:
+        tokens = checks.whole("tokens", tokens, 1)
+        check_memory("tokens", tokens, 64.0 * tokens**2, "their correlation", "take fewer")
+        if token_correlation is not None:
+            numbers["token_correlation"] = checks.array("token_correlation", token_correlation, (tokens, tokens), "tokens x tokens")
+            checks.gram("token_correlation", numbers["token_correlation"])
+    elif token_correlation is not None:
+        raise checks.reject("token_correlation", token_correlation, "it is for samples of several inputs: give tokens= as well")
+    kinds, chances = checked_draws(draws, bool(clusters))
+    if chances:
+        numbers["draws"] = chances
+    shape, meaning = ((signals,), "one number a signal") if tokens is None else ((tokens, signals), "tokens x signals")
+    if means is not None and not callable(means):
+        numbers["means"] = checks.array("means", means, shape, meaning)
+    stated: Callable[[Any], Any] | bool = means if callable(means) else means is not None
+    sample = Sample(signals, tokens, token_correlation is not None, kinds, len(clusters), stated)
+    if callable(means):
+        _check_means(sample, numbers | following(numbers), means, shape, meaning)
+    return sample, numbers
+
+
+def following(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What follows from the numbers that are given: edges of probabilities, and the symmetric root of the tokens' correlation."""
+    found: dict[str, Any] = {}
+    if "cluster_weights" in numbers:
+        found["cluster_edges"] = edges_of(numbers["cluster_weights"])
+    if "draws" in numbers:
+        found["draws"] = {name: {**one, "edges": edges_of(one["probabilities"])} for name, one in numbers["draws"].items()}
+    if "token_correlation" in numbers:
+        at = jnp if checks.is_traced(numbers["token_correlation"]) else np
+        values, vectors = at.linalg.eigh(numbers["token_correlation"])
+        found["token_root"] = (vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]) @ at.swapaxes(vectors, -1, -2)
+    return found
+
+
+def _check_means(sample: Sample, numbers: dict[str, Any], means: Any, shape: tuple[int, ...], meaning: str) -> None:
+    """Refuse what is no JAX function from the draws of one sample to the coefficients of its means."""
+    if sample.draws is None and not sample.clusters:
+        raise checks.reject("means", means, f"a function of the draws needs draws=; or give numbers of shape {shape} ({meaning})")
+    draws = jax.eval_shape(lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals))
+    try:
+        found = traced_output(means, jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws)).shape
+    except Exception as error:
+        raise checks.reject("means", means, f"calling it on the draws of one sample failed with: {checks.reason(error)}") from error
+    if found != shape:
+        raise checks.reject("means", means, f"the draws of one sample must give shape {shape} ({meaning}), but gave {found}")
+
+
+def checked_covariance(value: Any) -> tuple[tuple[float, float], ...]:
+    if value is None:
+        return ((1.0, 1.0),)
+    try:
+        pairs = [(eigenvalue, fraction) for eigenvalue, fraction in value]
+    except (TypeError, ValueError):
+        raise checks.reject("covariance", value, "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)]") from None
+    if not pairs:
+        raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
+    pairs = [
+        (checks.number("covariance eigenvalue", eigenvalue, above=0.0), checks.number("covariance fraction", fraction, above=0.0))
+        for eigenvalue, fraction in pairs
+    ]
+    total = sum(fraction for _, fraction in pairs)
+    if abs(total - 1.0) > 1e-9:
+        raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
+    return tuple(pairs)
+
+
+def checked_clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...], float], ...]:
+    if value is None:
+        return ()
+    fix = f"give a list of (weight, {signals} coefficients on the signals, label), such as [(.5, [1.0], 1.0), (.5, [-1.0], 0.0)]"
+    try:
+        given = [(weight, tuple(coefficients), label) for weight, coefficients, label in value]
+    except (TypeError, ValueError):
+        raise checks.reject("clusters", value, fix) from None
+    if not given or any(len(coefficients) != signals for _, coefficients, _ in given):
+        raise checks.reject("clusters", value, fix)
+    found = [
+        (
+            checks.number("clusters weight", weight, above=0.0),
+            tuple(checks.number("clusters coefficient", one) for one in coefficients),
+            checks.number("clusters label", label),
+        )
+        for weight, coefficients, label in given
+    ]
+    total = sum(weight for weight, _, _ in found)
+    if abs(total - 1.0) > 1e-9:
+        raise checks.reject("clusters", value, f"the weights must add up to 1, these add up to {total:.6g}")
+    return tuple(found)

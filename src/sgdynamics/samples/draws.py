@@ -1,0 +1,92 @@
+"""Named draws of a sample beside its inputs: normal, categorical, Bernoulli, each made from standard normals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from sgdynamics import checks
+
+FIX = 'give "normal", a list of probabilities such as [0.3, 0.7], ("bernoulli", 0.7), and with a shape ("normal", 3), ("bernoulli", 0.7, 3)'
+TAKEN = ("cluster", "label")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One of a sample's draws: of `outcomes` values (Bernoulli: 0.0 and 1.0, categorical: 0, 1, ...), or standard normal (0 outcomes)."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    outcomes: int = 0
+    binary: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def combinations(self) -> int:
+        """How many values a discrete draw has, all its entries together."""
+        return self.outcomes**self.size if self.outcomes else 1
+
+    def value(self, edges: Any, normals: Any) -> Any:
+        """The draw that standard normals (..., size) stand for: a value between two edges each."""
+        z = normals.reshape(*normals.shape[:-1], *self.shape)
+        if not self.outcomes:
+            return z
+        index = jnp.sum(z[..., None] > edges, axis=-1)
+        return index.astype(z.dtype) if self.binary else index
+
+    def values(self) -> np.ndarray:
+        """All values of a discrete draw, (combinations, *shape), and so the index of each entry."""
+        every = np.indices((self.outcomes,) * self.size).reshape(self.size, -1).T.reshape(-1, *self.shape)
+        return every.astype(np.float64) if self.binary else every
+
+
+def edges_of(probabilities: Any) -> Any:
+    """A standard normal between two of these edges stands for a value."""
+    at, quantile = (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
+    return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
+
+
+def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:
+    """`draws=` as an argument: what compiled code depends on, and the probabilities by name."""
+    if value is None:
+        return None, {}
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise checks.reject("draws", value, f"give a dictionary of draws by name; for each {FIX}")
+    found, numbers = [], {}
+    for name, one in sorted(value.items()):
+        if clusters and name in TAKEN:
+            raise checks.reject("draws", value, f"clusters= already gives the draws {' and '.join(TAKEN)}: take another name for {name!r}")
+        draw, probabilities = _checked(f"draws[{name!r}]", name, one)
+        found.append(draw)
+        if draw.outcomes:
+            numbers[name] = {"probabilities": probabilities}
+    return tuple(found), numbers
+
+
+def _checked(argument: str, name: str, value: Any) -> tuple[Draw, np.ndarray]:
+    kind, *rest = value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
+    if isinstance(kind, str):
+        checks.choice(argument, kind, ("normal", "bernoulli", "categorical"))
+    else:
+        kind, rest = "categorical", [kind, *rest]
+    if len(rest) not in ((0, 1) if kind == "normal" else (1, 2)):
+        raise checks.reject(argument, value, FIX)
+    given = [] if kind == "normal" else rest.pop(0)
+    shape = tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0])) if rest else ()
+    if kind == "normal":
+        return Draw(name, shape), np.zeros(0)
+    chances = [1 - given, given] if kind == "bernoulli" and isinstance(given, (int, float)) else given
+    probabilities = checks.numbers(argument, chances, FIX)
+    if probabilities.ndim != 1 or len(probabilities) < 2 or not np.all(probabilities >= 0) or abs(probabilities.sum() - 1) > 1e-9:
+        raise checks.reject(argument, value, f"probabilities are 0 or more and add up to 1: {FIX}")
+    return Draw(name, shape, len(probabilities), kind == "bernoulli"), probabilities

@@ -1,0 +1,177 @@
+"""`Sample`: how the inputs and draws of one sample are made, in the compressed frame, in d dimensions, and for expectations.
+
+A sample has L inputs (tokens; one where `tokens` is None), x_l = mu_l + sum_m (C^1/2)_lm z_m with z_m ~ N(0, diag of the eigenvalues), C
+the correlation of the tokens, mu_l = sum_r c_lr(draws) w*_r, and named draws. Algorithms see all inputs as the rows of one matrix,
+sample by sample and in it token by token; only the loss and C know which belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.samples.draws import Draw
+from sgdynamics.samples.spectrum import spread
+
+MOST_CASES = 64  # combinations of discrete draws that expectations sum over; beyond, they are sampled like the others
+
+
+class Place(NamedTuple):
+    """Where samples lie in d dimensions: the spread of each coordinate, and the axes along which the signals have coordinates (K, axes)."""
+
+    spread: Any
+    axes: Any
+    signals: Any
+
+
+def as_dtype(given: Any, dtype: Any) -> Any:
+    """What a loss takes beside fields and signals, its real numbers in this precision."""
+    return jax.tree.map(lambda one: one.astype(dtype) if jnp.issubdtype(one.dtype, jnp.floating) else one, given)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a sample is, without its numbers, which stand in a problem's parameters."""
+
+    signals: int
+    tokens: int | None = None
+    correlated: bool = False
+    draws: tuple[Draw, ...] | None = None  # None: the loss takes one standard normal, or with clusters the cluster's label
+    clusters: int = 0
+    means: Callable[[Any], Any] | bool = False  # a function of the draws; True: numbers["means"]
+
+    @property
+    def inputs_a_sample(self) -> int:
+        return self.tokens or 1
+
+    @cached_property
+    def _every(self) -> tuple[Draw, ...]:
+        """All draws in the order of their normals: the cluster first."""
+        cluster = (Draw("cluster", (), self.clusters),) if self.clusters else ()
+        return cluster + (self.draws if self.draws is not None else () if self.clusters else (Draw("noise"),))
+
+    @property
+    def draw_normals(self) -> int:
+        """How many standard normals the draws of one sample take."""
+        return sum(draw.size for draw in self._every)
+
+    @property
+    def all_normal(self) -> bool:
+        """Whether no draw is discrete."""
+        return not any(draw.outcomes for draw in self._every)
+
+    @cached_property
+    def _summed(self) -> tuple[Draw, ...]:
+        """The draws that expectations sum over."""
+        discrete = tuple(draw for draw in self._every if draw.outcomes)
+        return discrete if np.prod([float(draw.combinations) for draw in discrete]) <= MOST_CASES else ()
+
+    @property
+    def free(self) -> int:
+        """How many standard normals the other draws take, those that expectations sample."""
+        return sum(draw.size for draw in self._every if draw not in self._summed)
+
+    def drawn(self, numbers: Any, normals: Any, case: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The draws from standard normals (..., draw_normals); with a `case` of the summed ones, from (..., free)."""
+        found, first = dict(case or {}), 0
+        for draw in self._every:
+            if draw.name not in found:
+                edges = None if not draw.outcomes else self._chances(numbers, draw)[1]
+                found[draw.name] = draw.value(edges, normals[..., first : first + draw.size])
+                first += draw.size
+        if self.clusters and "label" not in found:
+            found["label"] = self._of_cluster(found, numbers["cluster_labels"], normals.dtype)
+        return found
+
+    def _chances(self, numbers: Any, draw: Draw) -> tuple[Any, Any]:
+        """Probabilities of a discrete draw's values, and the edges between them."""
+        if self.clusters and draw.name == "cluster":
+            return numbers["cluster_weights"], numbers["cluster_edges"]
+        return numbers["draws"][draw.name]["probabilities"], numbers["draws"][draw.name]["edges"]
+
+    def _of_cluster(self, draws: dict[str, Any], table: Any, dtype: Any) -> Any:
+        # a sum over the few clusters, not a gather, which goes one by one on a CPU
+        chosen = (draws["cluster"][..., None] == jnp.arange(self.clusters)).astype(dtype)
+        return jnp.sum(chosen.reshape(*chosen.shape, *[1] * (table.ndim - 1)) * table, axis=chosen.ndim - 1)
+
+    def given(self, draws: dict[str, Any]) -> Any:
+        """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label."""
+        return draws if self.draws is not None else draws["label" if self.clusters else "noise"]
+
+    def cases(self, numbers: Any) -> tuple[Any, dict[str, Any]]:
+        """For expectations: weights (cases,), and the draws that are summed over, (cases, ...) each; the rest is `free`."""
+        weights, found = np.ones(1), {}
+        for draw in self._summed:
+            values, count = draw.values(), len(weights)
+            chances = jnp.asarray(self._chances(numbers, draw)[0])[values.astype(int)].reshape(len(values), -1).prod(axis=1)
+            found = {name: np.repeat(value, len(values), axis=0) for name, value in found.items()}
+            found[draw.name] = np.tile(values, (count, *[1] * (values.ndim - 1)))
+            weights = (weights[:, None] * chances).reshape(-1)
+        if "cluster" in found and self.clusters:
+            found["label"] = numbers["cluster_labels"][found["cluster"]]
+        return weights, found
+
+    def mean_coefficients(self, numbers: Any, draws: dict[str, Any]) -> Any:
+        """Means of the inputs on the signals, (..., [tokens,] K); None for centred data."""
+        parts = []
+        if self.clusters:
+            coefficients = numbers["cluster_coefficients"]
+            found = self._of_cluster(draws, coefficients, coefficients.dtype)
+            parts.append(found if self.tokens is None else found[..., None, :])
+        if callable(self.means):
+            function, one = self.means, self._every[0]
+            for _ in range(draws[one.name].ndim - len(one.shape)):
+                function = jax.vmap(function)
+            parts.append(function(draws))
+        elif self.means:
+            parts.append(numbers["means"])
+        return sum(parts) if parts else None
+
+    def inputs(self, numbers: Any, normals: Any, draws: dict[str, Any]) -> Any:
+        """Inputs in the compressed frame from normals (..., [tokens,] blocks, columns), of which the first K lie along the signals."""
+        x = self.mixed(numbers, normals, -3) * spread(numbers)[:, None]
+        means = self.mean_coefficients(numbers, draws)
+        if means is None:
+            return x
+        along = jnp.sum(means[..., None, :, None] * numbers["frame"], axis=-2)
+        empty = jnp.zeros((*along.shape[:-1], x.shape[-1] - self.signals), x.dtype)
+        return x + jnp.concatenate([along, empty], axis=-1)
+
+    def inputs_in_space(self, numbers: Any, normals: Any, draws: dict[str, Any], place: Place) -> Any:
+        """Inputs in d dimensions, one a row, from normals (samples, [tokens,] d)."""
+        x = self.mixed(numbers, normals, -2) * place.spread
+        means = self.mean_coefficients(numbers, draws)
+        if means is not None:
+            x = x.at[..., place.axes].add((means @ place.signals).astype(x.dtype))
+        return x.reshape(-1, x.shape[-1])
+
+    def mixed(self, numbers: Any, values: Any, axis: int) -> Any:
+        """C^1/2 (which is symmetric) along the axis of the tokens."""
+        if not self.correlated:
+            return values
+        root = numbers["token_root"].astype(values.dtype)
+        return jnp.moveaxis(jnp.tensordot(root, values, axes=(1, axis), precision="highest"), 0, axis)
+
+    def mixed_inputs(self, numbers: Any, values: Any) -> Any:
+        """The same along the last axis, which holds all inputs of all samples."""
+        if not self.correlated:
+            return values
+        return self.mixed(numbers, values.reshape(*values.shape[:-1], -1, self.tokens), -1).reshape(values.shape)
+
+    def by_sample(self, rows: Any) -> Any:
+        """What the loss sees of (inputs, p): (samples, p), or (samples, p, tokens)."""
+        return rows if self.tokens is None else jnp.swapaxes(rows.reshape(-1, self.tokens, rows.shape[-1]), 1, 2)
+
+    def by_input(self, values: Any) -> Any:
+        """(samples, p[, tokens]) as (inputs, p)."""
+        return values if self.tokens is None else jnp.swapaxes(values, 1, 2).reshape(-1, values.shape[1])
+
+    def each_input(self, weights: Any) -> Any:
+        """Numbers of samples (n,) for each of their inputs."""
+        return weights if self.tokens is None else jnp.repeat(weights, self.tokens)
