@@ -30,7 +30,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.results import largest_share, trajectory
-from sgdynamics.sweeps.rows import Row, Variable, row_of
+from sgdynamics.sweeps.answers import Row, Variable, row_of
 
 SHORT = 8  # lanes of a program for a few points, and points of a group at which the integrator is checked
 

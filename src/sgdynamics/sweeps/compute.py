@@ -7,10 +7,10 @@ from typing import Any
 
 from sgdynamics.gaussian.moments import by_clusters, sampled
 from sgdynamics.problems.problem import Problem
+from sgdynamics.sweeps.answers import Row, Stack, checked, row_of, stacked
 from sgdynamics.sweeps.batches import caught, exit_lanes, ode_lanes
-from sgdynamics.sweeps.jobs import Job
 from sgdynamics.sweeps.points import Point
-from sgdynamics.sweeps.rows import Row, Stack, checked, row_of, stacked
+from sgdynamics.sweeps.shared import Job
 
 TOGETHER = 64  # points of one program: enough to hide the cost of small operations
 FEW = 8  # where expectations are sampled every point is real work, and small groups keep all cores busy

@@ -17,9 +17,9 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.results import load, save
+from sgdynamics.sweeps.answers import Stack, Variable
 from sgdynamics.sweeps.identity import digest
-from sgdynamics.sweeps.jobs import FORMAT, Job
-from sgdynamics.sweeps.rows import Stack, Variable
+from sgdynamics.sweeps.shared import FORMAT, Job
 from sgdynamics.version import __version__
 
 STALE = 3600.0  # seconds after which an unfinished file belongs to nobody
