@@ -19,7 +19,15 @@ def above(z):
     return jnp.maximum(z[0], z[1])
 
 
+def masked(fields, signals, head, draws, parameters):
+    return 0.5 * parameters["scale"] * jnp.sum(draws["mask"] * (fields[0] - signals[0]) ** 2) + draws["group"] * draws["noise"]
+
+
+DRAWS = {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.25, 2)}
+TOKENS = {"tokens": 2, "token_correlation": [[1.0, 0.5], [0.5, 1.0]], "means": [[0.1], [0.2]], "draws": DRAWS}
 PROBLEMS = {
+    "tokens": sgd.Problem(masked, 1, 1, parameters={"scale": lambda alpha: 1 / (1 + alpha)}, **TOKENS),
+    "faster": sgd.TeacherStudent(1, noise=sgd.piecewise_rate([1.0], [0.1, 0.2])),
     "teacher": sgd.TeacherStudent(2, 2, "erf", noise=0.1, weight_decay=0.01, teacher_gram=[[1.0, 0.2], [0.2, 1.0]]),
     "blocks": sgd.TeacherStudent(2, noise=0.1, covariance=[(1.0, 0.5), (4.0, 0.5)]),
     "target": sgd.MultiIndex(above, 2, 2, noise=0.2),
@@ -62,6 +70,7 @@ def test_round_trip(name):
 CHANGES = {
     "teacher": {"noise": 0.2, "weight_decay": 0.02, "teacher_head": [2.0, 2.0], "teacher_gram": [[2.0, 0.4], [0.4, 2.0]]},
     "target": {"noise": 0.4, "gram": 2 * np.eye(2)},
+    "faster": {"noise": sgd.piecewise_rate([2.0], [0.2, 0.4]), "teacher_gram": [[2.0]], "teacher_head": [2.0]},
     "mixture": {"snr": 98.0, "weight_decay": 0.2},
     "tensor": {"snr": 4.0, "ridge": 0.2},
     "one pass": {"lr": 0.4, "head_rate": 1.0, "update": sgd.updates.momentum(0.5)},
@@ -109,6 +118,14 @@ def test_later_changes_keep_mapped_numbers():
     assert PROBLEMS["mixture"].replace(mixture="binary").width == 2
     with pytest.raises(AttributeError, match="does not change once made"):
         double.noise = 0.3
+    tokens = jax.tree_util.tree_map_with_path(lambda path, x: x[::-1] if path[0].name == "draws" else twice(path, x), PROBLEMS["tokens"])
+    wanted = {**TOKENS, "token_correlation": [[2.0, 1.0], [1.0, 2.0]], "means": [[0.2], [0.4]], "gram": [[2.0]]}
+    wanted["draws"] = {**DRAWS, "group": [0.7, 0.3], "mask": ("bernoulli", 0.75, 2)}
+    expected = PROBLEMS["tokens"].replace(**wanted)
+    assert tokens == expected
+    assert tokens.replace() == expected
+    assert tokens.describe() == expected.describe()
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-15), tokens.parameters, expected.parameters)
     user = jax.tree.map(lambda x: 3 * x, PROBLEMS["clusters"])
     assert user.describe()["parameters"] == {"scale": 4.5}
     assert user.clusters == ((1.5, (3.0,), 3.0), (1.5, (-3.0,), 0.0))

@@ -174,14 +174,14 @@ def run_span(
         def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, flag, index = sample
-            now = numbers_at(algorithm["lr"], index * (layout.batch / dimension))
-            rate = jnp.where(flag, now / dimension, 0.0)
-            moved = one_step(layout, parameters, algorithm, rate, state, x, noise, part.outside, dimension)
+            now, rates = numbers_at((parameters, algorithm), index * (layout.batch / dimension))
+            rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
+            moved = one_step(layout, now, rates, rate, state, x, noise, part.outside, dimension)
             # a plain step of length 0 changes nothing; others have to be held
             state = moved if layout.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
-                now = see(seen, index + 1, overlaps(layout.structure, parameters, state))
-                seen = jax.tree.map(lambda new, old: jnp.where(flag, new, old), now, seen)
+                found = see(seen, index + 1, overlaps(layout.structure, parameters, state))
+                seen = jax.tree.map(partial(jnp.where, flag), found, seen)
             return (state, seen), None
 
         (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, on, numbers))

@@ -28,6 +28,7 @@ import numpy as np
 
 from sgdynamics.algorithms.fixed_data import first_selection, kick_size, move, next_selection
 from sgdynamics.compressed import sample_gradients
+from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import chi, normals_and_uniforms
 from sgdynamics.samples.sample import as_dtype
@@ -215,6 +216,7 @@ def step(
     structure, sample = layout.structure, layout.structure.sample
     p, blocks = structure.width, structure.blocks
     dtype = state.A.dtype
+    parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
     fields = fields_of(state.rows, state.A)
     h, head_gradient = sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)
     weight = state.selected.astype(dtype) / (algorithm["divisor"] * samples).astype(dtype)
@@ -264,7 +266,7 @@ def step(
 
     kick = head_kick = None
     if layout.hot:
-        amount = kick_size(algorithm, number, jnp.sum(sizes)).astype(dtype)
+        amount = kick_size(algorithm, jnp.sum(sizes)).astype(dtype)
         turned = outside(P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
         if layout.limit:
             # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
@@ -283,7 +285,7 @@ def step(
         kick = (amount * kick).reshape(p, -1)
         head_kick = amount * draws.head.astype(dtype) * (0.0 if layout.limit else 1.0)
 
-    numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm | {"temperature": 0.0})
+    numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm)
     decay = parameters["weight_decay"].astype(dtype)
     rows, head = move(
         numbers,

@@ -98,6 +98,15 @@ def made_schedule(name: str, function: Any, of: str) -> Schedule:
     return schedule
 
 
+def number_or_schedule(name: str, value: Any, of: str = "alpha") -> Any:
+    """A number of 0 or more, or a schedule of such numbers from a user's function."""
+    if not callable(value):
+        return checks.number(name, value, 0.0)
+    schedule = made_schedule(name, value, of)
+    checked_values(name, schedule, np.zeros(1), of)
+    return schedule
+
+
 def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
     """The values of a schedule at these places; refuse it where they are negative or not finite."""
     values = rates_of(schedule, np.asarray(places, dtype=np.float64))

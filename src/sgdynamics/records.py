@@ -32,6 +32,7 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
         raise ValueError(f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again")
     kind = _kind("problem", values, PROBLEMS)
     _names("problem", kind, values, PROBLEMS[kind])
+    _with_schedules("problem", values, ("noise", "weight_decay"))
     return PROBLEMS[kind](**values)
 
 
@@ -42,10 +43,7 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
         raise ValueError("this algorithm holds a user's function, which its record names but cannot make again")
     kind = _kind("algorithm", values, KINDS)
     _names("algorithm", kind, values, KINDS[kind])
-    for name in ("lr", "temperature"):
-        if isinstance(values.get(name), Mapping):
-            _names(f"algorithm {name}", "piecewise_rate", values[name], piecewise_rate)
-            values[name] = piecewise_rate(**values[name])
+    _with_schedules("algorithm", values, ("lr", "temperature"))
     if "rescale" in values:
         # netCDF has no bool: a result records 0 or 1
         values["rescale"] = bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
@@ -55,6 +53,14 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
         _names("update", update, numbers, updates.MAKERS[update])
         values["update"] = updates.MAKERS[update](**numbers)
     return KINDS[kind](**values)
+
+
+def _with_schedules(what: str, values: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Make schedules of the numbers that are written {"edges": [...], "rates": [...]}."""
+    for name in names:
+        if isinstance(values.get(name), Mapping):
+            _names(f"{what} {name}", "piecewise_rate", values[name], piecewise_rate)
+            values[name] = piecewise_rate(**values[name])
 
 
 def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None) -> Any:

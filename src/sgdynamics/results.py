@@ -50,7 +50,9 @@ def trajectory(
     if "train_risk" in overlaps:
         variables["train_risk"] = (("run", "time"), overlaps["train_risk"], {"long_name": "mean loss over the data set"})
     if problem.structure.has_excess:
-        variables["excess_risk"] = (("run", "time"), risk - problem.noise_floor, {"long_name": "excess risk"})
+        places = clock.t if isinstance(algorithm, FixedData) else clock.alpha
+        floor = np.array([problem.at(place).noise_floor for place in places]) if problem.scheduled else problem.noise_floor
+        variables["excess_risk"] = (("run", "time"), risk - floor, {"long_name": "excess risk"})
     if isinstance(problem, GaussianMixture):
         variables["accuracy"] = (
             ("run", "time"),

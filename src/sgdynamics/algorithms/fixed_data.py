@@ -18,7 +18,7 @@ import numpy as np
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms.one_pass import descend
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, numbers_at
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
@@ -188,11 +188,7 @@ class Langevin(FixedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if callable(self.temperature):
-            object.__setattr__(self, "temperature", made_schedule("temperature", self.temperature, "t"))
-            self.check_times(np.zeros(1))
-        else:
-            object.__setattr__(self, "temperature", checks.number("temperature", self.temperature, 0.0))
+        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature, "t"))
 
     @property
     def hot(self) -> bool:
@@ -223,10 +219,9 @@ def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
-def kick_size(algorithm: Any, number: Any, dimension: Any) -> Any:
-    """sqrt(2 T lr/d) at step `number`."""
-    temperature = numbers_at(algorithm["temperature"], number * algorithm["lr"])
-    return jnp.sqrt(2 * temperature * algorithm["lr"] / dimension)
+def kick_size(algorithm: Any, dimension: Any) -> Any:
+    """sqrt(2 T lr/d)."""
+    return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)
 
 
 def move(

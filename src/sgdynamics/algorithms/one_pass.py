@@ -15,7 +15,7 @@ import numpy as np
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 
 @trees.numbered("lr", "head_rate", "update")
@@ -37,11 +37,7 @@ class OnePassSGD:
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
         updates.checked_update(self.update)
-        if not callable(self.lr):
-            object.__setattr__(self, "lr", checks.number("lr", self.lr, 0.0))
-            return
-        object.__setattr__(self, "lr", made_schedule("lr", self.lr, "alpha"))
-        self.rates(np.zeros(1))
+        object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
     def replace(self, **changes: Any) -> OnePassSGD:
         """The same algorithm with some of its arguments changed, checked as when it was made: algorithm.replace(lr=0.2)."""

@@ -58,6 +58,16 @@ def population_risk(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarra
     return risk, max(sampling, worst)
 
 
+def risk_in_time(problem: Problem, overlaps: dict[str, np.ndarray], places: Any) -> tuple[np.ndarray, float]:
+    """The same for overlaps (..., time, block, unit, ...) with the problem's numbers at each place in alpha (on fixed data in t)."""
+    parts = [overlaps[name] for name in ("M", "Q", "a")]
+    if not problem.scheduled:
+        return population_risk(problem, *parts)
+    time = parts[2].ndim - 2
+    found = [population_risk(problem.at(place), *(part.take(index, time) for part in parts)) for index, place in enumerate(places)]
+    return np.stack([risk for risk, _ in found], axis=-1), max(error for _, error in found)
+
+
 @float64
 def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
     """A rule that is fine enough for rows as long as these, `margin` times over."""

@@ -23,7 +23,8 @@ from scipy.stats import qmc
 from sgdynamics import checks, conditioning
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.clock import clock
-from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.controls import numbers_at
+from sgdynamics.gaussian.risk import risk_in_time
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start, factor
@@ -186,7 +187,7 @@ class _Sweep:
                 probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
                 bar.advance((end - now) / self.fewer)
                 now = end
-            for name, value in _observe(self.layout, self.parameters, state).items():
+            for name, value in _observe(self.layout, numbers_at(self.parameters, now * self.algorithm["lr"]), state).items():
                 shown = np.array(value, dtype=np.float64)
                 shown[diverged] = np.nan
                 saved.setdefault(name, []).append(shown)
@@ -408,7 +409,7 @@ def _dataset(
 ) -> xr.Dataset:
     """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
     for part in (overlaps, fewer):
-        part["risk"], error = population_risk(problem, part["M"], part["Q"], part["a"])
+        part["risk"], error = risk_in_time(problem, part, when.t)
     means = {name: value.mean(axis=1) for name, value in overlaps.items()}
     whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in overlaps.items()}  # all blocks together
     change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}

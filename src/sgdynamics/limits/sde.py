@@ -32,7 +32,7 @@ from sgdynamics.clock import clock, elapsed, plan_steps, reached
 from sgdynamics.controls import Schedule, numbers_at
 from sgdynamics.gaussian.moments import Rule, moments, nodes_for
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, population_risk, rule_for
+from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, risk_in_time, rule_for
 from sgdynamics.limits.spiked import solve_spiked_sde
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
@@ -265,7 +265,6 @@ class SdePaths(Simulator):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
-            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
             "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,
@@ -335,15 +334,15 @@ def _advance(
     def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
-        length, rates, scales = lengths[place], algorithm, numbers
-        if isinstance(algorithm["lr"], Schedule):
-            lr = numbers_at(algorithm["lr"], begins[place] + (number - edges[place] + 0.5) * length)
-            rates, scales = {**algorithm, "lr": lr}, {**numbers, "noise_rate": lr / numbers["batch"]}
-            length = length * scales["noise_rate"]
+        length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
+        in_alpha = isinstance(algorithm["lr"], Schedule)  # steps are in alpha then, and in t elsewhere
+        now, rates = numbers_at((parameters, algorithm), middle if in_alpha else middle * numbers["batch"] / algorithm["lr"])
+        scales = {**numbers, "noise_rate": rates["lr"] / numbers["batch"]}
+        length = length * scales["noise_rate"] if in_alpha else length
 
         def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
             key = jax.random.fold_in(key, number)
-            path = sde_step(structure, rule, higher_order, nodes, parameters, rates, scales, path, length, key)
+            path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
             if see is not None:
                 M, Q = _overlaps(structure, parameters, path.rows)
                 seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
@@ -369,7 +368,8 @@ def step_length(
         edges, lengths = plan_steps(times, end / count)
         simulator.set_steps(edges, lengths)
         overlaps, _ = run(simulator, 1, edges, 0, "step length", False)
-        risk, _ = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+        # in t, with the numbers of the start, or in alpha: a scale for the error, no more
+        risk, _ = risk_in_time(problem, overlaps, np.zeros(len(edges)))
         if before is not None:
             error = float(np.max(np.abs(risk - before)) / np.max(np.abs(before)))
             # of second order: this path is off by a third of what the halving changed
@@ -435,7 +435,7 @@ def solve_sde(
         simulator.set_steps(edges, lengths)
     saves = edges[-len(when.t) :]
     overlaps, last = run(simulator, begin.runs, saves, seed, f"SDE, d = {d}", progress)
-    risk, quadrature = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+    risk, quadrature = risk_in_time(problem, overlaps, when.alpha)
     ends = reached(edges, lengths, np.maximum(last, 0)) if len(edges) > 1 else np.zeros(begin.runs)
     if algorithm.scheduled:
         order = np.argsort(ends)

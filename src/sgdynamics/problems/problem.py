@@ -19,13 +19,18 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from sgdynamics import checks, trees
+from sgdynamics.controls import Schedule, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import UserLoss, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
+from sgdynamics.samples.draws import described_draws
 from sgdynamics.samples.sample import Sample
+
+DATA = ("tokens", "token_correlation", "means", "draws")  # arguments that say what a sample is, beside covariance and clusters
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,19 @@ class Problem:
     - fields: lambda_i = w_i . x for the `width` trained rows,
     - signals: w*_r . x for the `signals` fixed directions, whose Gram matrix is `gram` (identity unless given),
     - head: the second layer a (ones unless a start gives it), trained if head="trained",
-    - noise_draw: one standard normal a sample.
+    - noise_draw: one standard normal a sample, or with `draws` a dictionary.
 
     Inputs are x ~ N(0, I_d), or N(0, diag) with `covariance=[(eigenvalue, fraction of d), ...]`. Weight decay al adds
     (al/2)(|W|^2 + |a|^2) to the loss of the dynamics (|a|^2 only where the head is trained), not to the risk.
     With `clusters=[(weight, coefficients, label), ...]` the inputs are a Gaussian mixture: with these probabilities they have the mean
     sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
+    With `tokens=L` a sample has L inputs, the loss sees fields (width, L) and signals (signals, L), and `token_correlation` (L x L) is the
+    correlation of the inputs. `means`: coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or
+    a JAX function of the draws. `draws={"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}`: named draws, normal,
+    categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape; the loss's fourth argument is then the dictionary of
+    one sample's, with clusters its "cluster" and "label" too.
+    `weight_decay` and the numbers of `parameters` may be functions of alpha = samples/d (on fixed data of t).
+    `expectation`: an own `sgd.Expectation`, in place of the one the library chooses for the theory.
     With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
     `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
     """
@@ -116,7 +128,7 @@ class Problem:
         gram: Any = None,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         covariance: Sequence[tuple[float, float]] | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
@@ -133,7 +145,9 @@ class Problem:
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
         wrapped = UserLoss(loss, parameters is not None, self.kinks)
-        data = {"tokens": tokens, "token_correlation": token_correlation, "means": means, "draws": draws}
+        data = {name: self._given[name] for name in DATA}
+        if expectation is not None and not all(callable(getattr(expectation, name, None)) for name in ("moments", "risk", "__hash__")):
+            raise checks.reject("expectation", expectation, "give a hashable sgd.Expectation, with moments and risk")
         pairs = checked_covariance(covariance)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         if parameters is not None:
@@ -158,7 +172,10 @@ class Problem:
         if not self._mapped:
             return dict(self._given)
         before, now = type(self)(**self._given).describe(), self.describe()
-        return self._given | {name: now[name] for name in self._given if name in now and now[name] != before[name]}
+        changed = [name for name in self._given if now.get(name) != before.get(name)]
+        # records only name a user's functions of alpha: these stand among the numbers
+        numbers = {**now, **self._parameters, "parameters": self._parameters.get("user"), "draws": now.get("draws")}
+        return self._given | {name: numbers[name] for name in changed}
 
     def _made_of(self, arguments: dict[str, Any]) -> None:
         """Keep what it is made of, for `replace`: the constructor's own arguments (its `locals()`), a user's functions among them."""
@@ -193,7 +210,7 @@ class Problem:
         check_memory("signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer")
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
-        weight_decay = checks.number("weight_decay", weight_decay, 0.0)
+        weight_decay = number_or_schedule("weight_decay", weight_decay)
         sample, numbers = stated_sample(self.signals, covariance, checked_clusters(clusters, self.signals), **data)
         self.structure = Structure(
             self.width,
@@ -206,7 +223,7 @@ class Problem:
             expectation,
         )
         self._parameters = {
-            "weight_decay": np.float64(weight_decay),
+            "weight_decay": trees.traced(weight_decay),
             "gram": _gram(gram, gram_name, self.signals, covariance),
             **numbers,
         }
@@ -221,9 +238,13 @@ class Problem:
         return self._derive()
 
     def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
-        names = "fields, signals, head, noise_draw" + (", parameters" if takes_parameters else "")
-        more = (self._parameters["user"],) if takes_parameters else ()
-        arguments = (np.zeros(self.width), np.zeros(self.signals), np.zeros(self.width), np.zeros(()), *more)
+        sample = self.structure.sample
+        draws = "noise_draw" if sample.draws is None else "draws"
+        names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
+        more = (numbers_at(self._parameters["user"], 0.0),) if takes_parameters else ()
+        tokens = () if sample.tokens is None else (sample.tokens,)
+        given = sample.example(self.parameters)
+        arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
         checked_function("loss", loss, arguments, takes=names, call="one sample")
 
     @property
@@ -243,6 +264,15 @@ class Problem:
         return _side_by_side(self.parameters, *names) if self.structure.clusters else ()
 
     @property
+    def scheduled(self) -> bool:
+        """Whether any of its numbers depends on alpha."""
+        return any(isinstance(leaf, Schedule) for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled))
+
+    def at(self, alpha: float) -> Self:
+        """The problem with the numbers that it has at this alpha (on fixed data at this t)."""
+        return _numbers_at(self, alpha) if self.scheduled else self
+
+    @property
     def noise_floor(self) -> float:
         """The label noise's share of the risk; 0 where the problem does not tell it apart."""
         return 0.0
@@ -258,14 +288,16 @@ class Problem:
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
+        data = {**self._parameters, "draws": described_draws(self.structure.sample.draws or (), self._parameters.get("draws"))}
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
             "width": self.width,
             "signals": self.signals,
             "kinks": list(self.kinks),
-            "parameters": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self._parameters.get("user")),
+            "parameters": _plain(self._parameters.get("user")),
             **self._describe_common("gram"),
+            **{name: _plain(data.get(name, self._given[name])) for name in DATA if self._given[name] is not None},
             "rerunnable": False,
         }
 
@@ -276,9 +308,10 @@ class Problem:
             gram_name: None if identity else (gram[0] if single else gram).tolist(),
             "head": self.head,
             "constraint": self.constraint,
-            "weight_decay": self.weight_decay,
+            "weight_decay": describe_schedule(self.weight_decay)[0],
             "covariance": None if self.covariance == ((1.0, 1.0),) else [list(pair) for pair in self.covariance],
             **({"clusters": [[w, list(means), label] for w, means, label in self.clusters]} if self.clusters else {}),
+            **({} if all(describe_schedule(getattr(self, name, None))[1] for name in ("noise", "weight_decay")) else {"rerunnable": False}),
         }
 
     def __repr__(self) -> str:
@@ -290,15 +323,35 @@ def _user_parameters(value: Any) -> Any:
     """The numbers of a user's loss, as float64 arrays."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise checks.reject("parameters", value, "give a dictionary of numbers or arrays by name")
-    leaves, tree = jax.tree_util.tree_flatten_with_path(value)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(value, is_leaf=scheduled)
     found = []
     for path, leaf in leaves:
         name = f"parameters{jax.tree_util.keystr(path)}"
-        array = checks.numbers(name, leaf, "give a number or an array of numbers")
+        if callable(leaf):
+            found.append(made_schedule(name, leaf, "alpha"))
+            continue
+        array = checks.numbers(name, leaf, "give a number, an array of numbers or a function of alpha")
         if not np.all(np.isfinite(array)):
             raise checks.reject(name, leaf, "give finite numbers")
         found.append(array)
     return jax.tree_util.tree_unflatten(tree, found)
+
+
+@float64
+def _numbers_at(problem: Any, alpha: float) -> Any:
+    with jax.ensure_compile_time_eval():
+        return numbers_at(problem, np.float64(alpha))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text and functions in dictionaries and lists, as plain values."""
+
+    def plain(one: Any) -> Any:
+        if callable(one):
+            return describe_schedule(one)[0] if scheduled(one) else function_identity(one)
+        return np.asarray(one).tolist()
+
+    return jax.tree.map(plain, value, is_leaf=scheduled)
 
 
 def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
+from sgdynamics.controls import describe_schedule, number_or_schedule
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.activations import student_activation
@@ -25,13 +26,13 @@ class _Network(Problem):
 
     def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
         self.loss = loss.outer
-        self._parameters["noise"] = np.float64(checks.number("noise", noise, 0.0))
+        self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
         try_problem(self)
         self._sealed = True
 
     @property
     def noise_floor(self) -> float:
-        return self.noise / 2 if self.structure.has_excess else 0.0
+        return float(self._parameters["noise"]) / 2 if self.structure.has_excess else 0.0
 
     def _describe_loss(self) -> Any:
         for name, function in LOSSES.items():
@@ -62,10 +63,10 @@ class TeacherStudent(_Network):
         teacher_activation: Any = None,
         teacher_gram: Any = None,
         teacher_head: Any = None,
-        noise: float = 0.0,
+        noise: Any = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         loss: Any = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
     ) -> None:
@@ -92,7 +93,7 @@ class TeacherStudent(_Network):
             "activation": self.activation.describe(),
             "teacher_activation": self.teacher_activation.describe(),
             "teacher_head": np.asarray(self.teacher_head).tolist(),
-            "noise": self.noise,
+            "noise": describe_schedule(self.noise)[0],
             "loss": self._describe_loss(),
             **self._describe_common("teacher_gram"),
         }
@@ -119,10 +120,10 @@ class MultiIndex(_Network):
         activation: Any = "relu",
         *,
         gram: Any = None,
-        noise: float = 0.0,
+        noise: Any = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         loss: Any = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
         kinks: Sequence[Any] = (),
@@ -149,7 +150,7 @@ class MultiIndex(_Network):
             "directions": self.directions,
             "width": self.width,
             "activation": self.activation.describe(),
-            "noise": self.noise,
+            "noise": describe_schedule(self.noise)[0],
             "loss": self._describe_loss(),
             "kinks": [[list(normal), level] for normal, level in self.kinks],
             **self._describe_common("gram"),

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
@@ -35,10 +36,21 @@ def _known(activation: Activation) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _normals(fields: int) -> np.ndarray:
-    """Standard normals (sample, fields + 1), the same in every process."""
-    count = max(2, min(SAMPLES, MOST_NUMBERS // (fields + 1)))
-    return np.random.default_rng(0).standard_normal((count, fields + 1))
+def _normals(fields: int, inputs: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Standard normals of the fields of each input (sample, input, fields) and of the draws (sample, draws), the same in every process."""
+    each = inputs * fields + draws
+    count = max(2, min(SAMPLES, MOST_NUMBERS // each))
+    normals = np.random.default_rng(0).standard_normal((count, each))
+    return normals[:, :-draws].reshape(count, inputs, fields), normals[:, -draws:]
+
+
+def _drawn(problem: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The normals of a problem's samples, those of the fields correlated over tokens and one input a row."""
+    sample = problem.structure.sample
+    z, normals = _normals(problem.structure.fields, sample.inputs_a_sample, sample.draw_normals)
+    if sample.correlated:
+        z = np.einsum("lm,nmf->nlf", problem.parameters["token_root"], z)
+    return z.reshape(-1, problem.structure.fields), normals
 
 
 def try_problem(problem: Any) -> None:
@@ -46,10 +58,10 @@ def try_problem(problem: Any) -> None:
     if not own_functions(problem.structure.loss):
         return
     p = problem.width
-    z = _normals(problem.structure.fields)
+    z, normals = _drawn(problem)
     fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
-    signals = z[:, p:-1] @ _root(spectrum.variance(problem.parameters, problem.gram)).T
-    _try(problem, fields, signals, np.ones(p), z[:, -1], None)
+    signals = z[:, p:] @ _root(spectrum.variance(problem.parameters, problem.gram)).T
+    _try(problem, fields, signals, np.ones(p), normals, None)
 
 
 def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
@@ -57,12 +69,12 @@ def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None
     if not own_functions(problem.structure.loss):
         return
     p = problem.width
-    z = _normals(problem.structure.fields)
+    z, normals = _drawn(problem)
     omega, gram = (spectrum.variance(problem.parameters, part) for part in (np.concatenate([Q, M], axis=-1), problem.gram))
     for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
         full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
-        both = z[:, :-1] @ _root(full).T
-        _try(problem, both[:, :p], both[:, p:], a[run], z[:, -1], M[run].sum(axis=0))
+        both = z @ _root(full).T
+        _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0))
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
@@ -70,36 +82,51 @@ def _root(covariance: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
-def _try(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, noise: np.ndarray, M: np.ndarray | None) -> None:
-    if problem.clusters:
-        which = np.arange(len(noise)) % len(problem.clusters)
-        coefficients, noise = problem.parameters["cluster_coefficients"][which], problem.parameters["cluster_labels"][which]
-        signals = signals + coefficients @ problem.gram.sum(axis=0)
-        fields = fields if M is None else fields + coefficients @ M.T
+def _try(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, normals: np.ndarray, M: np.ndarray | None) -> None:
+    sample = problem.structure.sample
+    coefficients, given = _beside(problem, normals)
+    if coefficients is not None:
+        rows = np.broadcast_to(coefficients, (len(normals), *coefficients.shape[-(1 if sample.tokens is None else 2) :])).reshape(
+            len(fields), -1
+        )
+        signals = signals + rows @ problem.gram.sum(axis=0)
+        fields = fields if M is None else fields + rows @ M.T
+    fields, signals = sample.by_sample(fields), sample.by_sample(signals)
     try:
-        found = _values(problem.structure, problem.parameters, fields, signals, head, noise)
+        found = _values(problem, fields, signals, head, given)
     except Exception as error:
         name, function = _culprit(problem, None)
         raise checks.reject(name, function, f"differentiating it failed with: {checks.reason(error)}") from error
     value, slope, head_slope = found
-    bad = [~np.isfinite(value), ~np.isfinite(slope).all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
+    flat = np.isfinite(slope).reshape(len(slope), -1)
+    bad = [~np.isfinite(value), ~flat.all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
     for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            _refuse(problem, fields[first], signals[first], head, float(noise[first]), what, int(wrong.sum()), len(wrong), M is not None)
+            one = jax.tree.map(lambda part, first=first: part[first], given)
+            _refuse(problem, fields[first], signals[first], head, one, what, int(wrong.sum()), len(wrong), M is not None)
 
 
 @float64
-def _values(structure: Any, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[np.ndarray, ...]:
+def _beside(problem: Any, normals: np.ndarray) -> tuple[np.ndarray | None, Any]:
+    """The coefficients of the inputs' means on the signals, if any, and what the loss takes beside fields and signals."""
+    sample = problem.structure.sample
     with jax.ensure_compile_time_eval():  # a problem may be made while a function of the user's is traced
-        value, (slope, head_slope) = _compiled(structure, parameters, fields, signals, head, noise)
+        draws = sample.drawn(problem.parameters, jnp.asarray(normals))
+        return jax.tree.map(np.asarray, (sample.mean_coefficients(problem.parameters, draws), sample.given(draws)))
+
+
+@float64
+def _values(problem: Any, fields: Any, signals: Any, head: Any, given: Any) -> tuple[np.ndarray, ...]:
+    with jax.ensure_compile_time_eval():
+        value, (slope, head_slope) = _compiled(problem.structure, problem.at(0.0).parameters, fields, signals, head, given)
         return np.asarray(value), np.asarray(slope), np.asarray(head_slope)
 
 
 @partial(jax.jit, static_argnums=0)
-def _compiled(structure: Any, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+def _compiled(structure: Any, parameters: Any, fields: Any, signals: Any, head: Any, given: Any) -> Any:
     one = jax.value_and_grad(structure.loss, argnums=(0, 2))
-    return jax.vmap(one, (0, 0, None, 0, None))(fields, signals, head, noise, parameters)
+    return jax.vmap(one, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
 
 
 def _culprit(problem: Any, point: tuple[Any, ...] | None) -> tuple[str, Any]:
@@ -136,22 +163,23 @@ def _eager(call: Any, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
 
 
 def _refuse(
-    problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, noise: float, what: str, bad: int, of: int, begun: bool
+    problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Any, what: str, bad: int, of: int, begun: bool
 ) -> None:
     name, function = _culprit(problem, (fields, signals))
     loss = problem.structure.loss
     if name in ("activation", "teacher_activation"):
-        given = fields if name == "activation" else signals
-        values = _eager(lambda one, _: jax.vmap(function)(one), given, given)
+        seen = fields if name == "activation" else signals
+        values = _eager(lambda one, _: jax.vmap(function)(one), seen, seen)
         wrong = np.flatnonzero(~np.isfinite(values))
-        place = f"x = {given[wrong[0] if len(wrong) else 0]:.4g}"
+        place = f"x = {seen[wrong[0] if len(wrong) else 0]:.4g}"
     elif name == "target":
         place = f"signals = {_short(signals)}"
     elif isinstance(loss, (NetworkLoss, ClusterLoss)):
-        f, y = (float(_eager(one, fields, signals)) for one in _output_and_label(problem, head, noise))
+        f, y = (float(_eager(one, fields, signals)) for one in _output_and_label(problem, head, given))
         place = f"output {f:.4g} and label {y:.4g}"
     else:
-        place = f"fields = {_short(fields)}, signals = {_short(signals)}, head = {_short(head)}, noise_draw = {noise:.4g}"
+        place = f"fields = {_short(fields)}, signals = {_short(signals)}, head = {_short(head)}, "
+        place += ", ".join(f"{name} = {_short(one)}" for name, one in (given if isinstance(given, dict) else {"noise_draw": given}).items())
     hint = " (JAX differentiates both branches of jnp.where: the one that is not taken must be finite too)" if what == "gradient" else ""
     where = "at this start" if begun else "with rows of norm 1"
     raise checks.reject(
@@ -161,8 +189,8 @@ def _refuse(
     )
 
 
-def _output_and_label(problem: Any, head: np.ndarray, noise: float) -> tuple[Any, Any]:
-    loss, parameters = problem.structure.loss, problem.parameters
+def _output_and_label(problem: Any, head: np.ndarray, noise: Any) -> tuple[Any, Any]:
+    loss, parameters = problem.structure.loss, problem.at(0.0).parameters
 
     def output(fields: Any, signals: Any) -> Any:
         return loss.output(fields, head)
@@ -174,4 +202,4 @@ def _output_and_label(problem: Any, head: np.ndarray, noise: float) -> tuple[Any
 
 
 def _short(values: np.ndarray) -> str:
-    return np.array2string(values, precision=3, separator=", ", threshold=8, edgeitems=3).replace("\n", "")
+    return np.array2string(np.asarray(values), precision=3, separator=", ", threshold=8, edgeitems=3).replace("\n", "")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.functions import traced_output
+from sgdynamics.functions import traced_shape
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.draws import checked_draws, edges_of
 from sgdynamics.samples.sample import Sample
@@ -78,7 +78,7 @@ def _check_means(sample: Sample, numbers: dict[str, Any], means: Any, shape: tup
         raise checks.reject("means", means, f"a function of the draws needs draws=; or give numbers of shape {shape} ({meaning})")
     draws = jax.eval_shape(lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals))
     try:
-        found = traced_output(means, jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws)).shape
+        found = traced_shape(means, jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws))
     except Exception as error:
         raise checks.reject("means", means, f"calling it on the draws of one sample failed with: {checks.reason(error)}") from error
     if found != shape:

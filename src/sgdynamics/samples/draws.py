@@ -14,7 +14,10 @@ from scipy import special
 
 from sgdynamics import checks
 
-FIX = 'give "normal", a list of probabilities such as [0.3, 0.7], ("bernoulli", 0.7), and with a shape ("normal", 3), ("bernoulli", 0.7, 3)'
+FIX = (
+    'give "normal", a list of probabilities such as [0.3, 0.7], ("bernoulli", 0.7), and with a shape ("normal", 3), '
+    '("categorical", [0.3, 0.7], 3), ("bernoulli", 0.7, 3)'
+)
 TAKEN = ("cluster", "label")
 
 
@@ -54,6 +57,21 @@ def edges_of(probabilities: Any) -> Any:
     """A standard normal between two of these edges stands for a value."""
     at, quantile = (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
     return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
+
+
+def described_draws(draws: tuple[Draw, ...], numbers: Any) -> dict[str, Any]:
+    """The draws as an argument, with these probabilities."""
+    found: dict[str, Any] = {}
+    for draw in draws:
+        chances = numbers[draw.name]["probabilities"] if draw.outcomes else None
+        shape = [] if not draw.shape else [draw.shape[0] if len(draw.shape) == 1 else draw.shape]
+        if draw.binary:
+            found[draw.name] = ("bernoulli", chances[-1], *shape)
+        elif draw.outcomes:
+            found[draw.name] = ("categorical", chances, *shape) if shape else chances
+        else:
+            found[draw.name] = ("normal", *shape) if shape else "normal"
+    return found
 
 
 def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:

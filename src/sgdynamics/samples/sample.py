@@ -104,6 +104,11 @@ class Sample:
         """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label."""
         return draws if self.draws is not None else draws["label" if self.clusters else "noise"]
 
+    def example(self, numbers: Any) -> Any:
+        """Zeros of the shapes and types of the loss's fourth argument for one sample."""
+        shapes = jax.eval_shape(lambda normals: self.given(self.drawn(numbers, normals)), np.zeros(self.draw_normals))
+        return jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
+
     def cases(self, numbers: Any) -> tuple[Any, dict[str, Any]]:
         """For expectations: weights (cases,), and the draws that are summed over, (cases, ...) each; the rest is `free`."""
         weights, found = np.ones(1), {}

@@ -12,7 +12,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import clock, time_of_steps
-from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.gaussian.risk import risk_in_time
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start
@@ -90,7 +90,7 @@ def simulate(
         simulator = DirectSGD(problem, algorithm, begin, d, sizes, dtype)
     assert when.step is not None
     overlaps, last = run(simulator, begin.runs, when.step, seed, f"{method} simulation, d = {d}", progress)
-    risk, error = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+    risk, error = risk_in_time(problem, overlaps, when.alpha)
     diverged_at = np.where(last >= 0, time_of_steps(algorithm, last, d), np.nan)
     if np.any(last >= 0):
         warnings.warn(

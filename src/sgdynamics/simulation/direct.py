@@ -16,7 +16,7 @@ from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, placed
-from sgdynamics.samples.sample import Place
+from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import See, Simulator, check_reach
 
@@ -118,8 +118,8 @@ def _advance(
         normals = jax.random.normal(data_key, (batch, *tokens, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         x = sample.inputs_in_space(parameters, normals, draws, place)
-        rate = (numbers_at(algorithm["lr"], number * (batch / dimension)) / dimension).astype(dtype)
-        weights, head = direct_step(structure, parameters, algorithm, rate, weights, head, x, sample.given(draws), place, kind)
+        now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
+        weights, head = direct_step(structure, now, rates, rates["lr"] / dimension, weights, head, x, sample.given(draws), place, kind)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights[: structure.width])
             seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": head[: structure.width]})

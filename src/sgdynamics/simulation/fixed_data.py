@@ -11,7 +11,7 @@ from scipy import integrate, special
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.clock import clock, time_of_steps
-from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.gaussian.risk import risk_in_time
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
@@ -74,7 +74,7 @@ def simulate_fixed_data(
     assert when.step is not None
     label = f"{method} simulation, d = {d}, {samples} samples"
     overlaps, last, stopped = run_until(simulator, begin.runs, when.step, seed, label, progress, stop_at)
-    risk, error = population_risk(problem, overlaps["M"], overlaps["Q"], overlaps["a"])
+    risk, error = risk_in_time(problem, overlaps, when.t)
     diverged_at = np.where(last >= 0, time_of_steps(algorithm, last, d), np.nan)
     if np.any(last >= 0):
         warn(

@@ -16,6 +16,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, move, next_selection
+from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, placed
@@ -98,6 +99,7 @@ class DirectFixedData(Simulator):
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.data = None  # the last group's go before this group's come
+        self.now = 0.0
         keys = run_keys(self.seed, chosen)
         owners = run_keys(self.seed, np.array([SHARED])) if self.plan.shared else keys
         self.data = _draw_data(self.structure, self.samples, self.dtype, self.parameters, self.place, owners)
@@ -107,7 +109,7 @@ class DirectFixedData(Simulator):
         head = jnp.asarray(self.head[chosen], dtype=self.dtype)
         selected = _first(self.samples, self.algorithm, keys) if self.plan.selects else None
         begun = Weights(rows, head, selected, jnp.zeros(len(chosen)))
-        return begun._replace(first_risk=_train_risk(self.structure, self.plan, self.parameters, self.data, begun))
+        return begun._replace(first_risk=jnp.asarray(self.train_risk(begun)))
 
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
@@ -128,6 +130,7 @@ class DirectFixedData(Simulator):
     ) -> tuple[Any, Any, Any]:
         assert see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
+        self.now = end * float(self.algorithm["lr"])
         state, good = _advance(self.structure, self.plan, *numbers, self.data, state, keys, np.int64(begin), np.int64(end))
         return state, good, seen
 
@@ -138,7 +141,7 @@ class DirectFixedData(Simulator):
         return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state)}
 
     def train_risk(self, state: Any) -> np.ndarray:
-        return np.asarray(_train_risk(self.structure, self.plan, self.parameters, self.data, state))
+        return np.asarray(_train_risk(self.structure, self.plan, self.parameters, self.now, self.data, state))
 
     def keep(self, state: Any, index: np.ndarray) -> Any:
         if not self.plan.shared:
@@ -252,8 +255,9 @@ def _over_runs(plan: Plan, function: Any, data: Data, *runs: Any) -> Any:
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_risk(structure: Any, plan: Plan, parameters: Any, data: Any, state: Weights) -> Any:
-    return _over_runs(plan, lambda data, rows, head: _losses(structure, parameters, data, rows, head)[0], data, state.rows, state.head)
+def _train_risk(structure: Any, plan: Plan, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
+    numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
+    return _over_runs(plan, lambda data, rows, head: _losses(structure, numbers, data, rows, head)[0], data, state.rows, state.head)
 
 
 @float64
@@ -287,6 +291,8 @@ def fixed_data_step(
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
     rows, head, selected, first_risk = state
+    parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
+    parameters = as_dtype(parameters, rows.dtype)
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
     risk, (h, head_h) = _losses(structure, parameters, data, rows, head)
@@ -298,7 +304,7 @@ def fixed_data_step(
     kick = head_kick = None
     normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if plan.hot else 0, samples if plan.selects else 0)
     if plan.hot:
-        noise = (kick_size(algorithm, number, dimension) * normals).astype(dtype)
+        noise = (kick_size(algorithm, dimension) * normals).astype(dtype)
         kick, head_kick = noise[:-p].reshape(rows.shape), noise[-p:]
     numbers = {name: algorithm[name].astype(dtype) for name in ("lr", "head_rate")}
     decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}

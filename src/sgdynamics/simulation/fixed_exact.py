@@ -10,6 +10,7 @@ import numpy as np
 
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms, run_keys
@@ -35,6 +36,7 @@ class ExactFixedData(Simulator):
         self.seed = seed
 
     def initial(self, chosen: np.ndarray) -> Any:
+        self.now = 0.0
         room = min(max(conditioning.SMALLEST, self.layout.first + 2 * self.layout.opened), self.most)
         rows = (self.T[chosen], self.L[chosen], self.head[chosen])
         return _begin(self.layout, self.samples, room, self.parameters, self.algorithm, *rows, run_keys(self.seed, chosen))
@@ -43,6 +45,7 @@ class ExactFixedData(Simulator):
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
         assert see is None, "first passages are not watched here"
+        self.now = end * float(self.algorithm["lr"])
         numbers = (self.parameters, self.algorithm, self.sizes)
         known, good = conditioning.advance(
             self.layout, *numbers, conditioning.ROUNDING["float64"], self.most, state, keys, None, begin, end
@@ -50,7 +53,7 @@ class ExactFixedData(Simulator):
         return known, good, seen
 
     def overlaps(self, state: Any) -> dict[str, Any]:
-        return _observe(self.layout, self.parameters, state)
+        return _observe(self.layout, numbers_at(self.parameters, self.now), state)
 
     @property
     def grain(self) -> int:

@@ -1,0 +1,185 @@
+"""Samples of several inputs with means and draws: the exact chain against SGD in d dimensions, and fixed data alike, in law."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.problems.starts import broadcast_runs, check_dimension, checked_start
+from sgdynamics.simulation.direct import DirectSGD
+from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.simulation.fixed_exact import ExactFixedData
+from sgdynamics.simulation.running import run
+from tests.conftest import same_law
+
+CORRELATION = [[1.0, 0.4], [0.4, 0.8]]
+MEANS = np.array([[0.6, 0.0], [-0.3, 0.5]])
+
+
+def attention(fields, signals, head, draws):
+    """Two tokens, one of which may be masked: rows q, v; a label with noise, and a shift by the group."""
+
+    def read(q, v):
+        weights = jnp.exp(q) * (0.2 + draws["mask"])
+        return jnp.sum(weights * v) / jnp.sum(weights)
+
+    label = read(signals[0], signals[1]) + 0.5 * draws["noise"] + 0.4 * draws["group"]
+    return 0.5 * (read(fields[0], fields[1]) - label) ** 2
+
+
+def means_of(draws):
+    return jnp.asarray(MEANS) * jnp.where(draws["group"] == 1, 1.0, -0.5)
+
+
+def problem_of(**changes):
+    draws = {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2)}
+    given = {"tokens": 2, "token_correlation": CORRELATION, "means": means_of, "draws": draws, "gram": [[1.0, 0.2], [0.2, 0.8]]}
+    return sgd.Problem(attention, 2, 2, **(given | changes))
+
+
+def overlaps_of(simulator, runs, steps, seed):
+    found, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
+    assert np.all(diverged < 0)
+    return {name: value[:, 0] for name, value in found.items()}
+
+
+def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
+    """The laws of all overlaps of the two simulators."""
+    begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs)
+    dimension, sizes = check_dimension(problem, d)
+    one, other = (
+        overlaps_of(maker(problem, algorithm, begin, dimension, sizes), runs, steps, seed) for seed, maker in enumerate(makers, start=3)
+    )
+    for name in one:
+        first, second = (part[name].reshape(runs, -1) for part in (one, other))
+        for entry in range(first.shape[1]):
+            same_law(first[:, entry], second[:, entry], f"{name}[{entry}]")
+
+
+@pytest.mark.parametrize(("batch", "options"), [(1, {}), (3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]})], ids=["few", "wide"])
+def test_chain_against_direct(batch, options):
+    """Two correlated tokens with means, masks, groups and noise; a batch of 3 has more inputs than units, so that they are combined."""
+    d = 12 if not options else 16
+    compare(problem_of(**options), sgd.OnePassSGD(lr=2.0, batch=batch), (ExactChain, DirectSGD), d=d)
+
+
+@pytest.mark.slow
+def test_the_test_can_tell():
+    """Without the correlation of the tokens, or their means, the laws are others."""
+    for changes in ({"token_correlation": None}, {"means": None}):
+        other = problem_of(**changes)
+        makers = (ExactChain, lambda problem, *rest, other=other: DirectSGD(other, *rest))
+        with pytest.raises(AssertionError):
+            compare(problem_of(), sgd.OnePassSGD(lr=2.0), makers)
+
+
+@pytest.mark.parametrize(
+    "kind", ["descent", pytest.param("persistent", marks=pytest.mark.slow), pytest.param("langevin", marks=pytest.mark.slow)]
+)
+def test_fixed_data(kind):
+    algorithm = {
+        "descent": sgd.GradientDescent(lr=0.3, samples_per_dimension=0.75),
+        "persistent": sgd.PersistentSGD(lr=0.3, samples_per_dimension=0.75, batch_fraction=0.5),
+        "langevin": sgd.Langevin(lr=0.3, samples_per_dimension=0.75, temperature=0.3),
+    }[kind]
+    runs = 3000
+
+    def exact(*given):
+        return ExactFixedData(*given, seed=3)
+
+    def direct(*given):
+        return DirectFixedData(*given, seed=4)
+
+    compare(problem_of(), algorithm, (exact, direct), d=8, runs=runs, steps=5)
+
+
+def test_one_token_is_one_input():
+    """tokens=1 without correlation is the same problem as tokens=None, with the same random numbers."""
+
+    def loss(fields, signals, head, noise):
+        return 0.5 * (jnp.sum(jnp.tanh(fields)) - jnp.sum(signals) - 0.1 * noise) ** 2
+
+    found = []
+    for tokens in (None, 1):
+        problem = sgd.Problem(loss, 2, 1, tokens=tokens)
+        begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=20)), 2)
+        for maker in (ExactChain, DirectSGD):
+            found.append(overlaps_of(maker(problem, sgd.OnePassSGD(lr=0.5, batch=3), begin, *check_dimension(problem, 20)), 2, 20, 0))
+    for one, other in zip(found[:2], found[2:], strict=True):
+        np.testing.assert_allclose(one["Q"], other["Q"], rtol=1e-10)
+
+
+def test_label_noise_of_a_mixture():
+    """clusters= and draws= together: the dictionary has the draws, the cluster and its label."""
+
+    def loss(fields, signals, head, draws):
+        output = jnp.sum(head * jax.nn.relu(fields))
+        return jax.nn.softplus(output) - draws["label"] * output + 0.3 * draws["noise"] * jnp.sum(fields)
+
+    clusters = [(0.3, [1.0], 1.0), (0.7, [-1.0], 0.0)]
+    problem = sgd.Problem(loss, 2, 1, clusters=clusters, draws={"noise": "normal"}, head="trained", covariance=[(0.5, 1.0)], kinks=[0.0])
+    compare(problem, sgd.OnePassSGD(lr=2.0, batch=1), (ExactChain, DirectSGD))
+    sample = problem.structure.sample
+    weights, cases = sample.cases(problem.parameters)
+    assert sample.free == 1
+    np.testing.assert_allclose(weights, [0.3, 0.7])
+    np.testing.assert_array_equal(cases["label"], [1.0, 0.0])
+    with jax.enable_x64(True):
+        draws = sample.drawn(problem.parameters, jnp.zeros((2, 1)), cases)
+        np.testing.assert_array_equal(sample.mean_coefficients(problem.parameters, draws), [[1.0], [-1.0]])
+
+
+def test_cases():
+    """All combinations of the discrete draws with their probabilities; too many of them are sampled."""
+    sample, numbers = problem_of().structure.sample, problem_of().parameters
+    weights, cases = sample.cases(numbers)
+    assert weights.shape == (8,)
+    assert sample.free == 1
+    np.testing.assert_allclose(weights.sum(), 1.0)
+    for weight, group, mask in zip(weights, cases["group"], cases["mask"], strict=True):
+        np.testing.assert_allclose(weight, [0.3, 0.7][group] * np.prod(np.where(mask == 1, 0.6, 0.4)))
+    assert len({(int(group), *mask) for group, mask in zip(cases["group"], cases["mask"], strict=True)}) == 8
+    many = problem_of(
+        draws={"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2), "more": ("categorical", [0.2, 0.3, 0.5], 3)}
+    )
+    weights, cases = many.structure.sample.cases(many.parameters)
+    assert many.structure.sample.free == many.structure.sample.draw_normals == 7
+    assert weights.tolist() == [1.0]
+    assert cases == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tokens": 0}, "tokens = 0"),
+        ({"tokens": None}, "token_correlation"),
+        ({"token_correlation": [[1.0]]}, "token_correlation has shape"),
+        ({"token_correlation": [[1.0, 2.0], [2.0, 1.0]]}, "token_correlation is not a Gram matrix"),
+        ({"means": [1.0]}, "means has shape"),
+        ({"means": lambda draws: jnp.ones(3)}, "means = .*must give shape"),
+        ({"means": lambda draws: draws["nothing"]}, "means = .*failed with: KeyError"),
+        ({"draws": {"noise": "normal", "group": [0.3, 0.3]}}, r"draws\['group'\].*add up to 1"),
+        ({"draws": {"noise": "norml"}}, r"draws\['noise'\] = 'norml': did you mean 'normal'"),
+        ({"draws": ["noise"]}, "give a dictionary"),
+        ({"draws": {"label": "normal"}, "clusters": [(1.0, [1.0, 0.0], 1.0)]}, "already gives"),
+        ({"draws": None, "means": None}, "loss = .*calling it on one sample failed"),
+    ],
+)
+def test_bad_arguments(changes, says):
+    with pytest.raises(ValueError, match=says):
+        problem_of(**changes)
+
+
+def test_record():
+    problem = problem_of()
+    record = problem.describe()
+    assert record["tokens"] == 2
+    assert record["draws"] == {"noise": "normal", "group": [0.3, 0.7], "mask": ("bernoulli", 0.6, 2)}
+    assert record["means"]["function"] == "means_of"
+    assert "tokens=2" in repr(problem)
+    assert problem.replace(tokens=2) == problem
+    assert problem.replace(token_correlation=None) != problem
