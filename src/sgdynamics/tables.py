@@ -179,7 +179,6 @@ def machine() -> dict[str, Any]:
     for name in (
         "jax",
         "jaxlib",
-        "equinox",
         "diffrax",
         "optimistix",
         "numpy",

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from sgdynamics import checks
+
+Kind = TypeVar("Kind")
 
 
 def number(value: Any) -> Any:
@@ -47,10 +49,10 @@ def form(self: Any) -> int:
     return hash(jax.tree.structure(self))
 
 
-def numbered(*numbers: str) -> Callable[[Any], Any]:
+def numbered(*numbers: str) -> Callable[[type[Kind]], type[Kind]]:
     """A frozen dataclass as a pytree: these fields are its numbers, the others are static."""
 
-    def register(cls: Any) -> Any:
+    def register(cls: Any) -> type[Kind]:
         rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
 
         def flatten(one: Any) -> tuple[list[Any], tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from sgdynamics.limits.drift import drift
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, Followed, follow
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
+from sgdynamics.shapes import filled
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -247,13 +248,8 @@ def solve_states(
         return Solved({name: value[None, :, None] for name, value in states.items()}, False, np.zeros(begin.runs, bool))
     nodes = replicated_nodes(problem.structure, rule, flow, finite)
     numbers = (problem.parameters, algorithm.parameters, finite)
-    found = integrate_all(problem.structure, rule, algorithm.batch, flow, nodes, *numbers, states, padded(t), tolerance)
+    found = integrate_all(problem.structure, rule, algorithm.batch, flow, nodes, *numbers, states, filled(t), tolerance)
     return finished(problem, algorithm, rule, nodes, finite, found, t, tolerance)
-
-
-def padded(t: np.ndarray) -> np.ndarray:
-    """Save points, whose number is a shape, filled up to a power of two: nearby numbers share one compilation."""
-    return np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
 
 
 def replicated_nodes(structure: Structure, rule: Rule, flow: bool, finite: Any) -> dict[str, np.ndarray]:

@@ -41,6 +41,7 @@ from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, c
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.results import largest_share, trajectory
 from sgdynamics.samples import spectrum
+from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation.running import See, Simulator, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
@@ -280,8 +281,7 @@ class SdePaths(Simulator):
 
     def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
         """Steps edges[i]..edges[i+1] have length lengths[i], in t; in alpha where lr is a schedule."""
-        # filled up to a power of two, so that nearby numbers of save points share one compilation
-        room = 2 ** int(np.ceil(np.log2(len(lengths)))) - len(lengths)
+        room = power_of_two(len(lengths)) - len(lengths)
         self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
         self.lengths = np.concatenate([lengths, np.full(room, lengths[-1])])
         self.begins = np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)])

@@ -39,6 +39,7 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_s
 from sgdynamics.progress import warn
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.results import largest_share
+from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation.running import See, Simulator, run
 from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits, spiked_trajectory
 
@@ -284,8 +285,7 @@ class SpikedPaths(Simulator):
     def __init__(self, numbers: dict[str, Any], begin: SpikedStart, edges: np.ndarray, lengths: np.ndarray) -> None:
         self.numbers, self.begin = numbers, begin
         self.bits = power_bits(int(numbers["order"]))
-        # filled up to a power of two, so that nearby numbers of save points share one compilation
-        room = 2 ** int(np.ceil(np.log2(max(len(lengths), 1)))) - len(lengths)
+        room = power_of_two(len(lengths)) - len(lengths)
         self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
         self.lengths = np.concatenate([lengths, np.full(room, 0.0)])
 

@@ -63,7 +63,7 @@ def described_draws(draws: tuple[Draw, ...], numbers: Any) -> dict[str, Any]:
     """The draws as an argument, with these probabilities."""
     found: dict[str, Any] = {}
     for draw in draws:
-        chances = numbers[draw.name]["probabilities"] if draw.outcomes else None
+        chances: Any = numbers[draw.name]["probabilities"] if draw.outcomes else None
         shape = [] if not draw.shape else [draw.shape[0] if len(draw.shape) == 1 else draw.shape]
         if draw.binary:
             found[draw.name] = ("bernoulli", chances[-1], *shape)

@@ -30,6 +30,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.results import largest_share, trajectory
+from sgdynamics.shapes import filled
 from sgdynamics.sweeps.answers import Row, Variable, row_of
 
 SHORT = 8  # lanes of a program for a few points, and points of a group at which the integrator is checked
@@ -54,7 +55,7 @@ class Lane:
     @property
     def times(self) -> np.ndarray:
         """Save points in the variable of the integration, filled up to a power of two as in `solve_ode`."""
-        return integration.padded(self.variable)
+        return filled(self.variable)
 
     @property
     def variable(self) -> np.ndarray:
