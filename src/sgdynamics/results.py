@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics import checks, files
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.clock import Clock
@@ -195,13 +195,9 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
         raise checks.reject("path", str(path), "this is a folder: give the name of a file")
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with files.whole(target) as unfinished:
         for name, part in parts.items():
             part.to_netcdf(unfinished, engine="h5netcdf", group=name, mode="a")
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return target
 
 

@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Self
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.algorithms.one_pass import descend
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, traced
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
+
+NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,9 @@ class FixedData:
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         on, off = self.switching()
-        return {
-            "lr": np.float64(self.lr),
-            "head_rate": np.float64(self.head_rate),
-            "fraction": np.float64(self.fraction),
-            "divisor": np.float64(self.divisor),
-            "on": np.float64(on),
-            "off": np.float64(off),
-            "temperature": traced(getattr(self, "temperature", 0.0)),
-        }
+        numbers = {"fraction": self.fraction, "divisor": self.divisor, "on": on, "off": off}
+        numbers |= {"lr": self.lr, "head_rate": self.head_rate, "temperature": getattr(self, "temperature", 0.0)}
+        return {name: trees.traced(value) for name, value in numbers.items()}
 
     def check_times(self, times: np.ndarray) -> None:
         """Refuse what is not defined at these times of a run: a temperature that is negative or not finite there."""
@@ -100,19 +96,16 @@ class FixedData:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
-        return {
-            "kind": type(self).__name__,
-            "lr": self.lr,
-            "samples_per_dimension": self.samples_per_dimension,
-            "head_rate": self.head_rate,
-        }
+        return {"kind": type(self).__name__, **{name: trees.number(getattr(self, name)) for name in NUMBERS}}
 
 
+@trees.numbered(*NUMBERS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
     """Full-batch gradient descent on a fixed data set of samples_per_dimension d samples, t = lr steps."""
 
 
+@trees.numbered(*NUMBERS, "batch_fraction")
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
     """Multi-pass SGD: at every step each sample is in the batch with probability batch_fraction, independently.
@@ -148,9 +141,10 @@ class MultiPassSGD(FixedData):
         return self.batch_fraction, 1 - self.batch_fraction
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"batch_fraction": self.batch_fraction, "rescale": int(self.rescale)}
+        return super().describe() | {"batch_fraction": trees.number(self.batch_fraction), "rescale": int(self.rescale)}
 
 
+@trees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
     """Persistent SGD: a sample stays out of the batch for persistence_time (in t) on average, and in it so that the batch keeps its size.
@@ -180,9 +174,10 @@ class PersistentSGD(MultiPassSGD):
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"persistence_time": self.persistence_time}
+        return super().describe() | {"persistence_time": trees.number(self.persistence_time)}
 
 
+@trees.numbered(*NUMBERS, "temperature")
 @dataclass(frozen=True)
 class Langevin(FixedData):
     """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).

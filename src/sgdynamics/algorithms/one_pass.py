@@ -13,11 +13,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, traced
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 
+@trees.numbered("lr", "head_rate", "update")
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch each step, W <- W - (lr/d) dloss/dW, a <- a - (head_rate lr/d) dloss/da, mean gradient.
@@ -70,13 +71,13 @@ class OnePassSGD:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        numbers = {"lr": traced(self.lr), "head_rate": np.float64(self.head_rate)}
+        numbers = {"lr": trees.traced(self.lr), "head_rate": trees.traced(self.head_rate)}
         return numbers if self.update is None else numbers | {"update": self.update.parameters}
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
         shown, rerunnable = describe_schedule(self.lr)
-        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": self.head_rate}
+        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
         if self.update is not None:
             record["update"] = self.update.describe()
         if not rerunnable:

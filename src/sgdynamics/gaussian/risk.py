@@ -106,7 +106,7 @@ def risks_by(
 ) -> list[Risks]:
     """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
     nodes = expectation_of(structure).risk_nodes(rule, quick=quick)
-    numbers = filled(parameters, size)
+    numbers = lanes_of(parameters, size)
     leads = [one["a"].shape[:-1] for one in states]
     flat = [
         {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in one.items()} for one, lead in zip(states, leads, strict=True)
@@ -115,7 +115,7 @@ def risks_by(
     worst = [0.0] * len(states)
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
-        some = filled([{name: value[_telling(one)] for name, value in one.items()} for one in flat], size)
+        some = lanes_of([{name: value[_telling(one)] for name, value in one.items()} for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
         worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some))]
     found = []
@@ -140,11 +140,11 @@ def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.nd
     rule = rule_for(problem, Q, MARGIN)
     nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
     flat = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
-    find = partial(_one_by_one, "accuracy", problem.structure, rule, nodes, filled([problem.parameters], 1))
+    find = partial(_one_by_one, "accuracy", problem.structure, rule, nodes, lanes_of([problem.parameters], 1))
     return _in_chunks(find, [flat], 1)[0].reshape(a.shape[:-1])
 
 
-def filled(items: list[Any], size: int) -> Any:
+def lanes_of(items: list[Any], size: int) -> Any:
     """Trees of numbers, stacked along a first axis of one of two lengths (one for a single item): few programs are compiled."""
     length = min(size, SHORT) if len(items) <= SHORT else size
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items))))
@@ -159,7 +159,7 @@ def _in_chunks(function: Any, states: list[dict[str, np.ndarray]], size: int) ->
     for first in range(0, most, chunk):
         places = [np.minimum(np.arange(first, first + chunk), count - 1) for count in counts]
         part = [{name: value[place] for name, value in one.items()} for one, place in zip(states, places, strict=True)]
-        values.append(np.asarray(function(filled(part, size))))
+        values.append(np.asarray(function(lanes_of(part, size))))
     every = np.concatenate(values, axis=1)
     return [every[row, :count] for row, count in enumerate(counts)]
 

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix
 
-from sgdynamics.gaussian.risk import filled
+from sgdynamics.gaussian.risk import lanes_of
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
+from sgdynamics.shapes import filled
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -67,7 +68,7 @@ class Case:
     def numbers(self) -> tuple[Any, ...]:
         """What is traced beside `each`; save points, whose number is a shape, are filled up to a power of two."""
         levels = np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
-        return self.shared, self.states, levels, padded(self.times), self.tolerance
+        return self.shared, self.states, levels, filled(self.times), self.tolerance
 
     @property
     def key(self) -> Hashable:
@@ -177,11 +178,6 @@ def _lanes(field: Field, watch: Watch | None, each: Any, *numbers: Any) -> Reach
     return jax.vmap(partial(_reach, field, watch, each))(*numbers)
 
 
-def padded(t: np.ndarray) -> np.ndarray:
-    """Save points filled up to a power of two: nearby numbers share one compilation."""
-    return np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
-
-
 def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
     """The names of cases that run as one program each, at most `size`."""
     found: dict[Hashable, list[Any]] = {}
@@ -197,7 +193,7 @@ def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
         return [_still(case) for case in cases]
     if len(cases) == 1 and size == 1:
         return [_finished(first, _reached(first.field, first.watch, first.each, *first.numbers))]
-    together = _lanes(first.field, first.watch, first.each, *filled([case.numbers for case in cases], size))
+    together = _lanes(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
     together = jax.tree.map(np.asarray, together)
     return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
 

@@ -36,6 +36,7 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.samples import spectrum
+from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation.running import See, Simulator, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
@@ -226,7 +227,7 @@ class Stepped(Simulator):
 
     def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
         # filled up to a power of two, so that nearby numbers of save points share one compilation
-        room = 2 ** int(np.ceil(np.log2(max(len(lengths), 1)))) - len(lengths)
+        room = power_of_two(len(lengths)) - len(lengths)
         self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
         self.lengths = np.concatenate([lengths, np.full(room, lengths[-1] if len(lengths) else 0.0)])
         self.begins = np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)])

@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.reach import check_memory
 
 MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
 TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 
 
+@trees.numbered("snr", "ridge")
 @dataclass(frozen=True)
 class SpikedTensor:
     """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
@@ -47,7 +48,7 @@ class SpikedTensor:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the problem, as a dictionary that JAX can trace."""
-        return {"snr": np.float64(self.snr), "ridge": np.float64(self.ridge)}
+        return {"snr": trees.traced(self.snr), "ridge": trees.traced(self.ridge)}
 
     def risk(self, m: Any, r2: Any) -> Any:
         """The population loss without the ridge and without the noise's constant E|W|^2 = n^k: |snr v^(k) - x^(k)|^2.
@@ -61,7 +62,7 @@ class SpikedTensor:
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
-        return {"kind": self.kind, "order": self.order, "snr": self.snr, "ridge": self.ridge}
+        return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
 
 
 def spiked_risk(order: int, snr: Any, m: Any, r2: Any) -> Any:

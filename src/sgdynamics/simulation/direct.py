@@ -16,6 +16,7 @@ from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, placed
+from sgdynamics.random import step_key
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import See, Simulator, check_reach
@@ -113,8 +114,7 @@ def _advance(
     tokens = () if sample.tokens is None else (sample.tokens,)
 
     def one(number: Any, weights: Any, head: Any, key: Any, seen: Any) -> tuple[Any, Any, Any]:
-        key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
-        data_key, noise_key = jax.random.split(key)
+        data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *tokens, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         x = sample.inputs_in_space(parameters, normals, draws, place)

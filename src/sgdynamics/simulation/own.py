@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.controls import numbers_at
+from sgdynamics.random import step_key
 from sgdynamics.simulation.running import See, Simulator
 
 LARGEST = 1e100  # values beyond this have diverged
@@ -47,9 +48,7 @@ def _advance(
         now = {**numbers_at(numbers, number * share), "alpha": number * share}
 
         def one(state: Any, key: Any, seen: Any) -> tuple[Any, Any]:
-            # two folds: a step counter has 64 bits, fold_in takes 32
-            key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
-            moved = definition.step(now, state, key)
+            moved = definition.step(now, state, step_key(key, number))
             return moved, seen if see is None else see(given, seen, number + 1, moved)
 
         state, seen = jax.vmap(one)(state, keys, seen)

@@ -24,7 +24,7 @@ import numpy as np
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.random import chi, normals_and_uniforms
+from sgdynamics.random import chi, normals_and_uniforms, step_key
 from sgdynamics.simulation.running import See, Simulator
 
 SPAN = 64  # steps whose random numbers are drawn together
@@ -91,11 +91,6 @@ def chain_step(bits: int, numbers: dict[str, Any], state: SpikedState, xi: Any, 
     return SpikedState(A * m + push + b * z1, (A * jnp.sqrt(r2) + b * z2) ** 2 + (b * chi) ** 2)
 
 
-def _step_key(key: Any, number: Any) -> Any:
-    # two folds: a step counter has 64 bits, fold_in takes 32
-    return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
-
-
 class SpikedChain(Simulator):
     """Runs of the chain in (m, r2), at any n."""
 
@@ -125,7 +120,7 @@ def _advance_chain(
     bits: int, see: See | None, numbers: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     def draw(key: Any, index: Any) -> tuple[Any, ...]:
-        key = _step_key(key, index)
+        key = step_key(key, index)
         normals, uniforms = normals_and_uniforms(key, 4 * SPAN, SPAN)
         xi, z1, z2, proposal = normals.reshape(4, SPAN)
         return xi, z1, z2, chi(key, numbers["free"], proposal, uniforms)
@@ -239,7 +234,7 @@ def _advance_vectors(
 
     def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         x, good, seen = carry
-        x = jax.vmap(lambda x, key: move(x, _step_key(key, number)))(x, keys)
+        x = jax.vmap(lambda x, key: move(x, step_key(key, number)))(x, keys)
         fine = jnp.sum(x * x, axis=1) < numbers["limit"]
         if see is not None:
             seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, _vector_overlaps(x))
