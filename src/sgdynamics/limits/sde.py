@@ -113,7 +113,7 @@ class _Noise(NamedTuple):
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     tokens = () if sample.tokens is None else (sample.tokens,)
-    z, noise = jnp.split(normals, [-sample.draw_normals], axis=1)
+    z, noise = jnp.split(normals, [normals.shape[1] - sample.draw_normals], axis=1)
     draws = sample.drawn(parameters, noise)
     x = sample.inputs(parameters, z.reshape(-1, *tokens, structure.blocks, structure.fields), draws)
     x = x.reshape(count, structure.blocks, structure.fields)
@@ -266,6 +266,7 @@ class SdePaths(Simulator):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
+            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
             "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,
@@ -415,6 +416,7 @@ def solve_sde(
     d, sizes = check_dimension(problem, dimension)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)
+    problem.check_numbers(0.0 if when.alpha is None else when.alpha[-1])
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
     variable = when.alpha if algorithm.scheduled and when.alpha is not None else when.t
