@@ -213,7 +213,7 @@ def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise ValueError(f"{name}: {what} has no such argument: {did_you_mean(name, known)}it takes {', '.join(known)}")
+            raise ValueError(f"{what} has no {name!r}: {did_you_mean(name, known)}it takes {', '.join(known)}")
 
 
 def replaced(value: Any, changes: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ What is traced may hold a `Schedule` in place of any number; whoever makes a ste
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,27 +18,20 @@ from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 
 
-@jax.tree_util.register_pytree_node_class
+@trees.numbered("numbers")
+@dataclass(frozen=True)
 class Schedule:
     """A number that depends on alpha = samples/d: a function (static) of its own numbers (traced) and alpha."""
 
-    def __init__(self, function: Callable[[Any, Any], Any], numbers: Any, name: Any = None) -> None:
-        self.function, self.numbers, self.name = function, numbers, name
+    function: Callable[[Any, Any], Any]
+    numbers: Any
+    name: Any = None
 
     def __call__(self, alpha: Any) -> Any:
         return self.function(self.numbers, alpha)
 
     def __repr__(self) -> str:
         return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
-
-    __eq__, __hash__ = trees.same, trees.form
-
-    def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        return (self.numbers,), (self.function, self.name)
-
-    @classmethod
-    def tree_unflatten(cls, static: Any, numbers: tuple[Any]) -> Schedule:
-        return cls(static[0], trees.settled(numbers[0]), static[1])
 
     def replace(self, **changes: Any) -> Schedule:
         """The same piecewise schedule with other edges or rates."""

@@ -81,7 +81,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise checks.reject("file", str(path), "this is no text: give a problem file (.toml) or a result (.nc)") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not a TOML file: {error}") from None
-    _only("the file", record, TABLES)
+    checks.known_names("the file", record, TABLES)
     for name in TABLES[1:]:
         if not isinstance(record.get(name, {}), Mapping):
             raise checks.reject(name, record[name], f"this is a table: write [{name}] and its keys below it")
@@ -168,7 +168,7 @@ def plans(path: str | Path) -> list[Plan]:
 def plan(record: Mapping[str, Any]) -> Plan:
     """The solver calls that [run] states."""
     table = _table(record, "run")
-    _only("[run]", table, ("methods", *WHEN, *COMMON, *METHODS))
+    checks.known_names("[run]", table, ("methods", *WHEN, *COMMON, *METHODS))
     methods = _methods("run", table, tuple(METHODS))
     for name in METHODS:
         if name in table and name not in methods:
@@ -180,7 +180,7 @@ def plan(record: Mapping[str, Any]) -> Plan:
         own = table.get(name, {})
         if not isinstance(own, Mapping):
             raise checks.reject(f"run.{name}", own, "give a table of arguments of this method")
-        _only(f"[run.{name}]", own, _arguments(solver, ("method", *WHEN)))
+        checks.known_names(f"[run.{name}]", own, _arguments(solver, ("method", *WHEN)))
         calls[name] = {**{key: table[key] for key in common if key in table}, **own, **fixed}
         if "dimension" in common and "dimension" not in calls[name]:
             raise ValueError(f"[run]: method {name!r} runs at a finite dimension: give dimension = ...")
@@ -209,7 +209,7 @@ def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict
     """Problem, algorithm, start, and the arguments of `exit_time` for each method that [exit_time] names."""
     table = _table(record, "exit_time")
     names = _arguments(exit_time, ("method",))
-    _only("[exit_time]", table, ("methods", *names))
+    checks.known_names("[exit_time]", table, ("methods", *names))
     methods = _methods("exit_time", table, EXIT_METHODS)
     problem, algorithm = _network("exit_time", record), algorithm_from(record["algorithm"])
     rest = {key: value for key, value in table.items() if key != "methods"}
@@ -225,7 +225,7 @@ def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict
 def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Problem, start and the arguments of `hessian_spectrum`; [hessian] may be left out."""
     table = record.get("hessian", {})
-    _only("[hessian]", table, _arguments(hessian_spectrum, ()))
+    checks.known_names("[hessian]", table, _arguments(hessian_spectrum, ()))
     problem = _network("hessian", record)
     size = _dimension(record, table)
     return problem, _start(problem, record, table), {**({} if size is None else {"dimension": size}), **table}
@@ -240,7 +240,7 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     checks.choice("sweep.solver", named, (*METHODS, "exit_time"))
     solver, fixed = (exit_time, {}) if named == "exit_time" else METHODS[named][:2]
     known = _arguments(solver, () if named == "exit_time" else ("method",))
-    _only("[sweep]", table, ("over", "store", "workers", *known))
+    checks.known_names("[sweep]", table, ("over", "store", "workers", *known))
     over = table.pop("over", None)
     if not isinstance(over, Mapping) or not over:
         raise ValueError("[sweep.over]: give at least one parameter to vary and its values")
@@ -334,7 +334,7 @@ def _values(name: str, value: Any) -> list[Any]:
         return value
     if not isinstance(value, Mapping):
         raise checks.reject(name, value, "give a list, or a range {to = ..., points = ...}")
-    _only(name, value, ("from", "to", "points", "spacing"))
+    checks.known_names(name, value, ("from", "to", "points", "spacing"))
     for key in ("to", "points"):
         if key not in value:
             raise ValueError(f"{name}: a range needs {key} = ...")
@@ -345,13 +345,6 @@ def _values(name: str, value: Any) -> list[Any]:
     if spacing == "linear":
         return np.linspace(first, last, points).tolist()
     return np.geomspace(checks.number(f"{name}.from", first, above=0.0), last, points).tolist()
-
-
-def _only(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse a key that means nothing here, with what was probably meant."""
-    for name in table:
-        if name not in known:
-            raise ValueError(f"{where} has no {name!r}: {checks.did_you_mean(name, known)}it takes {', '.join(known)}")
 
 
 def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[str, ...]:

@@ -104,10 +104,7 @@ def _names(
 ) -> None:
     """Refuse names that the maker does not take, with what was probably meant, and ask for those it needs and is not `given` elsewhere."""
     parameters = {name: one for name, one in inspect.signature(maker).parameters.items() if name not in skip}
-    known = list(parameters)
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{what}: {kind} has no {name!r}: {checks.did_you_mean(name, known)}it takes {', '.join(known)}")
+    checks.known_names(f"{what}: {kind}", values, parameters)
     needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in values and name not in given]
     if missing:

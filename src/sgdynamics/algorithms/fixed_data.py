@@ -10,7 +10,7 @@ temperature T. All four are this one step with other numbers, so that direct sim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
@@ -96,7 +96,9 @@ class FixedData:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
-        return {"kind": type(self).__name__, **{name: trees.number(getattr(self, name)) for name in NUMBERS}}
+        shown = {one.name: describe_schedule(getattr(self, one.name)) for one in fields(self)}
+        record = {name: int(value) if isinstance(value, bool) else value for name, (value, _) in shown.items()}
+        return {"kind": type(self).__name__, **record} | ({} if all(again for _, again in shown.values()) else {"rerunnable": False})
 
 
 @trees.numbered(*NUMBERS)
@@ -140,9 +142,6 @@ class MultiPassSGD(FixedData):
     def switching(self) -> tuple[float, float]:
         return self.batch_fraction, 1 - self.batch_fraction
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"batch_fraction": trees.number(self.batch_fraction), "rescale": int(self.rescale)}
-
 
 @trees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
 @dataclass(frozen=True)
@@ -173,9 +172,6 @@ class PersistentSGD(MultiPassSGD):
         on = self.lr / self.persistence_time
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"persistence_time": trees.number(self.persistence_time)}
-
 
 @trees.numbered(*NUMBERS, "temperature")
 @dataclass(frozen=True)
@@ -195,10 +191,6 @@ class Langevin(FixedData):
     @property
     def hot(self) -> bool:
         return isinstance(self.temperature, Schedule) or self.temperature > 0
-
-    def describe(self) -> dict[str, Any]:
-        shown, rerunnable = describe_schedule(self.temperature)
-        return super().describe() | {"temperature": shown} | ({} if rerunnable else {"rerunnable": False})
 
 
 ALGORITHMS = {kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, PersistentSGD, Langevin)}

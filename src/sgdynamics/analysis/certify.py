@@ -142,7 +142,7 @@ def certify(
 def _dimensions(dynamics: Dynamics, dimension: Any, dimensions: Any) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
-    least = problem.signals + copies(None if fixed else algorithm.kind) * problem.width
+    least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for _, fraction in problem.covariance)
     small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
     default = GROWING_FIXED if fixed else GROWING

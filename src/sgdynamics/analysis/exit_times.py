@@ -236,7 +236,7 @@ def prepare_exits(
         raise checks.reject("dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d')
     if method != "ode" and algorithm.flow:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
-    d, sizes = (None, None) if dimension is None else dynamics.at_dimension(dimension)
+    d, sizes = (None, None) if dimension is None else dynamics.at_dimension(dimension, small=method != "sde")
     if method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
         check_steps("max_time", end, end * float(d or 1) / algorithm.lr, "give less: runs stop once they have left")

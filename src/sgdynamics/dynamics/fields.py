@@ -59,8 +59,12 @@ class FieldDynamics(Dynamics):
     def start(self, start: Any, runs: int | None = None) -> Start:
         return broadcast_runs(checked_start(self.definition, start), runs)
 
-    def at_dimension(self, dimension: Any) -> tuple[int, np.ndarray]:
-        return check_dimension(self.definition, dimension)
+    def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
+        return check_dimension(self.definition, dimension, small)
+
+    def check_controls(self, when: Clock) -> None:
+        super().check_controls(when)
+        self.definition.check_numbers(self.place(when)[-1])
 
     def states(self, begin: Start) -> dict[str, np.ndarray]:
         return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
@@ -188,8 +192,8 @@ class FixedDataDynamics(FieldDynamics):
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set"
 
-    def check_controls(self) -> None:
-        pass
+    def check_controls(self, when: Clock) -> None:
+        self.definition.check_numbers(when.t[-1], "t")
 
     def place(self, when: Clock) -> np.ndarray:
         return when.t

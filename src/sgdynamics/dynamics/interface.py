@@ -158,8 +158,8 @@ class Dynamics:
             raise checks.reject("runs", wanted, f"the start has {most} runs: give as many, or a start of one")
         return States({name: np.broadcast_to(value, (wanted, *value.shape[1:])).copy() for name, value in values.items()})
 
-    def at_dimension(self, dimension: Any) -> tuple[int, np.ndarray]:
-        """The dimension, checked, and its split over blocks of the covariance."""
+    def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
+        """The dimension, checked, and its split over blocks of the covariance; `small`: blocks of any size will do."""
         d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
         return d, np.array([d])
 
@@ -175,12 +175,10 @@ class Dynamics:
         """A prepared path for the solve core."""
         return prepared.case
 
-    def check_controls(self) -> None:
+    def check_controls(self, when: Clock) -> None:
         """Refuse numbers that depend on alpha where there is none."""
         if self.algorithm.flow and any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled)):
-            raise checks.reject(
-                "lr", self.algorithm.lr, "gradient flow uses no samples, and numbers of the problem depend on alpha: give lr > 0"
-            )
+            raise checks.reject("lr", self.algorithm.lr, "gradient flow uses no samples, and the problem has numbers that depend on alpha")
 
     def place(self, when: Clock) -> np.ndarray:
         """Where numbers that change are read: at alpha (on fixed data at t)."""

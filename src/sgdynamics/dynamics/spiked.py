@@ -43,7 +43,7 @@ class SpikedDynamics(Dynamics):
     def start(self, start: Any, runs: int | None = None) -> SpikedStart:
         return checked_spiked_start(self.definition, start).repeated(runs)
 
-    def at_dimension(self, dimension: Any) -> tuple[int, np.ndarray]:
+    def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         n = check_spiked_dimension(dimension)
         return n, np.array([n])
 

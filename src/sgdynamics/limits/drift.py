@@ -181,7 +181,7 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
 
 def finite_numbers(problem: Problem, dimension: int, batch: int) -> dict[str, Any]:
     """What `drift` needs to know of a finite dimension; on the sphere also `points`, with a leading axis of replicates."""
-    d, sizes = check_dimension(problem, dimension)
+    d, sizes = check_dimension(problem, dimension, small=not problem.structure.sphere)
     numbers: dict[str, Any] = {"inverse_dimension": np.float64(1.0 / d), "sizes": sizes.astype(np.float64)}
     if problem.structure.sphere:
         numbers["points"] = _sphere_points(problem.structure, batch, tuple(sizes.tolist()))

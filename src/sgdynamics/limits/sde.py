@@ -108,7 +108,7 @@ class _Noise(NamedTuple):
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     tokens = () if sample.tokens is None else (sample.tokens,)
-    z, noise = normals[:, : -sample.draw_normals], normals[:, -sample.draw_normals :]
+    z, noise = jnp.split(normals, [normals.shape[1] - sample.draw_normals], axis=1)
     draws = sample.drawn(parameters, noise)
     x = sample.inputs(parameters, z.reshape(-1, *tokens, structure.blocks, structure.fields), draws)
     x = x.reshape(count, structure.blocks, structure.fields)
@@ -259,6 +259,7 @@ class SdePaths(Stepped):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
+            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
             "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,

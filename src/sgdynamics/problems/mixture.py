@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,8 +64,9 @@ class GaussianMixture(Problem):
     def kinds(self) -> tuple[str, ...]:
         return ("fields", "mixture", "snr = inf") if math.isinf(self.snr) and self.activation == NAMED["relu"] else ("fields", "mixture")
 
-    def _derive(self) -> dict[str, Any]:
-        return super()._derive() | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
+        return super()._derived | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
 
     def replace(self, **changes: Any) -> GaussianMixture:
         """The same problem with some of its arguments changed; `mixture`, as records call it, stands for `kind`."""

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
+from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from sgdynamics import checks, trees
-from sgdynamics.controls import Schedule, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
@@ -212,36 +212,25 @@ class Problem:
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
         weight_decay = number_or_schedule("weight_decay", weight_decay)
         sample, numbers = stated_sample(self.signals, covariance, checked_clusters(clusters, self.signals), **data)
-        self.structure = Structure(
-            self.width,
-            self.signals,
-            len(covariance),
-            loss,
-            self.head == "trained",
-            self.constraint == "sphere",
-            sample,
-            expectation,
-        )
+        trained, sphere = self.head == "trained", self.constraint == "sphere"
+        self.structure = Structure(self.width, self.signals, len(covariance), loss, trained, sphere, sample, expectation)
         self._parameters = {
             "weight_decay": trees.traced(weight_decay),
             "gram": _gram(gram, gram_name, self.signals, covariance),
             **numbers,
         }
 
-    def _derive(self) -> dict[str, Any]:
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
         """The numbers that follow from the others: no leaves, so that they always agree with them."""
         numbers = {**self._constants, **self._parameters}
         return {"frame": gram_root(numbers["gram"]), **following(numbers)}
-
-    @cached_property
-    def _derived(self) -> dict[str, Any]:
-        return self._derive()
 
     def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
         sample = self.structure.sample
         draws = "noise_draw" if sample.draws is None else "draws"
         names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
-        more = (numbers_at(self._parameters["user"], 0.0),) if takes_parameters else ()
+        more = (self.at(0.0).parameters["user"],) if takes_parameters else ()
         tokens = () if sample.tokens is None else (sample.tokens,)
         given = sample.example(self.parameters)
         arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
@@ -277,6 +266,12 @@ class Problem:
         """Whether any of its numbers depends on alpha."""
         return any(isinstance(leaf, Schedule) for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled))
 
+    def check_numbers(self, end: float, of: str = "alpha") -> None:
+        """Refuse noise or decay that is negative or not finite somewhere up to the end of a run."""
+        for name in ("noise", "weight_decay"):
+            if scheduled(getattr(self, name, None)):
+                checked_values(name, getattr(self, name), np.linspace(0, end, 257), of)
+
     def at(self, alpha: float) -> Self:
         """The problem with the numbers that it has at this alpha (on fixed data at this t)."""
         return _numbers_at(self, alpha) if self.scheduled else self
@@ -297,7 +292,7 @@ class Problem:
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
-        data = {**self._parameters, "draws": described_draws(self.structure.sample.draws or (), self._parameters.get("draws"))}
+        data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
@@ -402,10 +397,7 @@ def _traced_root(gram: Any) -> Any:
 @_traced_root.defjvp
 def _root_moved(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     """As of a Cholesky factor: eigenvectors, by which it is computed, have no derivative where eigenvalues meet."""
-    lower = _traced_root(*primals)
-    solve = jnp.vectorize(lambda lower, right: solve_triangular(lower, right, lower=True), signature="(k,k),(k,k)->(k,k)")
-    inside = solve(lower, jnp.swapaxes(solve(lower, tangents[0]), -1, -2))
-    return lower, lower @ (jnp.tril(inside, -1) + 0.5 * inside * jnp.eye(lower.shape[-1]))
+    return _traced_root(*primals), jax.jvp(jnp.linalg.cholesky, primals, tangents)[1]
 
 
 def _side_by_side(numbers: dict[str, Any], *names: str) -> tuple[tuple[Any, ...], ...]:
@@ -423,15 +415,14 @@ def _register(kind: type[Problem]) -> None:
     def flatten(problem: Problem) -> tuple[list[Any], _Form]:
         static = {name: value for name, value in vars(problem).items() if name not in ("_parameters", "_derived")}
         numbers = problem._parameters
-        keys = [jax.tree_util.GetAttrKey(name) for name in numbers]
-        return list(zip(keys, numbers.values(), strict=True)), _Form(problem.structure, tuple(numbers), static)
+        return [(GetAttrKey(name), value) for name, value in numbers.items()], _Form(problem.structure, tuple(numbers), static)
 
     def unflatten(form: _Form, numbers: Any) -> Problem:
         made = object.__new__(kind)
         made.__dict__.update(form.attributes, _mapped=True, _parameters=dict(zip(form.names, trees.settled(numbers), strict=True)))
         return made
 
-    jax.tree_util.register_pytree_with_keys(kind, flatten, unflatten)
+    register_pytree_with_keys(kind, flatten, unflatten)
 
 
 _register(Problem)

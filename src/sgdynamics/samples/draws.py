@@ -15,8 +15,8 @@ from scipy import special
 from sgdynamics import checks
 
 FIX = (
-    'give "normal", a list of probabilities such as [0.3, 0.7], ("bernoulli", 0.7), and with a shape ("normal", 3), '
-    '("categorical", [0.3, 0.7], 3), ("bernoulli", 0.7, 3)'
+    'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
+    '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3)'
 )
 TAKEN = ("cluster", "label")
 
@@ -59,19 +59,15 @@ def edges_of(probabilities: Any) -> Any:
     return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
 
 
-def described_draws(draws: tuple[Draw, ...], numbers: Any) -> dict[str, Any]:
-    """The draws as an argument, with these probabilities."""
-    found: dict[str, Any] = {}
-    for draw in draws:
-        chances: Any = numbers[draw.name]["probabilities"] if draw.outcomes else None
-        shape = [] if not draw.shape else [draw.shape[0] if len(draw.shape) == 1 else draw.shape]
-        if draw.binary:
-            found[draw.name] = ("bernoulli", chances[-1], *shape)
-        elif draw.outcomes:
-            found[draw.name] = ("categorical", chances, *shape) if shape else chances
-        else:
-            found[draw.name] = ("normal", *shape) if shape else "normal"
-    return found
+def described_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Draws as they were given, with these probabilities."""
+
+    def one(value: Any, chances: Any) -> Any:
+        if not isinstance(value, tuple) or not isinstance(value[0], str):
+            return chances
+        return value[0], chances[-1] if np.ndim(value[1]) == 0 else chances, *value[2:]
+
+    return {name: one(value, numbers[name]["probabilities"]) if name in numbers else value for name, value in given.items()}
 
 
 def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:

@@ -40,6 +40,7 @@ def opened(
     steps: Any = None,
     dimension: Any = None,
     needs_dimension: bool = False,
+    small: bool = False,
     runs: Any = None,
     seed: Any = 0,
     progress: Any = None,
@@ -49,10 +50,10 @@ def opened(
     checks.outside_jit(question)
     dynamics = dynamics_of(question, problem, algorithm)
     progress = checks.flag("progress", progress, unsaid=True)
-    d, sizes = (None, None) if dimension is None and not needs_dimension else dynamics.at_dimension(dimension)
+    d, sizes = (None, None) if dimension is None and not needs_dimension else dynamics.at_dimension(dimension, small)
     seed = checks.whole("seed", seed, 0)
-    dynamics.check_controls()
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=whole_steps)
+    dynamics.check_controls(when)
     return Door(dynamics, dynamics.start(start, runs), when, d, sizes, seed, progress)
 
 

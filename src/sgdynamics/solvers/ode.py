@@ -59,7 +59,9 @@ def prepare_ode(
     """The checks of solve_ode, and what it will run."""
     rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
     atol = None if atol is None else checks.number("atol", atol, above=0.0)
-    door = opened("solve_ode", problem, algorithm, start, **where)
+    # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
+    small = getattr(problem, "constraint", None) is None
+    door = opened("solve_ode", problem, algorithm, start, **where, small=small)
     return door, door.dynamics.prepare(door.begin, door.when, door.dimension, rtol, atol)
 
 

@@ -57,7 +57,7 @@ def simulate(
     """
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
     shared_data = checks.flag("shared_data", shared_data)
-    door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, whole_steps=True)
+    door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, small=True, whole_steps=True)
     dynamics, d = door.dynamics, door.dimension
     assert d is not None
     assert door.when.step is not None

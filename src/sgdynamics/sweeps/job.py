@@ -68,11 +68,9 @@ class Job:
                 raise checks.reject(name, value, f"{solver} needs a {name}: give one")
             if value is not None and not self.anything and name not in self.takes:
                 raise checks.reject(name, value, f"the function does not take {name}: leave it out, or let it take {name}")
-        known = [name for name in self.takes if name not in (*OBJECTS, "progress")]
-        for name in self.arguments:
-            if not self.anything and name not in known:
-                close = checks.did_you_mean(name, known)
-                raise checks.reject(name, self.arguments[name], f"{self.name} has no such argument: {close}it takes {', '.join(known)}")
+        self.own = [name for name in self.takes if name not in (*OBJECTS, "progress")]
+        if not self.anything:
+            checks.known_names(self.name, self.arguments, self.own)
         if start is not None and not isinstance(start, (Start, SpikedStart, MeanFieldStart, Mapping)) and not callable(start):
             raise checks.reject("start", start, "give what sgd.start or sgd.random_start returns, a record, or a function")
         self.start = dict(start) if isinstance(start, Mapping) else start
@@ -95,7 +93,7 @@ class Job:
     def names(self, section: str) -> list[str] | None:
         """What may be varied in a section; None where anything may."""
         if section == "arguments":
-            return None if self.anything else [name for name in self.takes if name not in (*OBJECTS, "progress")]
+            return None if self.anything else self.own
         if section == "start":
             if callable(self.start):
                 return None
@@ -126,11 +124,12 @@ class Job:
         self.varied = paths
         if ("problem", "teacher_width") in paths and np.all(self.problem.teacher_head == 1.0):
             self.problem = self.problem.replace(teacher_head=None)  # ones, as many as there are
-        given = set(self.arguments) | {path[1] for path in paths if path[0] == "arguments"}
+        swept = {path[1] for path in paths if path[0] == "arguments"}
+        given = set(self.arguments) | swept
         missing = [name for name in self.needs if name not in given and name not in OBJECTS]
         if missing:
             raise checks.reject("arguments", sorted(given), f"{self.name} needs {', '.join(missing)}: give them, or sweep over them")
-        when = [name for name in WHEN if name in given and (name in path_names(paths) or self.arguments.get(name) is not None)]
+        when = [name for name in WHEN if name in given and (name in swept or self.arguments.get(name) is not None)]
         if self.built_in and "times" in self.takes and len(when) != 1:
             raise ValueError(f"give exactly one of times=, alpha=, steps= (received {', '.join(when) or 'none of them'})")
 
@@ -214,10 +213,6 @@ class Job:
         given = {"problem": problem, "algorithm": algorithm, "start": begin}
         quiet = {"progress": False} if "progress" in self.takes and "progress" not in arguments else {}
         return self.function(**{name: value for name, value in given.items() if value is not None}, **arguments, **quiet)
-
-
-def path_names(paths: set[tuple[str, ...]]) -> set[str]:
-    return {path[1] for path in paths if path[0] == "arguments"}
 
 
 def contents(value: Any) -> Mapping[str, Any]:
