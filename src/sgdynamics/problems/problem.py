@@ -27,7 +27,6 @@ from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_clusters, checked_covariance, stated_sample
 from sgdynamics.samples.sample import Sample
 
-
 DATA = ("tokens", "token_correlation", "means", "draws")  # arguments that say what a sample is, beside covariance and clusters
 
 
