@@ -113,8 +113,7 @@ class _Noise(NamedTuple):
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     tokens = () if sample.tokens is None else (sample.tokens,)
-    z, noise = jnp.split(normals, [-sample.draw_normals], axis=1)
-    draws = sample.drawn(parameters, noise)
+    z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
     x = sample.inputs(parameters, z.reshape(-1, *tokens, structure.blocks, structure.fields), draws)
     x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
