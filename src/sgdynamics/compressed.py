@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.one_pass import take_step
-from sgdynamics.algorithms.updates import copies, rereads
+from sgdynamics.algorithms.one_pass import Rows, take_step
+from sgdynamics.algorithms.updates import Law, copies
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
@@ -45,12 +45,13 @@ class Layout:
     structure: Structure
     batch: int
     single: bool = False  # one step at a time, for averages over one step
-    update: str | None = None  # the kind of update; None: plain SGD
+    update: Law | None = None  # None: plain SGD
+    small: bool = False  # some block has fewer coordinates than columns inside: those beyond them stay 0
 
     @property
     def wide_batch(self) -> bool:
         """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
-        return self.inputs > self.structure.width and not rereads(self.update)
+        return self.inputs > self.structure.width and not (self.update and self.update.rereads)
 
     @property
     def inputs(self) -> int:
@@ -82,13 +83,6 @@ class Layout:
         return self.structure.signals + copies(self.update) * self.structure.width
 
 
-class Rows(NamedTuple):
-    """The state of a run: rows (p, blocks, K + p + columns) in the compressed frame, and the head (p); 2p for p with momentum."""
-
-    rows: Any
-    head: Any
-
-
 class Draws(NamedTuple):
     """The random numbers of a span: inside (folds, steps, batch, [tokens,] blocks, K + p), normals of the draws (folds, steps, batch, ...),
     and the Bartlett factors of the outside (folds, blocks, columns, columns)."""
@@ -107,7 +101,12 @@ def initial_rows(layout: Layout, T: Any, L: Any, head: Any) -> Rows:
     if more:
         # the velocity is 0, and so is what W has along its columns
         rows, head = jnp.pad(rows, ((0, more), (0, 0), (0, more))), jnp.pad(head, (0, more))
-    return Rows(rows, head)
+    return Rows(rows, head, first_scalars(layout.update))
+
+
+def first_scalars(law: Law | None) -> tuple[Any, ...]:
+    """The scalars of an update before the first step."""
+    return () if law is None else tuple(jnp.zeros(()) for _ in law.scalars)
 
 
 def overlaps(structure: Structure, parameters: Any, state: Rows) -> dict[str, Any]:
@@ -138,6 +137,8 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     normals, uniform = normals_and_uniforms(key, int(edges[3]), counts[3])
     uniform = uniform.reshape(chi_shape)
     inside = normals[: edges[0]].reshape(inside_shape)
+    if layout.small:
+        inside = jnp.where(jnp.arange(layout.inside) < sizes[:, None], inside, 0.0)
     noise = normals[edges[0] : edges[1]].reshape(noise_shape)
     lower = normals[edges[1] : edges[2]].reshape(lower_shape)
     proposal = normals[edges[2] :].reshape(chi_shape)
@@ -176,7 +177,7 @@ def run_span(
             x, noise, flag, index = sample
             now, rates = numbers_at((parameters, algorithm), index * (layout.batch / dimension))
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
-            moved = one_step(layout, now, rates, rate, state, x, noise, part.outside, dimension)
+            moved = one_step(layout, now, rates, rate, state, x, noise, part.outside, dimension, index)
             # a plain step of length 0 changes nothing; others have to be held
             state = moved if layout.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
@@ -186,7 +187,7 @@ def run_span(
 
         (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
-        return (Rows(jnp.where(on[-1], fold(layout, state.rows), state.rows), state.head), seen), None
+        return (state._replace(rows=jnp.where(on[-1], fold(layout, state.rows), state.rows)), seen), None
 
     (state, seen), _ = jax.lax.scan(block, (state, seen), (draws, active, number))
     return state, seen
@@ -212,7 +213,16 @@ def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals
 
 
 def one_step(
-    layout: Layout, parameters: Any, algorithm: Any, rate: Any, state: Rows, x: Any, noise: Any, outside: Any, dimension: Any = None
+    layout: Layout,
+    parameters: Any,
+    algorithm: Any,
+    rate: Any,
+    state: Rows,
+    x: Any,
+    noise: Any,
+    outside: Any,
+    dimension: Any = None,
+    number: Any = 0,
 ) -> Rows:
     """One step on the compressed rows; x (inputs, blocks, columns) are inputs as seen from there. Plain SGD needs no dimension."""
     structure = layout.structure
@@ -231,19 +241,10 @@ def one_step(
             found = found.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1))
         return found.reshape(p, -1), jnp.mean(head_gradient, axis=0)
 
-    rows, head = take_step(
-        layout.update,
-        algorithm,
-        state.rows.reshape(state.rows.shape[0], -1),
-        state.head,
-        gradient,
-        rate,
-        parameters["weight_decay"],
-        dimension,
-        trained=structure.trained,
-        sphere=structure.sphere,
-    )
-    return Rows(rows.reshape(state.rows.shape), head)
+    flat = state._replace(rows=state.rows.reshape(state.rows.shape[0], -1))
+    flags = {"trained": structure.trained, "sphere": structure.sphere}
+    moved = take_step(layout.update, algorithm, flat, gradient, rate, parameters["weight_decay"], dimension, number, **flags)
+    return moved._replace(rows=moved.rows.reshape(state.rows.shape))
 
 
 def fold(layout: Layout, rows: Any) -> Any:

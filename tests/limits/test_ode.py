@@ -147,14 +147,14 @@ def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
     sizes = problem.block_dimensions(dimension)
     with jax.enable_x64(True):
         direct = DirectSGD(problem, algorithm, begin, dimension, sizes)
-        weights, head = (part[0] for part in direct.initial(np.array([0])))
+        first = jax.tree.map(lambda part: part[0], direct.initial(np.array([0])))
 
         def one(key):
             data, noise = jax.random.split(key)
             x = jax.random.normal(data, (batch, dimension)) * direct.place.spread
             z = jax.random.normal(noise, (batch,))
             args = (problem.structure, direct.parameters, direct.algorithm, lr / dimension)
-            return direct_step(*args, weights, head, x, z, direct.place)
+            return direct_step(*args, first, x, z, direct.place)
 
         after = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(11), count))
         moved = direct.overlaps(after)

@@ -12,6 +12,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import compressed
+from sgdynamics.algorithms.one_pass import Rows
 from sgdynamics.problems.starts import factor, placed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law
@@ -122,8 +123,8 @@ def test_one_step_pathwise(batch, options):
     rate = 0.8 / d
     algorithm = {"lr": 0.8, "head_rate": 0.6}
     with jax.enable_x64(True):
-        args = (problem.structure, problem.parameters, algorithm, rate, weights, begin.a[0], x, noise, placed(problem, np.array([d])))
-        after, head = (np.asarray(part) for part in direct_step(*args))
+        args = (problem.structure, problem.parameters, algorithm, rate, Rows(weights, begin.a[0]), x, noise, placed(problem, np.array([d])))
+        after, head = (np.asarray(part) for part in direct_step(*args)[:2])
         # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
         inside, outside = x[:, : k + p], x[:, k + p :]
         if layout.wide_batch:
@@ -136,7 +137,7 @@ def test_one_step_pathwise(batch, options):
         beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
         seen = np.concatenate([inside, beyond], axis=1)[:, None]
         moved = compressed.one_step(layout, problem.parameters, algorithm, rate, rows, jnp.asarray(seen), noise, jnp.asarray(lower)[None])
-        folded = compressed.Rows(compressed.fold(layout, moved.rows), moved.head)
+        folded = moved._replace(rows=compressed.fold(layout, moved.rows))
         for state in (moved, folded):
             found = compressed.overlaps(problem.structure, problem.parameters, state)
             np.testing.assert_allclose(found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12)

@@ -50,7 +50,7 @@ def overlaps_of(simulator, runs, steps, seed):
 def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
     """The laws of all overlaps of the two simulators."""
     begin = broadcast_runs(checked_start(problem, sgd.random_start(problem, dimension=d, seed=1, scale=scale)), runs)
-    dimension, sizes = check_dimension(problem, d)
+    dimension, sizes = check_dimension(problem, d, small=True)
     one, other = (
         overlaps_of(maker(problem, algorithm, begin, dimension, sizes), runs, steps, seed) for seed, maker in enumerate(makers, start=3)
     )

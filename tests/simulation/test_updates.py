@@ -12,7 +12,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics import compressed
 from sgdynamics.algorithms import updates
-from sgdynamics.algorithms.one_pass import take_step
+from sgdynamics.algorithms.one_pass import Rows, take_step
 from sgdynamics.problems.starts import factor, placed
 from sgdynamics.records import algorithm_from
 from sgdynamics.samples.sample import Place
@@ -91,8 +91,8 @@ def test_pathwise_against_the_definition(kind, other):
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.2, **options)
     begin = sgd.random_start(problem, dimension=40, seed=5)
     T, L = (part[0] for part in factor(problem, begin))
-    layout = compressed.Layout(problem.structure, batch, update=kind)
-    inside, copies = layout.inside, updates.copies(kind)
+    layout = compressed.Layout(problem.structure, batch, update=MADE[kind].law)
+    inside, copies = layout.inside, updates.copies(layout.update)
     generator = np.random.default_rng(3)
     x, noise = generator.standard_normal((layout.steps, batch, D)), generator.standard_normal((layout.steps, batch))
     assert layout.steps == 8 // batch
@@ -120,15 +120,15 @@ def test_pathwise_against_the_definition(kind, other):
                 problem.parameters,
                 algorithm,
                 LR / D,
-                *state,
+                state,
                 jnp.asarray(x)[index],
                 jnp.asarray(noise)[index],
                 place,
-                kind,
+                layout.update,
             )
 
         place = placed(problem, np.array([D]))
-        return jax.lax.fori_loop(0, end, step, (jnp.pad(W, ((0, (copies - 1) * 2), (0, 0))), jnp.pad(a, (0, (copies - 1) * 2))))
+        return jax.lax.fori_loop(0, end, step, Rows(jnp.pad(W, ((0, (copies - 1) * 2), (0, 0))), jnp.pad(a, (0, (copies - 1) * 2))))
 
     plain = {"momentum": updates.momentum(0), "reuse": updates.reuse(1), "clipped": updates.clipped(1e6), "sam": updates.sam(0)}
     for update, meant in ((MADE[kind], MADE[kind]), (plain.get(kind), None)):
@@ -139,7 +139,7 @@ def test_pathwise_against_the_definition(kind, other):
             after, head = reference(meant, problem, W, a, list(zip(x, noise, strict=True))[:end])
             with jax.enable_x64(True):
                 found = chain(algorithm, end)
-                weights, found_head = (np.asarray(part) for part in direct(algorithm, end))
+                weights, found_head = (np.asarray(part) for part in direct(algorithm, end)[:2])
             np.testing.assert_allclose(weights[:2], after, atol=1e-12)
             np.testing.assert_allclose(found_head[:2], head, atol=1e-12)
             np.testing.assert_allclose(found["M"][0], after[:, :1], atol=1e-12)
@@ -159,7 +159,7 @@ def test_length_of_a_step(trained):
         algorithm = sgd.OnePassSGD(lr=LR, update=update).parameters
         flags = {"trained": trained, "sphere": False}
         with jax.enable_x64(True):
-            moved, head = take_step(update.kind, algorithm, W, a, lambda *_: (scale * G, scale * g), LR / D, 0.0, D, **flags)
+            moved, head, _ = take_step(update.law, algorithm, Rows(W, a), lambda *_: (scale * G, scale * g), LR / D, 0.0, D, **flags)
         return np.hypot(np.linalg.norm(np.asarray(moved) - W), np.linalg.norm(np.asarray(head) - a)) * np.sqrt(D) / LR
 
     for scale in (1.0, 1e-3, 1e3):
@@ -171,19 +171,18 @@ def test_length_of_a_step(trained):
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_stays_float32(kind):
     problem = sgd.TeacherStudent(width=2, activation="square", head="trained")
-    rows = 2 * updates.copies(kind)
+    rows = 2 * updates.copies(MADE[kind].law)
     cast = partial(np.asarray, dtype=np.float32)
     numbers = [jax.tree.map(cast, part) for part in (problem.parameters, sgd.OnePassSGD(update=MADE[kind]).parameters)]
     arrays = [np.zeros(shape, np.float32) for shape in ((), (rows, D), (rows,), (1, D), (1,))]
+    place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D]))))
+
+    def step(parameters, algorithm, rate, weights, head, x, noise):
+        return direct_step(problem.structure, parameters, algorithm, rate, Rows(weights, head), x, noise, place, MADE[kind].law)
+
     with jax.enable_x64(True):
-        step = partial(
-            direct_step,
-            problem.structure,
-            place=Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D])))),
-            kind=kind,
-        )
-        found = jax.eval_shape(lambda *given: step(*given), *numbers, *arrays)
-    assert [part.dtype for part in found] == [np.float32, np.float32]
+        found = jax.eval_shape(step, *numbers, *arrays)
+    assert [part.dtype for part in found[:2]] == [np.float32, np.float32]
 
 
 # ------------------------------------------------------------------------------------------------------------- in law

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,9 +47,9 @@ class OnePassSGD:
         return isinstance(self.lr, Schedule)
 
     @property
-    def kind(self) -> str | None:
-        """The kind of its update; None for plain SGD."""
-        return None if self.update is None else self.update.kind
+    def law(self) -> updates.Law | None:
+        """The law of its update; None for plain SGD."""
+        return None if self.update is None else self.update.law
 
     @property
     def flow(self) -> bool:
@@ -74,6 +74,7 @@ class OnePassSGD:
         record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": self.head_rate}
         if self.update is not None:
             record["update"] = self.update.describe()
+            rerunnable = rerunnable and record["update"].pop("rerunnable", True)
         if not rerunnable:
             record["rerunnable"] = False
         return record
@@ -124,25 +125,36 @@ def descend(
     return rows, head
 
 
+class Rows(NamedTuple):
+    """The state of a run: rows of all its sets, p each (weights first), their heads, and the scalars of its update."""
+
+    rows: Any
+    head: Any
+    scalars: Any = ()
+
+
 def take_step(
-    kind: str | None,
+    law: updates.Law | None,
     algorithm: Any,
-    rows: Any,
-    head: Any,
+    state: Rows,
     gradient: Callable[[Any, Any], tuple[Any, Any]],
     step: Any,
     weight_decay: Any,
     dimension: Any,
+    number: Any = 0,
     *,
     trained: bool,
     sphere: bool,
-) -> tuple[Any, Any]:
-    """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless `kind` names an update."""
+) -> Rows:
+    """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless an update has its `law`."""
 
-    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any) -> tuple[Any, Any]:
-        return descend(rows, head, G, g, step, algorithm["head_rate"], decay, trained=trained, sphere=sphere)
+    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any, kick: Any = None) -> tuple[Any, Any]:
+        return descend(rows, head, G, g, step, algorithm["head_rate"], decay, trained=trained, sphere=sphere, kick=kick)
 
-    if kind is None:
-        return move(rows, head, *gradient(rows, head), weight_decay)
-    ground = updates.Ground(gradient, move, weight_decay, dimension, trained)
-    return updates.apply(kind, algorithm["update"], ground, rows, head)
+    if law is None:
+        return Rows(*move(state.rows, state.head, *gradient(state.rows, state.head), weight_decay))
+    ground = updates.Ground(gradient, move, weight_decay, algorithm["lr"], algorithm["head_rate"], dimension, number, trained)
+    parts = updates.copies(law)
+    sets = list(zip(jnp.split(state.rows, parts), jnp.split(state.head, parts), strict=True))
+    sets, scalars = law.step(algorithm["update"], ground, sets, state.scalars)
+    return Rows(*(jnp.concatenate(part) for part in zip(*sets, strict=True)), scalars)

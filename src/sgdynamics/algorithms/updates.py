@@ -11,7 +11,7 @@ change: a step is one batch, t = lr steps/d.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,23 +20,43 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.functions import function_identity
+from sgdynamics.precision import float64
 
+Sets = list[tuple[Any, Any]]  # rows (p, columns) and head (p) of every set
 MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
 COORDINATEWISE = ("adam", "adamw", "adamax", "nadam", "amsgrad", "adagrad", "adadelta", "rmsprop", "signsgd", "sign", "signum", "lion")
 
 
 @dataclass(frozen=True)
-class Update:
-    """How a gradient becomes a step: its kind (compiled code depends on it) and its numbers (traced). Made by the functions below."""
+class Law:
+    """What compiled code depends on: the step, the sets of rows and the scalars a run keeps beside its weights, all 0 at first."""
 
-    kind: str
+    name: str
+    step: Callable[..., tuple[Sets, Any]]  # step(numbers, ground, sets, scalars) -> sets, scalars
+    rows: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    rereads: bool = False  # a batch is seen again after the rows have moved along it: the Gram matrix of all its samples is needed
+    memory: str = "none"  # how long it remembers: not at all, O(d) steps ("slow"), O(1) steps ("fast")
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a gradient becomes a step: its law and its numbers (traced). Made by the functions below."""
+
+    law: Law
     numbers: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        checks.choice("kind", self.kind, MAKERS)
+        if not isinstance(self.law, Law):
+            raise checks.reject("kind", self.law, f"make an update with sgd.updates.{', '.join(MAKERS)} or own")
 
     def __repr__(self) -> str:
         return f"{self.kind}({', '.join(f'{name}={value:g}' for name, value in self.numbers)})"
+
+    @property
+    def kind(self) -> str:
+        return self.law.name
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -45,7 +65,8 @@ class Update:
 
     def describe(self) -> dict[str, Any]:
         """The update as plain values for the record of a result."""
-        return {"kind": self.kind, **dict(self.numbers)}
+        own = {} if self.kind in MAKERS else {**function_identity(self.law.step.function), "rerunnable": False}
+        return {"kind": self.kind, **dict(self.numbers), **own}
 
 
 def momentum(beta: float) -> Update:
@@ -58,7 +79,7 @@ def momentum(beta: float) -> Update:
     beta = checks.number("beta", beta, 0.0)
     if beta >= 1:
         raise checks.reject("beta", beta, "give a number of 0 or more and below 1: with 1 the velocity never forgets")
-    return Update("momentum", (("beta", beta),))
+    return Update(MOMENTUM, (("beta", beta),))
 
 
 def reuse(times: int) -> Update:
@@ -67,7 +88,7 @@ def reuse(times: int) -> Update:
     alpha counts samples, and t = lr steps/d counts batches: gradient-flow time is `times` t. Source: Dandi et al. 2024
     (The benefits of reusing batches for gradient descent in two-layer networks).
     """
-    return Update("reuse", (("times", checks.whole("times", times, 1, MOST_MOVES)),))
+    return Update(REUSE, (("times", checks.whole("times", times, 1, MOST_MOVES)),))
 
 
 def normalised() -> Update:
@@ -76,7 +97,7 @@ def normalised() -> Update:
     The gradient of one sample has a norm of order sqrt(d), so that lr keeps its meaning: a step has length lr/sqrt(d).
     Source: Nesterov 1984; Cutkosky and Mehta 2020.
     """
-    return Update("normalised")
+    return Update(NORMALISED)
 
 
 def clipped(threshold: float) -> Update:
@@ -84,7 +105,7 @@ def clipped(threshold: float) -> Update:
 
     Source: Pascanu, Mikolov and Bengio 2013, Algorithm 1, with the threshold in units of sqrt(d).
     """
-    return Update("clipped", (("threshold", checks.number("threshold", threshold, above=0.0)),))
+    return Update(CLIPPED, (("threshold", checks.number("threshold", threshold, above=0.0)),))
 
 
 def sam(radius: float) -> Update:
@@ -93,7 +114,91 @@ def sam(radius: float) -> Update:
     An ascent of this length moves the field of a sample by about radius sqrt(d): with radius of order 1/sqrt(d) it survives d -> infinity.
     On the sphere the point of ascent is not normalised. Source: Foret et al. 2021, (2)-(3) and Algorithm 1, there with p = 2.
     """
-    return Update("sam", (("radius", checks.number("radius", radius, 0.0)),))
+    return Update(SAM, (("radius", checks.number("radius", radius, 0.0)),))
+
+
+def own(
+    step: Callable[..., Any], rows: Iterable[str] = (), scalars: Iterable[str] = (), memory: str = "none", *, rereads: bool = True
+) -> Update:
+    """An update of your own: step(state, gradient, lr, D, number) -> increments, a dictionary with the same names and shapes as `state`.
+
+    state["weights"] is (p, columns) in whatever orthonormal frame of the input space, where the head is trained with one more column for
+    it; so is every set of `rows`, and each of the `scalars` is a number, all 0 at first. gradient(rows, shift=0) is dloss/dW of the batch
+    at rows + shift. A plain step is -lr/D gradient(state["weights"]), D = d; `number` counts the steps. The head's share of the weights'
+    increment is multiplied by head_rate, weight decay is added to it, and on the sphere the rows are normalised afterwards.
+    It has to commute with rotations of the columns (not of the head's), which is tried when it is made. rereads=False, for an update that
+    asks once a step for the gradient, saves work where the batch is larger than the width. `memory`: "none", "slow" (O(d) steps), "fast".
+    """
+    names = {"rows": tuple(rows), "scalars": tuple(scalars)}
+    every = ("weights", *names["rows"], *names["scalars"])
+    if not all(isinstance(name, str) for name in every) or len(set(every)) < len(every):
+        raise checks.reject("rows and scalars", names, 'give different names, such as rows=("velocity",), scalars=("norm",)')
+    checks.choice("memory", memory, ("none", "slow", "fast"))
+    _try_own(step, **names)
+    return Update(Law("own", _Own(step, **names), **names, rereads=checks.flag("rereads", rereads), memory=memory))
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A user's step in terms of increments, as one of sets of rows and scalars."""
+
+    function: Callable[..., Any]
+    rows: tuple[str, ...]
+    scalars: tuple[str, ...]
+
+    def __call__(self, numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+        def joined(rows: Any, head: Any) -> Any:
+            return jnp.concatenate([rows, head[:, None]], axis=1) if ground.trained else rows
+
+        def parted(both: Any) -> tuple[Any, Any]:
+            return (both[:, :-1], both[:, -1]) if ground.trained else (both, jnp.zeros_like(sets[0][1]))
+
+        def gradient(rows: Any, shift: Any = 0.0) -> Any:
+            W, a = parted(rows + shift)
+            return joined(*ground.gradient(W, a if ground.trained else sets[0][1]))
+
+        names = ("weights", *self.rows)
+        state = {name: joined(*one) for name, one in zip(names, sets, strict=True)} | dict(zip(self.scalars, scalars, strict=True))
+        more = self.function(state, gradient, ground.lr, ground.dimension, ground.number)
+        kick, head_kick = parted(more["weights"])
+        W, a = ground.move(*sets[0], 0.0, 0.0, ground.weight_decay, kick)
+        a = a + ground.head_rate * head_kick if ground.trained else a
+        others = [parted(state[name] + more[name]) for name in self.rows]
+        return [(W, a), *others], tuple(state[name] + more[name] for name in self.scalars)
+
+
+@float64
+def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str, ...]) -> None:
+    """Refuse a step that fails, gives other names or shapes than its state, or does not commute with rotations."""
+    fix = "give step(state, gradient, lr, D, number) -> increments with the names and shapes of the state"
+    generator = np.random.default_rng(0)
+    turn, X = np.linalg.qr(generator.standard_normal((5, 5)))[0], generator.standard_normal((3, 5))
+    state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {name: np.float64(1.3) for name in scalars}
+
+    def increments(turn: np.ndarray) -> dict[str, Any]:
+        def gradient(rows: Any, shift: Any = 0.0) -> Any:
+            return jnp.tanh((rows + shift) @ (X @ turn).T) @ (X @ turn) / 3
+
+        turned = {name: one if one.ndim == 0 else one @ turn for name, one in state.items()}
+        return step(jax.tree.map(jnp.asarray, turned), gradient, jnp.asarray(0.1), jnp.asarray(5.0), jnp.asarray(3))
+
+    with jax.ensure_compile_time_eval():
+        try:
+            plain, turned = increments(np.eye(5)), increments(turn)
+        except Exception as error:
+            raise checks.reject("step", step, f"calling it failed with: {checks.reason(error)}; {fix}") from error
+        if not isinstance(plain, dict) or {name: np.shape(one) for name, one in plain.items()} != {
+            n: np.shape(s) for n, s in state.items()
+        }:
+            raise checks.reject("step", step, fix)
+        for name, one in plain.items():
+            meant = one if np.ndim(one) == 0 else one @ turn
+            if not np.allclose(turned[name], meant, rtol=1e-6, atol=1e-9):
+                raise checks.reject(
+                    "step",
+                    step,
+                    f"its increment of {name} does not commute with rotations of the columns, so that it does not close on overlaps",
+                )
 
 
 MAKERS: dict[str, Callable[..., Update]] = {
@@ -128,69 +233,56 @@ def checked_update(value: Any) -> Update | None:
     )
 
 
-def copies(kind: str | None) -> int:
-    """How many sets of p rows a run keeps: with momentum the weights and, under them, the velocity."""
-    return 2 if kind == "momentum" else 1
-
-
-def rereads(kind: str | None) -> bool:
-    """Whether a batch is seen again after the rows have moved along it: then the Gram matrix of all its samples is needed."""
-    return kind in ("reuse", "sam")
+def copies(law: Law | None) -> int:
+    """How many sets of p rows a run keeps: the weights and, under them, those of its update."""
+    return 1 if law is None else 1 + len(law.rows)
 
 
 class Ground(NamedTuple):
-    """What an update stands on: gradient(rows, head) of the batch, move(rows, head, G, g, decay) along a gradient, and the setting."""
+    """What an update stands on: gradient(rows, head) of the batch, move(rows, head, G, g, decay, kick) along a gradient, the setting."""
 
     gradient: Callable[[Any, Any], tuple[Any, Any]]
-    move: Callable[[Any, Any, Any, Any, Any], tuple[Any, Any]]
+    move: Callable[..., tuple[Any, Any]]
     weight_decay: Any
+    lr: Any
+    head_rate: Any
     dimension: Any
+    number: Any  # of the step
     trained: bool
 
 
-def apply(kind: str, numbers: dict[str, Any], ground: Ground, rows: Any, head: Any) -> tuple[Any, Any]:
-    """One step of this kind of update, on all its sets of rows."""
-    return STEPS[kind](numbers, ground, rows, head)
-
-
-def _momentum(numbers: dict[str, Any], ground: Ground, rows: Any, head: Any) -> tuple[Any, Any]:
-    p = rows.shape[0] // 2
-    W, a = rows[:p], head[:p]
+def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+    (W, a), (V, v) = sets
     G, g = ground.gradient(W, a)
-    V = numbers["beta"] * rows[p:] + G + ground.weight_decay * W
-    v = numbers["beta"] * head[p:] + g + ground.weight_decay * a
-    W, a = ground.move(W, a, V, v, 0.0)
-    return jnp.concatenate([W, V]), jnp.concatenate([a, v])
+    V = numbers["beta"] * V + G + ground.weight_decay * W
+    v = numbers["beta"] * v + g + ground.weight_decay * a
+    return [ground.move(W, a, V, v, 0.0), (V, v)], scalars
 
 
-def _reuse(numbers: dict[str, Any], ground: Ground, rows: Any, head: Any) -> tuple[Any, Any]:
+def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
     def again(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         return ground.move(*state, *ground.gradient(*state), ground.weight_decay)
 
-    return jax.lax.fori_loop(0, numbers["times"].astype(jnp.int32), again, (rows, head))
+    return [jax.lax.fori_loop(0, numbers["times"].astype(jnp.int32), again, sets[0])], scalars
 
 
-def _scaled(factor: Callable[[dict[str, Any], Any], Any], numbers: dict[str, Any], ground: Ground, rows: Any, head: Any) -> tuple[Any, Any]:
+def _scaled(factor: Callable[[dict[str, Any], Any], Any]) -> Callable[..., tuple[Sets, Any]]:
     """A step along the gradient times a factor of (numbers, |(G, g)|/sqrt(d))."""
-    G, g = ground.gradient(rows, head)
-    share = factor(numbers, _length(ground, G, g) / jnp.sqrt(jnp.asarray(ground.dimension, G.dtype)))
-    return ground.move(rows, head, share * G, share * g, ground.weight_decay)
+
+    def step(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+        G, g = ground.gradient(*sets[0])
+        share = factor(numbers, _length(ground, G, g) / jnp.sqrt(jnp.asarray(ground.dimension, G.dtype)))
+        return [ground.move(*sets[0], share * G, share * g, ground.weight_decay)], scalars
+
+    return step
 
 
-def _normalised(numbers: dict[str, Any], *state: Any) -> tuple[Any, Any]:
-    return _scaled(lambda numbers, length: _inverse(length), numbers, *state)
-
-
-def _clipped(numbers: dict[str, Any], *state: Any) -> tuple[Any, Any]:
-    # as a maximum: a gradient of norm 0 needs no case of its own
-    return _scaled(lambda numbers, length: numbers["threshold"] / jnp.maximum(length, numbers["threshold"]), numbers, *state)
-
-
-def _sam(numbers: dict[str, Any], ground: Ground, rows: Any, head: Any) -> tuple[Any, Any]:
+def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+    rows, head = sets[0]
     G, g = ground.gradient(rows, head)
     share = numbers["radius"] * _inverse(_length(ground, G, g))
     up = head + share * g if ground.trained else head
-    return ground.move(rows, head, *ground.gradient(rows + share * G, up), ground.weight_decay)
+    return [ground.move(rows, head, *ground.gradient(rows + share * G, up), ground.weight_decay)], scalars
 
 
 def _length(ground: Ground, G: Any, g: Any) -> Any:
@@ -202,10 +294,9 @@ def _inverse(length: Any) -> Any:
     return jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0)
 
 
-STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {
-    "momentum": _momentum,
-    "reuse": _reuse,
-    "normalised": _normalised,
-    "clipped": _clipped,
-    "sam": _sam,
-}
+MOMENTUM = Law("momentum", _momentum, rows=("velocity",), memory="fast")
+REUSE = Law("reuse", _reuse, rereads=True)
+NORMALISED = Law("normalised", _scaled(lambda numbers, length: _inverse(length)))
+# as a maximum: a gradient of norm 0 needs no case of its own
+CLIPPED = Law("clipped", _scaled(lambda numbers, length: numbers["threshold"] / jnp.maximum(length, numbers["threshold"])))
+SAM = Law("sam", _sam, rereads=True)

@@ -105,7 +105,7 @@ def certify(
         when = {"alpha": np.atleast_1d(given) * (algorithm.batch / small)}
     setting = _Setting(problem, algorithm, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
-    limit = algorithm.kind is None if isinstance(algorithm, OnePassSGD) else True
+    limit = algorithm.update is None if isinstance(algorithm, OnePassSGD) else True
     with meter("certificate", 2.0 + (1 + len(growing)) * limit, progress) as bar:
         pair = []
         for number, method in enumerate(("exact", "direct")):
@@ -146,7 +146,7 @@ def certify(
 def _dimensions(problem: Problem, algorithm: Any, dimension: Any, dimensions: Any) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     fixed = isinstance(algorithm, FixedData)
-    least = problem.signals + copies(None if fixed else algorithm.kind) * problem.width
+    least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for _, fraction in problem.covariance)
     small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
     default = GROWING_FIXED if fixed else GROWING

@@ -97,6 +97,7 @@ def solve_dmft(
     ]
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
     assert when.step is not None
+    problem.check_numbers(when.t[-1], "t")
     _within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
     for sweep in sweeps:
         sweep.make_room(int(when.step[-1]), rank, memory)

@@ -265,6 +265,7 @@ class SdePaths(Simulator):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
+            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
             "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": (sizes - inside) / dimension,
@@ -415,6 +416,7 @@ def solve_sde(
     d, sizes = check_dimension(problem, dimension)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)
+    problem.check_numbers(0.0 if when.alpha is None else when.alpha[-1])
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
     variable = when.alpha if algorithm.scheduled and when.alpha is not None else when.t

@@ -124,7 +124,7 @@ def _head(value: Any, runs: int, p: int, problem: Problem | None) -> np.ndarray:
 
 def _fits(problem: Problem, p: int, k: int, d: int) -> None:
     """Refuse a network of another shape than the problem's."""
-    check_dimension(problem, d)
+    check_dimension(problem, d, small=True)
     for argument, rows, name, wanted in (("weights", p, "width", problem.width), ("teacher", k, "signals", problem.signals)):
         if rows != wanted:
             raise ValueError(f"{argument} has {rows} rows, the problem has {name} = {wanted}: give ({wanted}, {d}), or change the problem")

@@ -17,7 +17,16 @@ import jax
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.controls import Schedule, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled, traced
+from sgdynamics.controls import (
+    Schedule,
+    checked_values,
+    describe_schedule,
+    made_schedule,
+    number_or_schedule,
+    numbers_at,
+    scheduled,
+    traced,
+)
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
@@ -206,7 +215,7 @@ class Problem:
         sample = self.structure.sample
         draws = "noise_draw" if sample.draws is None else "draws"
         names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
-        more = (numbers_at(self._parameters["user"], 0.0),) if takes_parameters else ()
+        more = (self.at(0.0).parameters["user"],) if takes_parameters else ()
         tokens = () if sample.tokens is None else (sample.tokens,)
         given = sample.example(self._parameters)
         arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
@@ -221,6 +230,12 @@ class Problem:
     def scheduled(self) -> bool:
         """Whether any of its numbers depends on alpha."""
         return any(isinstance(leaf, Schedule) for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled))
+
+    def check_numbers(self, end: float, of: str = "alpha") -> None:
+        """Refuse noise or decay that is negative or not finite somewhere up to the end of a run."""
+        for name in ("noise", "weight_decay"):
+            if scheduled(getattr(self, name, None)):
+                checked_values(name, getattr(self, name), np.linspace(0, end, 257), of)
 
     def at(self, alpha: float) -> Self:
         """The problem with the numbers that it has at this alpha (on fixed data at this t)."""

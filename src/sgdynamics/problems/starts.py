@@ -192,36 +192,76 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
     return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
 
 
-def check_dimension(problem: Problem, dimension: Any) -> tuple[int, np.ndarray]:
-    """The dimension and its split over the blocks; the compressed space needs d >= signals + width in each."""
+def check_dimension(problem: Problem, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
+    """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks."""
     _fields_only(problem)
     d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
     sizes = problem.block_dimensions(d)
-    least = problem.signals + problem.width
+    rows = problem.signals + problem.width
+    least = 1 if small and len(sizes) > 1 else rows
     if sizes.min() < least:
         where = "" if len(sizes) == 1 else f" in each covariance block (the smallest of {sizes.tolist()} is too small)"
         needed = max(math.ceil(least / fraction) for _, fraction in problem.covariance)
-        raise checks.reject(
-            "dimension", d, f"the rows and signals need signals + width = {least} coordinates{where}: take {needed} or more"
-        )
+        what = f"the rows and signals need signals + width = {rows} coordinates" if least == rows else "there must be a coordinate"
+        raise checks.reject("dimension", d, f"{what}{where}: take {needed} or more")
     return d, sizes
 
 
-def factor(problem: Problem, begin: Start) -> tuple[np.ndarray, np.ndarray]:
-    """The compressed rows [T | L] of a start: M = T C^T with C C^T = P, and L L^T = Q - T T^T, block by block."""
-    frame = problem.parameters["frame"]
+def _small(problem: Problem, sizes: np.ndarray | None) -> list[tuple[int, int]]:
+    """The blocks with fewer coordinates than signals and rows, and how many: there these are written in the coordinates themselves."""
+    every = () if sizes is None else enumerate(sizes.tolist())
+    return [(block, size) for block, size in every if size < problem.signals + problem.width]
+
+
+def frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
+    """Coordinates C of the signals in each block, C C^T = P: (blocks, K, K). In a small block the columns that it lacks are 0."""
+    result = problem.parameters["frame"].copy()
+    for block, size in _small(problem, sizes):
+        values, vectors = np.linalg.eigh(problem.gram[block])
+        kept = values[::-1] > TOLERANCE * max(1.0, values[-1])
+        if kept.sum() > size:
+            raise checks.reject(
+                "gram",
+                problem.gram[block],
+                f"block {block} has {size} coordinates, and the signals have rank {kept.sum()} there: give "
+                "one Gram matrix a block, of no larger rank than it has coordinates, or a larger dimension",
+            )
+        result[block] = vectors[:, ::-1] * np.sqrt(np.where(kept, values[::-1], 0.0))
+    return result
+
+
+def factor(problem: Problem, begin: Start, sizes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The compressed rows [T | L] of a start: M = T C^T with C C^T = P, and L L^T = Q - T T^T, block by block.
+
+    In a small block of n coordinates only the first n of these columns are in use, whatever their number along the signals.
+    """
+    frame, k = frames(problem, sizes), problem.signals
     T = begin.M_blocks @ np.swapaxes(np.linalg.pinv(frame, rcond=1e-12), -1, -2)
     rest = begin.Q_blocks - T @ np.swapaxes(T, -1, -2)
     values, vectors = np.linalg.eigh((rest + np.swapaxes(rest, -1, -2)) / 2)
     # the start was accepted as positive semi-definite to 1e-9: what is below zero here is that rounding
-    return T, vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    L = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    for block, size in _small(problem, sizes):
+        along = int(np.count_nonzero(frame[block].any(axis=0)))
+        free = min(size - along, problem.width)
+        lost = values[:, block, : problem.width - free]
+        if lost.max(initial=0.0) > TOLERANCE_AGAIN * max(1.0, float(values[:, block].max())):
+            raise ValueError(
+                f"start has overlaps of rank {along + free + 1} or more in block {block}, which has {size} coordinates: give M and Q "
+                "block by block with no larger rank, as sgd.random_start(..., dimension=) does; solve_ode knows no coordinates there"
+            )
+        rows = np.concatenate([T[:, block, :, :along], L[:, block, :, ::-1][..., :free]], axis=-1)
+        rows = np.pad(rows, ((0, 0), (0, 0), (0, k + problem.width - rows.shape[-1])))
+        T[:, block], L[:, block] = rows[..., :k], rows[..., k:]
+    return T, L
 
 
 def placed(problem: Problem, sizes: np.ndarray) -> Place:
     """The signals along the first axes of each covariance block of d coordinates: any other place is a rotation of this one."""
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    axes = (first[:, None] + np.arange(problem.signals)).reshape(-1)
-    signals = np.moveaxis(problem.parameters["frame"], 0, 1).reshape(problem.signals, -1)
+    there = np.arange(problem.signals) < sizes[:, None]  # a small block has fewer
+    axes = (first[:, None] + np.arange(problem.signals))[there]
+    signals = np.moveaxis(frames(problem, sizes), 0, 1)[:, there]
     return Place(coordinate_spread(problem.parameters, sizes), axes, signals)
 
 
@@ -248,7 +288,7 @@ def random_start(
             if value is not None:
                 raise checks.reject(name, value, "a spiked tensor has one vector, no rows and no head: leave it out")
         return spiked_random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=scale)
-    d, sizes = check_dimension(problem, dimension)
+    d, sizes = check_dimension(problem, dimension, small=True)
     runs = checks.whole("runs", runs, 1)
     seed = checks.whole("seed", seed, 0)
     scale = checks.number("scale", scale, above=0.0)
@@ -263,6 +303,10 @@ def random_start(
     for run in range(runs):
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run,)))
         for block, size in enumerate(sizes):
+            if size < p + k:
+                rows = np.pad(generator.standard_normal((p, size)), ((0, 0), (0, p + k - size)))
+                T[run, block], L[run, block] = rows[:, :k], rows[:, k:]
+                continue
             T[run, block] = generator.standard_normal((p, k))
             L[run, block][lower] = generator.standard_normal(len(lower[0]))
             L[run, block][np.diag_indices(p)] = np.sqrt(generator.chisquare(size - k - np.arange(p)))
@@ -285,7 +329,7 @@ def random_start(
     T = mix @ T
     Q = mix @ Q @ np.swapaxes(mix, -1, -2)
     Q = (Q + np.swapaxes(Q, -1, -2)) / 2
-    M = T @ np.swapaxes(problem.parameters["frame"], -1, -2)
+    M = T @ np.swapaxes(frames(problem, sizes), -1, -2)
     return Start(M, Q, head)
 
 

@@ -13,7 +13,10 @@ from scipy import special
 
 from sgdynamics import checks
 
-FIX = 'give "normal", a list of probabilities such as [0.3, 0.7], ("bernoulli", 0.7), and with a shape ("normal", 3), ("categorical", [0.3, 0.7], 3), ("bernoulli", 0.7, 3)'
+FIX = (
+    'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
+    '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3)'
+)
 TAKEN = ("cluster", "label")
 
 

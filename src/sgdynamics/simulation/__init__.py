@@ -78,11 +78,12 @@ def simulate(
     checks.choice("dtype", dtype, ("float64", "float32"))
     if method == "exact" and dtype != "float64":
         raise checks.reject("dtype", dtype, "the exact chain is biased at large d in float32: leave it at float64")
-    d, sizes = check_dimension(problem, dimension)
+    d, sizes = check_dimension(problem, dimension, small=True)
     if method == "exact":
         check_room(problem, algorithm, sizes)
     seed = checks.whole("seed", seed, 0)
     when = clock(cast(OnePassSGD, algorithm), **when, dimension=d, whole_steps=True)
+    problem.check_numbers(when.alpha[-1])
     begin = broadcast_runs(checked_start(problem, start), runs)
     if method == "exact":
         simulator: ExactChain | DirectSGD = ExactChain(problem, algorithm, begin, d, sizes)

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.one_pass import take_step
-from sgdynamics.algorithms.updates import copies
-from sgdynamics.compressed import sample_gradients
+from sgdynamics.algorithms.one_pass import Rows, take_step
+from sgdynamics.algorithms.updates import Law, copies
+from sgdynamics.compressed import first_scalars, sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor, placed
+from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
-from sgdynamics.simulation.running import See, Simulator, check_reach
+from sgdynamics.simulation.running import See, Simulator, check_reach, moves_a_step
 
 
 class DirectSGD(Simulator):
@@ -28,38 +28,36 @@ class DirectSGD(Simulator):
     def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray, dtype: str = "float64") -> None:
         self.structure = problem.structure
         self.batch = algorithm.batch
-        self.kind = algorithm.kind
+        self.law = algorithm.law
         self.dtype = np.dtype(dtype)
         cast = partial(np.asarray, dtype=self.dtype)
-        self.parameters = jax.tree.map(cast, problem.parameters)
+        self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
         self.dimension = dimension
         check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
-        self.T, self.L = factor(problem, begin)
+        self.rows = np.concatenate(factor(problem, begin, sizes), axis=-1)
         self.head = begin.a
-        self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
-        self.edges = (*self.first.tolist(), dimension)
+        self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
         self.place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes)))
 
     def initial(self, chosen: np.ndarray) -> Any:
-        p, k = self.structure.width, self.structure.signals
-        weights = np.zeros((len(chosen), copies(self.kind) * p, self.dimension), self.dtype)  # the velocity, if any, is 0
-        head = np.zeros((len(chosen), copies(self.kind) * p), self.dtype)
+        p, sets = self.structure.width, copies(self.law)
+        weights = np.zeros((len(chosen), sets * p, self.dimension), self.dtype)  # the velocity, if any, is 0
+        head = np.zeros((len(chosen), sets * p), self.dtype)
         head[:, :p] = self.head[chosen]
-        for block, first in enumerate(self.first):
-            weights[:, :p, first : first + k] = self.T[chosen, block]
-            weights[:, :p, first + k : first + k + p] = self.L[chosen, block]
-        return jnp.asarray(weights), jnp.asarray(head)
+        weights[:, :p] = first_rows(self.rows[chosen], self.edges)
+        scalars = jax.tree.map(lambda one: jnp.broadcast_to(one.astype(self.dtype), (len(chosen),)), first_scalars(self.law))
+        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars)
 
     def advance(
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
         numbers = (self.parameters, self.algorithm, self.place)
-        shape = (self.structure, self.batch, self.kind, self.edges)
+        shape = (self.structure, self.batch, self.law, self.edges)
         return _advance(*shape, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
-        weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state)
+        weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state[:2])
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), weights)
         return {"M": M, "Q": Q, "a": head}
 
@@ -76,10 +74,19 @@ class DirectSGD(Simulator):
 
     @property
     def moves(self) -> float:
-        return float(self.algorithm["update"]["times"]) if self.kind == "reuse" else 1.0
+        return moves_a_step(self.algorithm)
 
     def bytes_a_run(self, steps: float = 0.0) -> int:
-        return self.dimension * (2 * copies(self.kind) * self.structure.width + 3 * self.batch) * self.dtype.itemsize
+        return self.dimension * (2 * copies(self.law) * self.structure.width + 3 * self.batch) * self.dtype.itemsize
+
+
+def first_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
+    """Rows (..., blocks, p, K + p) along the first axes of every block of d coordinates; a small block has fewer."""
+    weights = np.zeros((*rows.shape[:-3], rows.shape[-2], edges[-1]))
+    for block, (low, high) in enumerate(pairwise(edges)):
+        there = min(high - low, rows.shape[-1])
+        weights[..., low : low + there] = rows[..., block, :, :there]
+    return weights
 
 
 def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any, weights: Any) -> tuple[Any, Any]:
@@ -87,7 +94,7 @@ def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any
     M, Q = [], []
     for block, (low, high) in enumerate(pairwise(edges)):
         part = weights[..., low:high]
-        M.append(part[..., :signals] @ frame[block].T)
+        M.append(part[..., :signals] @ frame[block][:, : high - low].T)
         Q.append(part @ numpy.swapaxes(part, -1, -2))
     return numpy.stack(M, axis=-3), numpy.stack(Q, axis=-3)
 
@@ -96,7 +103,7 @@ def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any
 def _advance(
     structure: Any,
     batch: int,
-    kind: str | None,
+    law: Law | None,
     edges: tuple[int, ...],
     see: See | None,
     parameters: Any,
@@ -112,27 +119,27 @@ def _advance(
     sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
     tokens = () if sample.tokens is None else (sample.tokens,)
 
-    def one(number: Any, weights: Any, head: Any, key: Any, seen: Any) -> tuple[Any, Any, Any]:
+    def one(number: Any, state: Rows, key: Any, seen: Any) -> tuple[Rows, Any]:
         key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
         data_key, noise_key = jax.random.split(key)
         normals = jax.random.normal(data_key, (batch, *tokens, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         x = sample.inputs_in_space(parameters, normals, draws, place)
         now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
-        weights, head = direct_step(structure, now, rates, rates["lr"] / dimension, weights, head, x, sample.given(draws), place, kind)
+        state = direct_step(structure, now, rates, rates["lr"] / dimension, state, x, sample.given(draws), place, law, number)
         if see is not None:
-            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], weights[: structure.width])
-            seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": head[: structure.width]})
-        return weights, head, seen
+            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width])
+            seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.width]})
+        return state, seen
 
     def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        (weights, head), good, seen = carry
-        weights, head, seen = jax.vmap(partial(one, number))(weights, head, keys, seen)
+        state, good, seen = carry
+        state, seen = jax.vmap(partial(one, number))(state, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
         limit = jnp.asarray(LARGEST if dtype == jnp.float64 else 1e15, dtype)
-        watched = jnp.abs(weights[:, :, place.axes]) < limit
-        fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(head) < limit, axis=1)
-        return (weights, head), jnp.where(fine, number + 1, good), seen
+        watched = jnp.abs(state.rows[:, :, place.axes]) < limit
+        fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < limit, axis=1)
+        return state, jnp.where(fine, number + 1, good), seen
 
     return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
 
@@ -142,14 +149,14 @@ def direct_step(
     parameters: Any,
     algorithm: Any,
     rate: Any,
-    weights: Any,
-    head: Any,
+    state: Rows,
     x: Any,
     noise: Any,
     place: Place,
-    kind: str | None = None,
-) -> tuple[Any, Any]:
-    """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or the update of this kind (momentum: 2p for p)."""
+    law: Law | None = None,
+    number: Any = 0,
+) -> Rows:
+    """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
     signals, batch = x[:, place.axes] @ place.signals.T, x.shape[0] // structure.sample.inputs_a_sample
 
     def gradient(weights: Any, head: Any) -> tuple[Any, Any]:
@@ -158,4 +165,4 @@ def direct_step(
         return h.T @ x / batch, jnp.mean(head_gradient, axis=0)
 
     decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}
-    return take_step(kind, algorithm, weights, head, gradient, rate, decay, x.shape[1], **flags)
+    return take_step(law, algorithm, state, gradient, rate, decay, x.shape[1], number, **flags)

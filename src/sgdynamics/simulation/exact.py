@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms.updates import copies, rereads
+from sgdynamics.algorithms.updates import copies
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor
-from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.problems.starts import Start, factor, frames
+from sgdynamics.simulation.running import See, Simulator, moves_a_step
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28
@@ -23,12 +24,13 @@ class ExactChain(Simulator):
     """Runs in the compressed space."""
 
     def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray) -> None:
-        self.layout = compressed.Layout(problem.structure, algorithm.batch, update=algorithm.kind)
-        self.parameters = problem.parameters
+        self.layout = compressed.Layout(problem.structure, algorithm.batch, update=algorithm.law)
+        self.layout = replace(self.layout, small=bool(sizes.min() < self.layout.inside))
+        self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.dimension = np.float64(dimension)
         self.sizes = sizes.astype(np.float64)
-        self.T, self.L = factor(problem, begin)
+        self.T, self.L = factor(problem, begin, sizes)
         self.head = begin.a
 
     def initial(self, chosen: np.ndarray) -> Any:
@@ -48,7 +50,7 @@ class ExactChain(Simulator):
         return self.layout.span_steps
 
     def largest_group(self) -> int:
-        if not rereads(self.layout.update):
+        if self.layout.update is None or not self.layout.update.rereads:
             return super().largest_group()
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
         a_run = 4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
@@ -60,7 +62,7 @@ class ExactChain(Simulator):
 
     @property
     def moves(self) -> float:
-        return float(self.algorithm["update"]["times"]) if self.layout.update == "reuse" else 1.0
+        return moves_a_step(self.algorithm)
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
         layout, blocks = self.layout, self.layout.structure.blocks
@@ -70,15 +72,15 @@ class ExactChain(Simulator):
 
 
 def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
-    """The compressed space of an update needs signals + width coordinates, and with momentum width more, in each block."""
-    least = problem.signals + copies(algorithm.kind) * problem.width
-    if sizes.min() < least:
-        where = "" if len(sizes) == 1 else f" in each covariance block (they have {sizes.tolist()})"
+    """The compressed space needs a coordinate for every signal and every row of an update's sets; one of several blocks may have fewer."""
+    sets = copies(algorithm.law)
+    least = problem.signals + sets * problem.width
+    if len(sizes) == 1 and sizes[0] < least:
         raise checks.reject(
             "dimension",
             int(sizes.sum()),
-            f"the velocity of {algorithm.update} stands beside the rows in the exact chain, which then needs signals + 2 width = {least} "
-            f'coordinates{where}: take a larger one, or method="direct"',
+            f"the {', '.join(algorithm.law.rows)} of {algorithm.update} stands beside the rows in the exact chain, which then needs "
+            f'signals + {sets} width = {least} coordinates: take a larger one, or method="direct"',
         )
 
 

@@ -59,10 +59,11 @@ def simulate_fixed_data(
         raise checks.reject("shared_data", shared_data, "the exact law keeps no data set that runs could share: take method='direct'")
     if stop_at is not None:
         stop_at = checks.number("stop_at", stop_at, above=0.0)
-    d, sizes = check_dimension(problem, dimension)
+    d, sizes = check_dimension(problem, dimension, small=True)
     samples = algorithm.samples(d)
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=True)
+    problem.check_numbers(when.t[-1], "t")
     begin = broadcast_runs(checked_start(problem, start), runs)
     if method == "exact":
         from sgdynamics.simulation.fixed_exact import ExactFixedData

@@ -8,6 +8,7 @@ batched product); on an accelerator, and where all runs share one data set, they
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +20,11 @@ from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_si
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor, placed
+from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.reach import available_bytes
 from sgdynamics.samples.sample import Place, as_dtype
-from sgdynamics.simulation.direct import direct_overlaps
+from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import See, Simulator
 
@@ -85,14 +86,13 @@ class DirectFixedData(Simulator):
         self.dtype = np.dtype(dtype)
         self.plan = Plan(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
         cast = partial(np.asarray, dtype=self.dtype)
-        self.parameters = jax.tree.map(cast, problem.parameters)
+        self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
         self.algorithm = algorithm.parameters  # float64: a schedule counts steps, and few numbers depend on it
         self.dimension, self.samples = dimension, algorithm.samples(dimension)
         check_memory(self)
-        self.T, self.L = factor(problem, begin)
+        self.T, self.L = factor(problem, begin, sizes)
         self.head = begin.a
-        self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]])  # where each block begins
-        self.edges = (*self.first.tolist(), dimension)
+        self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
         self.place = placed(problem, sizes)
         self.seed = seed
         self.data: Data | None = None
@@ -113,16 +113,12 @@ class DirectFixedData(Simulator):
 
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
-        rows = np.zeros((len(chosen), p, self.dimension), self.dtype)
-        for block, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True)):
-            rows[:, :, low : low + k] = self.T[chosen, block]
-            if not self.plan.shared:
-                rows[:, :, low + k : low + k + p] = self.L[chosen, block]
-                continue
+        rows = first_rows(np.concatenate([self.T, self.L], axis=-1)[chosen], self.edges).astype(self.dtype)
+        for block, (low, high) in enumerate(pairwise(self.edges) if self.plan.shared else ()):
             for place, run in enumerate(chosen):
                 generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(int(run), block)))
-                frame = np.linalg.qr(generator.standard_normal((high - low - k, p)))[0]
-                rows[place, :, low + k : high] = self.L[run, block] @ frame.T
+                frame = np.linalg.qr(generator.standard_normal((max(high - low - k, 0), p)))[0]
+                rows[place, :, low + k : high] = self.L[run, block][:, : frame.shape[1]] @ frame.T
         return rows
 
     def advance(

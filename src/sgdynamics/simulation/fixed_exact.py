@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, factor
+from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.simulation.exact import GROUP_BYTES
 from sgdynamics.simulation.running import See, Simulator
@@ -25,13 +26,13 @@ class ExactFixedData(Simulator):
 
     def __init__(self, problem: Problem, algorithm: FixedData, begin: Start, dimension: int, sizes: np.ndarray, seed: int) -> None:
         self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=False)
-        self.parameters = problem.parameters
+        self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.samples = algorithm.samples(dimension)
         self.inputs = self.samples * problem.structure.sample.inputs_a_sample
         self.sizes = sizes.astype(np.float64)
         self.most = int(sizes.max()) + self.layout.opened  # the last steps need room to look, even where nothing is left to find
-        self.T, self.L = factor(problem, begin)
+        self.T, self.L = factor(problem, begin, sizes)
         self.head = begin.a
         self.seed = seed
 
@@ -39,7 +40,8 @@ class ExactFixedData(Simulator):
         self.now = 0.0
         room = min(max(conditioning.SMALLEST, self.layout.first + 2 * self.layout.opened), self.most)
         rows = (self.T[chosen], self.L[chosen], self.head[chosen])
-        return _begin(self.layout, self.samples, room, self.parameters, self.algorithm, *rows, run_keys(self.seed, chosen))
+        numbers = (self.parameters, self.algorithm, self.sizes)
+        return _begin(self.layout, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
 
     def advance(
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
@@ -74,13 +76,14 @@ class ExactFixedData(Simulator):
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _begin(
-    layout: conditioning.Layout, samples: int, room: int, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, keys: Any
+    layout: conditioning.Layout, samples: int, room: int, parameters: Any, algorithm: Any, sizes: Any, T: Any, L: Any, head: Any, keys: Any
 ) -> conditioning.Known:
     def one(T: Any, L: Any, head: Any, key: Any) -> conditioning.Known:
         sample = layout.structure.sample
         count = layout.structure.blocks * layout.first * samples * sample.inputs_a_sample
         normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples)
         known = normals[:count].reshape(layout.structure.blocks, layout.first, -1)
+        known = jnp.where(jnp.arange(layout.first)[:, None] < sizes[:, None, None], known, 0.0)  # a small block has fewer directions
         noise = normals[count:].reshape(samples, sample.draw_normals)
         return conditioning.begin(layout, parameters, algorithm, T, L, head, known, noise, uniform, room)
 

@@ -25,6 +25,11 @@ COMPILE_SECONDS = 3.0  # what a batch of another size costs: it is made smaller 
 See = Callable[[Any, Any, Any, dict[str, Any]], Any]
 
 
+def moves_a_step(algorithm: Any) -> float:
+    """How many moves one step of an algorithm with these numbers makes: `reuse` makes several."""
+    return float(algorithm.get("update", {}).get("times", 1.0))
+
+
 class Simulator(ABC):
     """A way to simulate: states of many runs at once, advanced by whole steps."""
 

@@ -1,0 +1,81 @@
+"""Covariance blocks with fewer coordinates than signals and rows: the exact chain and fixed data against d dimensions, in law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.simulation.direct import DirectSGD
+from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.simulation.fixed_exact import ExactFixedData
+from tests.conftest import Z
+from tests.simulation.test_tokens import compare
+
+D = 12
+COVARIANCE = [(4.0, 1 / D), (2.0, 2 / D), (0.5, 9 / D)]
+GRAM = np.array([[[0.3, 0.0], [0.0, 0.0]], [[0.3, 0.2], [0.2, 0.3]], [[0.4, 0.1], [0.1, 0.9]]])
+
+
+def problem_of(**changes):
+    given = {"width": 2, "teacher_width": 2, "activation": "erf", "noise": 0.1, "covariance": COVARIANCE, "teacher_gram": GRAM}
+    return sgd.TeacherStudent(**(given | changes))
+
+
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_chain_against_direct(batch):
+    """Blocks of one and of two coordinates, where two signals and two rows would need four."""
+    compare(problem_of(head="trained"), sgd.OnePassSGD(lr=4.0, batch=batch), (ExactChain, DirectSGD), d=D, steps=10)
+
+
+@pytest.mark.slow
+def test_momentum():
+    compare(problem_of(), sgd.OnePassSGD(lr=1.0, update=sgd.updates.momentum(0.6)), (ExactChain, DirectSGD), d=D, steps=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hot", [False, True])
+def test_fixed_data(hot):
+    algorithm = (sgd.Langevin if hot else sgd.GradientDescent)(lr=0.2, samples_per_dimension=0.75)
+
+    def exact(*given):
+        return ExactFixedData(*given, seed=3)
+
+    def direct(*given):
+        return DirectFixedData(*given, seed=4)
+
+    compare(problem_of(), algorithm, (exact, direct), d=D, runs=3000, steps=5)
+
+
+def test_start():
+    """Random rows in a small block are its coordinates: the mean of Q_b is its share of the dimensions, and the rank its size."""
+    problem = problem_of()
+    begin = sgd.random_start(problem, dimension=D, runs=4000)
+    for block, size in enumerate((1, 2, 9)):
+        squares = begin.Q_blocks[:, block, 0, 0]
+        assert abs(squares.mean() - size / D) < Z * squares.std() / np.sqrt(len(squares))
+        whole = np.block([[begin.Q_blocks[0, block], begin.M_blocks[0, block]], [begin.M_blocks[0, block].T, GRAM[block]]])
+        assert np.linalg.matrix_rank(whole, tol=1e-9) == min(size, 4)
+
+
+def test_the_whole_way():
+    """A block of one of 400 coordinates."""
+    problem = sgd.TeacherStudent(width=2, activation="erf", covariance=[(4.0, 1 / 400), (1.0, 399 / 400)])
+    begin = sgd.random_start(problem, dimension=400, runs=2)
+    result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), begin, steps=[0, 100], dimension=400)
+    np.testing.assert_allclose(result.Q_block[:, 0, 0].values, begin.Q_blocks[:, 0], atol=1e-12)
+    assert np.linalg.matrix_rank(result.Q_block[0, 1, 0].values, tol=1e-9) == 1
+
+
+def test_refused():
+    problem = problem_of()
+    algorithm = sgd.OnePassSGD(lr=0.5)
+    spread = sgd.start(problem, M=np.zeros((2, 2)), Q=np.eye(2))
+    for method in ("exact", "direct"):
+        with pytest.raises(ValueError, match="start has overlaps of rank 2 or more in block 0, which has 1 coordinates"):
+            sgd.simulate(problem, algorithm, spread, steps=[1], dimension=D, method=method)
+    with pytest.raises(ValueError, match=r"gram = .*block 0 has 1 coordinates, and the signals have rank 2"):
+        sgd.random_start(problem_of(teacher_gram=None), dimension=D)
+    with pytest.raises(ValueError, match="dimension = 5: there must be a coordinate in each covariance block"):
+        sgd.random_start(problem, dimension=5)
