@@ -29,6 +29,8 @@ class GaussianMixture(Problem):
     """
 
     kind: ClassVar[str] = "GaussianMixture"
+    gram_argument: ClassVar[str | None] = None
+    mean_output: ClassVar[bool] = False
 
     def __init__(
         self,

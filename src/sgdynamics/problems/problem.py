@@ -99,6 +99,8 @@ class Problem:
     """
 
     kind: ClassVar[str] = "Problem"
+    gram_argument: ClassVar[str | None] = "gram"  # None: the signals are orthonormal
+    mean_output: ClassVar[bool] = True  # whether a network's output is a mean over its units, not their sum
     _sealed = False
     _given: dict[str, Any]
 

@@ -52,6 +52,7 @@ class TeacherStudent(_Network):
     """
 
     kind: ClassVar[str] = "TeacherStudent"
+    gram_argument: ClassVar[str | None] = "teacher_gram"
 
     def __init__(
         self,
