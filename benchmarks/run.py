@@ -20,7 +20,8 @@ import mixtures
 import sgdynamics as sgd
 import sweeps
 from sgdynamics import compressed, functional
-from sgdynamics.gaussian.moments import Rule, nodes_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.limits import drift as right_hand_side
 from sgdynamics.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
@@ -82,7 +83,7 @@ def integrator() -> tuple[str, float, float, bool]:
     begin = sgd.start(problem, M=M, Q=M @ M.T + np.eye(8))
     state = functional.state(begin)
     rule = Rule()
-    nodes = {name: value[0] for name, value in nodes_for(problem.structure, rule, False).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, False).items()}
     algorithm = {"lr": np.float64(1.0), "head_rate": np.float64(1.0)}
 
     def field(y):

@@ -7,8 +7,10 @@ from typing import Any, NoReturn
 import pytest
 
 from sgdynamics.analysis import certify, exit_times, exponents, fixed_points, landscape, regimes, schedules
-from sgdynamics.limits import covariance, dmft, effective, effective_scaling, mean_field, ode, spiked
+from sgdynamics.dynamics import fields, spiked
+from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
+from sgdynamics.solvers import dmft
 from sgdynamics.sweeps import front
 
 
@@ -19,10 +21,10 @@ class Work(BaseException):
 # what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
 PLACES = [
     *((module, "meter") for module in (running, dmft, effective, effective_scaling, schedules, certify, front)),
-    *((module, "rule_for") for module in (ode, exit_times, fixed_points, regimes)),
+    *((module, "rule_for") for module in (fields, exit_times, fixed_points, regimes)),
     (mean_field, "_numbers"),
-    (spiked, "_integrate"),
-    (spiked, "step_length"),
+    (spiked, "integrate_spiked"),
+    (spiked, "spiked_step_length"),
     (landscape, "_frame_rows"),
     (covariance, "_coordinates"),
     (regimes, "_coefficients"),

@@ -116,7 +116,6 @@ def test_names_are_checked_before_anything_runs():
         "exactly one of": {"over": {"lr": [0.1]}, "alpha": [1.0]},
         "did you mean 'rtol'": {"over": {"lr": [0.1]}, "rtoll": 1e-3},
         "shards meet in a store": {"over": {"lr": [0.1]}, "shard": (0, 2)},
-        "whether it should follow": {"over": {"activation": ["square", "erf"]}},
         "workers = 0": {"over": {"lr": [0.1]}, "workers": 0},
     }
     for message, change in cases.items():
@@ -170,7 +169,7 @@ def test_same_numbers_in_this_process_and_in_two():
 
 
 def test_exit_times_as_a_batch(monkeypatch):
-    monkeypatch.setattr("sgdynamics.sweeps.jobs.Job.run", None)  # one by one would fail
+    monkeypatch.setattr("sgdynamics.sweeps.shared.Job.run", None)  # one by one would fail
     problem = {"kind": "TeacherStudent", "width": 1, "constraint": "sphere"}
     over = {"lr": [0.05, 0.1], "noise": [0.0, 0.05, 0.1]}
     start = {"M": [[0.05]], "Q": [[1.0]]}
@@ -217,6 +216,54 @@ def test_users_problems_vary_too():
     np.testing.assert_allclose(found["value"], [[1.0, 6.0], [2.0, 7.0]])
     with pytest.raises(ValueError, match="there is no 'scal'"):
         sweep(answer, problem=problem, over={"problem.parameters.scal": [1.0]})
+
+
+def told(problem, algorithm=None):
+    """Everything a point is made of, as numbers."""
+    return {"same": float(problem.activation == problem.teacher_activation), "units": float(len(problem.teacher_head))}
+
+
+def test_what_was_left_out_follows():
+    """A point is what `replace` makes: what the base was not told follows from what varies, what it was told stays."""
+    over = {"activation": ["square", "erf"], "teacher_width": [1, 2]}
+    free = sweep(told, problem=sgd.TeacherStudent(2), over=over)
+    np.testing.assert_array_equal(free.same, 1.0)
+    np.testing.assert_array_equal(free.units, [[1, 2], [1, 2]])
+    assert "teacher_activation" not in free.attrs["problem"]
+    same(sweep(told, problem={"kind": "TeacherStudent", "width": 2}, over=over), free)
+    bound = sweep(told, problem=sgd.TeacherStudent(2, teacher_activation="square", teacher_head=[1.0]), over=over)
+    np.testing.assert_array_equal(bound.same, [[1, 1], [0, 0]])
+    np.testing.assert_array_equal(bound.units, free.units)  # ones are ones, however many
+    with pytest.warns(UserWarning, match="2 of 4 points failed"):
+        heads = sweep(told, problem=sgd.TeacherStudent(2, teacher_head=[2.0]), over=over)
+    assert "teacher_head has shape" in str(heads.failed[0, 1].values)
+    widths = sweep(lambda problem: problem.width, problem=sgd.GaussianMixture(), over={"mixture": ["binary", "xor"]})
+    np.testing.assert_array_equal(widths["value"], [2, 4])
+
+
+def test_numbers_inside_objects_vary():
+    """Updates, piecewise rates and polynomials, given as objects or in records; several numbers of one at once."""
+    rates = {"edges": [1.0], "rates": [0.1, 0.2]}
+    given = {"lr": sgd.piecewise_rate(**rates), "update": sgd.updates.momentum(0.5)}
+    record = {"kind": "OnePassSGD", "lr": rates, "update": {"kind": "momentum", "beta": 0.5}}
+
+    def answer(problem, algorithm):
+        numbers = algorithm.parameters
+        shown = [*numbers["lr"].numbers["edges"], *numbers["lr"].numbers["rates"], numbers["update"]["beta"]]
+        return {"shown": [*shown, *problem.activation.coefficients]}
+
+    over = {"algorithm.update.beta": [0.0, 0.9], "algorithm.lr.rates": [[0.3, 0.4]], "algorithm.lr.edges": [[2.0]]}
+    over |= {"problem.activation.polynomial": [[0.0, 2.0], [0.0, 3.0]]}
+    problem = sgd.TeacherStudent(2, activation=sgd.polynomial([0.0, 1.0]))
+    for algorithm in (sgd.OnePassSGD(**given), record):
+        found = sweep(answer, problem=problem, algorithm=algorithm, over=over)
+        np.testing.assert_array_equal(found.shown[1, 0, 0, 1], [2.0, 0.3, 0.4, 0.9, 0.0, 3.0])
+    with pytest.raises(ValueError, match="there is no 'bet': did you mean 'beta'"):
+        sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.bet": [0.1]})
+    with pytest.raises(ValueError, match="there is no 'beta'"):
+        sweep(answer, problem=problem, algorithm=sgd.OnePassSGD(), over={"algorithm.update.beta": [0.1]})
+    with pytest.warns(UserWarning, match="beta = 2.0: give a number of 0 or more and below 1"):
+        sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.beta": [2.0]})
 
 
 def test_power_law_is_recovered_within_its_interval():

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 
@@ -30,21 +30,19 @@ class Schedule:
     def __repr__(self) -> str:
         return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Schedule) or self.function != other.function:
-            return False
-        (mine, form), (theirs, other_form) = (jax.tree.flatten(one.numbers) for one in (self, other))
-        return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
-
-    def __hash__(self) -> int:
-        return hash((Schedule, self.function))
+    __eq__, __hash__ = trees.same, trees.form
 
     def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        return (self.numbers,), self.function
+        return (self.numbers,), (self.function, self.name)
 
     @classmethod
-    def tree_unflatten(cls, function: Any, numbers: tuple[Any]) -> Schedule:
-        return cls(function, numbers[0])
+    def tree_unflatten(cls, static: Any, numbers: tuple[Any]) -> Schedule:
+        return cls(static[0], trees.settled(numbers[0]), static[1])
+
+    def replace(self, **changes: Any) -> Schedule:
+        """The same piecewise schedule with other edges or rates."""
+        checks.known_names("a schedule", changes, self.numbers if self.name == "piecewise" else ())
+        return piecewise_rate(**{**self.numbers, **changes})
 
 
 class _Own:
@@ -109,11 +107,6 @@ def number_or_schedule(name: str, value: Any, of: str = "alpha") -> Any:
     return schedule
 
 
-def traced(value: Any) -> Any:
-    """A number or schedule as it stands among the numbers that JAX traces."""
-    return value if isinstance(value, Schedule) else np.float64(value)
-
-
 def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
     """The values of a schedule at these places; refuse it where they are negative or not finite."""
     values = rates_of(schedule, np.asarray(places, dtype=np.float64))
@@ -127,7 +120,7 @@ def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.
 def describe_schedule(value: Any) -> tuple[Any, bool]:
     """A number or schedule as plain values for a record, and whether it can be made again from them."""
     if not isinstance(value, Schedule):
-        return value, True
+        return trees.number(value), True
     if value.name == "piecewise":
         return {name: np.asarray(part).tolist() for name, part in value.numbers.items()}, True
     return function_identity(value.function.own), False

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.gaussian.moments import Rule, nodes_for, risk_nodes
-from sgdynamics.gaussian.moments import risk as population_risk
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
 from sgdynamics.limits import integration
+from sgdynamics.limits.drift import MeanStep, finite_numbers
 from sgdynamics.limits.drift import drift as mean_increment
-from sgdynamics.limits.drift import finite_numbers
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
 
@@ -62,7 +62,7 @@ def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
 
 
 def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:
-    return {name: jnp.asarray(value[0]) for name, value in nodes_for(structure, rule, flow).items()}
+    return {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).nodes(rule, flow).items()}
 
 
 def drift(
@@ -87,9 +87,8 @@ def drift(
 def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
     """E[loss] at one state."""
     rule = rule or Rule()
-    _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-    nodes = {name: jnp.asarray(value[0]) for name, value in risk_nodes(structure, rule).items()}
-    return population_risk(structure, rule, nodes, parameters, omega, state["a"], means)
+    nodes = {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).risk_nodes(rule).items()}
+    return risk_at(structure, rule, nodes, parameters, state)
 
 
 def solve(
@@ -125,9 +124,13 @@ def solve(
     most = MOST_IMPLICIT_STEPS if stiff else MOST_STEPS
     local = (integration.MARGIN * rtol, integration.MARGIN * atol)
 
+    field = MeanStep(structure, rule, batch, flow)
+    points_each = {} if finite is None or "points" not in finite else {"points": finite["points"]}
+    shared = {"problem": parameters, "algorithm": algorithm, "finite": finite}
+
     def one(begin: dict[str, Any]) -> dict[str, Any]:
-        numbers = (nodes, parameters, algorithm, finite, begin, points, *local)
-        found = integration.integrate(structure, rule, batch, flow, stiff, *numbers, guard=False, adjoint=ADJOINTS[mode](), most=most)
+        setting = {"stiff": stiff, "guard": False, "adjoint": ADJOINTS[mode](), "most": most}
+        found = integration.integrate(field, {"nodes": nodes, **points_each}, shared, begin, points, *local, **setting)
         states: Any = found.ys
         return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]
 

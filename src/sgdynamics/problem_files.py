@@ -25,14 +25,14 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.analysis.landscape import hessian_spectrum
-from sgdynamics.limits.dmft import solve_dmft
 from sgdynamics.limits.mean_field import solve_mean_field
-from sgdynamics.limits.ode import solve_ode
-from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.records import algorithm_from, problem_from, start_of
 from sgdynamics.results import decode, encode, groups_in, load, start_from
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.sde import solve_sde
+from sgdynamics.solvers.simulate import simulate
 
 TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
 WHEN = ("times", "alpha", "steps")

@@ -19,6 +19,11 @@ def run_keys(seed: int, chosen: np.ndarray) -> Any:
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 
 
+def step_key(key: Any, number: Any) -> Any:
+    """The key of a step, by two folds: a step counter has 64 bits, fold_in takes 32."""
+    return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
+
+
 def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
     """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
     rows, cols = np.tril_indices(columns, -1)

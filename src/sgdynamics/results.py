@@ -12,60 +12,33 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics import checks, files
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.clock import Clock
-from sgdynamics.gaussian.risk import population_accuracy
-from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.records import algorithm_from, problem_from
-from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.version import __version__
 
 
 def trajectory(
-    problem: Problem,
-    algorithm: OnePassSGD | FixedData,
+    dynamics: Any,
     clock: Clock,
-    overlaps: dict[str, np.ndarray],
-    risk: np.ndarray,
+    values: Mapping[str, np.ndarray],
     *,
-    diverged_at: np.ndarray,
     method: str,
     attributes: dict[str, Any],
+    diverged_at: np.ndarray,
     ran_out_at: np.ndarray | None = None,
 ) -> xr.Dataset:
-    """The Dataset of a solve or a simulation, from overlaps with axes (run, time, block, unit, ...) and train_risk (run, time) if any."""
-    M, Q = overlaps["M"], overlaps["Q"]
-    variables: dict[str, Any] = {
-        "M": (("run", "time", "unit", "signal"), M.sum(axis=2), {"long_name": "overlaps with the signals, W W*^T"}),
-        "Q": (("run", "time", "unit", "unit_other"), Q.sum(axis=2), {"long_name": "Gram matrix of the rows, W W^T"}),
-        "a": (("run", "time", "unit"), overlaps["a"], {"long_name": "head"}),
-        "risk": (("run", "time"), risk, {"long_name": "population risk"}),
-    }
-    if "train_risk" in overlaps:
-        variables["train_risk"] = (("run", "time"), overlaps["train_risk"], {"long_name": "mean loss over the data set"})
-    if problem.structure.has_excess:
-        places = clock.t if isinstance(algorithm, FixedData) else clock.alpha
-        floor = np.array([problem.at(place).noise_floor for place in places]) if problem.scheduled else problem.noise_floor
-        variables["excess_risk"] = (("run", "time"), risk - floor, {"long_name": "excess risk"})
-    if isinstance(problem, GaussianMixture):
-        variables["accuracy"] = (
-            ("run", "time"),
-            population_accuracy(problem, M, Q, overlaps["a"]),
-            {"long_name": "share classified right"},
-        )
-    if problem.structure.blocks > 1:
-        variables["M_block"] = (("run", "time", "block", "unit", "signal"), M, {"long_name": "overlaps, block by block"})
-        variables["Q_block"] = (("run", "time", "block", "unit", "unit_other"), Q, {"long_name": "Gram matrix, block by block"})
-    coordinates = time_coordinates(clock, diverged_at, fixed_data=isinstance(algorithm, FixedData), ran_out_at=ran_out_at)
-    if problem.structure.blocks > 1:
-        coordinates["eigenvalue"] = ("block", eigenvalues(problem.parameters), {"long_name": "covariance eigenvalue"})
-    return xr.Dataset(variables, coordinates, record(problem, algorithm, method, attributes))
+    """The Dataset of a solve or a simulation of a dynamics, from its variables with axes (run, time, ...)."""
+    meanings = dynamics.meanings()
+    variables = {name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]}) for name, value in values.items()}
+    coordinates = time_coordinates(clock, diverged_at, dynamics.letter, dynamics.has_data, ran_out_at)
+    return xr.Dataset(variables, coordinates | dynamics.coordinates(), record(dynamics.problem, dynamics.algorithm, method, attributes))
 
 
 def time_coordinates(
@@ -222,13 +195,9 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
         raise checks.reject("path", str(path), "this is a folder: give the name of a file")
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with files.whole(target) as unfinished:
         for name, part in parts.items():
             part.to_netcdf(unfinished, engine="h5netcdf", group=name, mode="a")
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return target
 
 

@@ -15,7 +15,7 @@ from sgdynamics import checks
 from sgdynamics.comparison import COMPARED
 from sgdynamics.comparison import compare as compare_results
 from sgdynamics.problem_files import SAMPLED, method_of
-from sgdynamics.sweeps.rows import MISSING
+from sgdynamics.sweeps.answers import MISSING
 
 ROWS = 11  # lines of a table of times
 
@@ -179,7 +179,6 @@ def machine() -> dict[str, Any]:
     for name in (
         "jax",
         "jaxlib",
-        "equinox",
         "diffrax",
         "optimistix",
         "numpy",

@@ -11,9 +11,9 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.analysis import certify as module
 from sgdynamics.analysis.certify import _fit, _intercept, _law, _limit, _Theory, certify
-from sgdynamics.limits.ode import solve_ode
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.solvers.ode import solve_ode
 
 PROBLEM = sgd.TeacherStudent(width=2, activation="erf", noise=0.05)
 START = sgd.start(PROBLEM, M=[[0.3], [0.1]], Q=[[1.0, 0.1], [0.1, 0.8]])

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.gaussian.moments import Rule, generic_conditional_means, moments, nodes_for, relu_conditional_means, risk
-from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.conditional import generic_conditional_means, relu_conditional_means
+from sgdynamics.gaussian.expectation import Overlaps, Rule
+from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.problems.activations import NAMED
 from tests.conftest import S0_M, S0_Q, Z, slow
 
@@ -20,13 +22,12 @@ def found(problem, rule=None, finite=False):
     """Moments at S0, averaged over replicates, with their spread."""
     # more circles than the default: the tails of a product target are what a few of them miss
     rule = rule or Rule(terms=128, log2_circles=12)
-    nodes = nodes_for(problem.structure, rule, False) or {"none": np.zeros((1, 1))}
+    expectation = expectation_of(problem.structure)
+    nodes = expectation.nodes(rule, False)
     with jax.enable_x64(True):
-        blocks, omega, _ = effective_overlaps(problem.structure, problem.parameters, jnp.asarray(S0_M)[None], jnp.asarray(S0_Q)[None])
-        each = jax.vmap(
-            lambda node: moments(problem.structure, rule, node, problem.parameters, omega, jnp.asarray(HEAD), blocks if finite else None)
-        )(nodes)
-        return jax.tree.map(np.asarray, each), np.asarray(omega)
+        overlaps = overlaps_at(problem.structure, problem.parameters, {"M": jnp.asarray(S0_M)[None], "Q": jnp.asarray(S0_Q)[None]})
+        each = jax.vmap(lambda node: expectation.moments(rule, node, problem.parameters, overlaps, jnp.asarray(HEAD), finite=finite))(nodes)
+        return jax.tree.map(np.asarray, each), np.asarray(overlaps.covariance)
 
 
 PROBLEMS = {
@@ -123,6 +124,7 @@ def test_closed_risk_of_squared_networks_is_the_generic_one():
     rows = generator.standard_normal((5, 7))
     omega, head = rows @ rows.T, np.array([0.7, -1.1, 1.3])
     with jax.enable_x64(True):
-        closed = risk(problem.structure, Rule(), {}, problem.parameters, omega, head)
-        generic = moments(problem.structure, Rule(), {}, problem.parameters, omega, head, flow=True).risk
+        expectation, state = expectation_of(problem.structure), (Overlaps(omega[None], jnp.asarray(omega)), head)
+        closed = expectation.risk(Rule(), {}, problem.parameters, *state)
+        generic = expectation.moments(Rule(), {}, problem.parameters, *state, flow=True).risk
     assert float(closed) == pytest.approx(float(generic), rel=1e-12)

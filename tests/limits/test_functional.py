@@ -17,23 +17,25 @@ def test_gradient_of_the_final_risk():
     begin = s0(problem)
     rule = functional.rule(problem, begin)
 
-    def final(lr, noise, state):
-        parameters = {**problem.parameters, "noise": noise}
-        end = functional.solve(problem.structure, parameters, state, [0.5, 3.0], lr=lr, rule=rule, last=True)
-        return functional.risk(problem.structure, parameters, end, rule=rule)
+    algorithm = sgd.OnePassSGD(lr=0.3)
+
+    def final(algorithm, problem, state):
+        end = functional.solve(problem.structure, problem.parameters, state, [0.5, 3.0], **algorithm.parameters, rule=rule, last=True)
+        return functional.risk(problem.structure, problem.parameters, end, rule=rule)
 
     with jax.enable_x64(True):
         state = functional.state(begin)
         value = jax.jit(final)
-        by_lr, by_noise, by_state = jax.jit(jax.grad(final, argnums=(0, 1, 2)))(0.3, 1e-2, state)
+        by_algorithm, by_problem, by_state = jax.jit(jax.grad(final, argnums=(0, 1, 2)))(algorithm, problem, state)
         step = 1e-4
-        assert float(by_lr) == pytest.approx(float(value(0.3 + step, 1e-2, state) - value(0.3 - step, 1e-2, state)) / (2 * step), rel=1e-6)
-        slope = float(value(0.3, 1e-2 + step, state) - value(0.3, 1e-2 - step, state)) / (2 * step)
-        assert float(by_noise) == pytest.approx(slope, rel=1e-6)
+        plus, minus = (value(algorithm.replace(lr=0.3 + sign * step), problem, state) for sign in (1, -1))
+        assert float(by_algorithm.lr) == pytest.approx(float(plus - minus) / (2 * step), rel=1e-6)
+        plus, minus = (value(algorithm, problem.replace(noise=1e-2 + sign * step), state) for sign in (1, -1))
+        assert float(by_problem.noise) == pytest.approx(float(plus - minus) / (2 * step), rel=1e-6)
         direction = {name: np.random.default_rng(0).normal(size=np.shape(value)) for name, value in state.items()}
         direction["Q"] = direction["Q"] + np.swapaxes(direction["Q"], -1, -2)
         plus, minus = (jax.tree.map(lambda x, v, s=sign: x + s * step * v, state, direction) for sign in (1, -1))
-        slope = float(value(0.3, 1e-2, plus) - value(0.3, 1e-2, minus)) / (2 * step)
+        slope = float(value(algorithm, problem, plus) - value(algorithm, problem, minus)) / (2 * step)
         total = sum(float(jnp.sum(by_state[part] * direction[part])) for part in state)
         assert total == pytest.approx(slope, rel=1e-6)
 

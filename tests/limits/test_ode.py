@@ -11,9 +11,10 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import functional
-from sgdynamics.limits.ode import sampling_errors, tolerances
+from sgdynamics.dynamics.interface import sampling_errors
 from sgdynamics.problems.starts import factor
 from sgdynamics.simulation.direct import DirectSGD, direct_step
+from sgdynamics.solvers.ode import prepare_ode
 from tests.conftest import S0_M, S0_Q, Z, s0
 
 TIMES = np.array([1.0, 10.0, 100.0])  # of the slides, t/p of the library
@@ -218,6 +219,10 @@ def huber(output, label):
     return jnp.where(off < 1, 0.5 * off**2, off - 0.5)
 
 
+def tolerances(problem, algorithm, begin, rtol):
+    return prepare_ode(problem, algorithm, begin, times=[1.0], rtol=rtol)[1].case.tolerance
+
+
 def test_tolerance_follows_what_the_expectations_are_known_to():
     """A sampled drift is not integrated to digits that it does not have, unless that is asked for."""
     algorithm = sgd.OnePassSGD(lr=0.5)
@@ -225,13 +230,12 @@ def test_tolerance_follows_what_the_expectations_are_known_to():
         for loss, least, most in ((huber, 1e-7, 1e-5), ("squared", 0.0, 1.01e-11)):
             problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=loss)
             begin = sgd.start(problem, M=[[0.2], [0.1]], Q=np.eye(2))
-            rule = functional.rule(problem, begin)
-            assert least < float(tolerances(problem, algorithm, begin, rule, None, None, None)["rtol"]) < most
-            asked = tolerances(problem, algorithm, begin, rule, None, 1e-6, None)
+            assert least < float(tolerances(problem, algorithm, begin, None)["rtol"]) < most
+            asked = tolerances(problem, algorithm, begin, 1e-6)
             assert float(asked["rtol"]) == pytest.approx(1e-9)
             assert float(asked["atol"]) == pytest.approx(1e-11)
         longer = sgd.start(problem, M=[[0.2], [0.1]], Q=50 * np.eye(2))
-        assert float(tolerances(problem, algorithm, longer, rule, None, 1e-6, None)["atol"]) == pytest.approx(50e-11)
+        assert float(tolerances(problem, algorithm, longer, 1e-6)["atol"]) == pytest.approx(50e-11)
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import functional
-from sgdynamics.gaussian.moments import Rule, moments, nodes_for
-from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
@@ -85,17 +86,16 @@ def test_own_clusters_agree_with_the_built_in_mixture():
     results = []
     for each in (problem, own):
         rule = Rule(log2_circles=12)
-        nodes = nodes_for(each.structure, rule, False)
+        nodes = expectation_of(each.structure).nodes(rule, False)
         with jax.enable_x64(True):
 
             @jax.jit
             def every(nodes, each=each, rule=rule):
                 state = functional.state(begin)
-                blocks, omega, means = effective_overlaps(each.structure, each.parameters, state["M"], state["Q"])
-                directions = each.parameters["eigenvalues"][:, None, None] * blocks
+                overlaps = overlaps_at(each.structure, each.parameters, state)
 
                 def one(node):
-                    return moments(each.structure, rule, node, each.parameters, omega, state["a"], directions, means=means)
+                    return expectation_of(each.structure).moments(rule, node, each.parameters, overlaps, state["a"], finite=True)
 
                 return jax.vmap(one)(nodes)
 

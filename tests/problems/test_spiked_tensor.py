@@ -10,9 +10,8 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.analysis.spiked import spiked_fixed_points
-from sgdynamics.limits.spiked import solve_spiked_ode, solve_spiked_sde, spiked_increment
+from sgdynamics.limits.spiked import spiked_increment
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start
-from sgdynamics.simulation.spiked import simulate_spiked
 from tests.conftest import same_law
 
 PROBLEM = SpikedTensor(order=3, snr=2.0, ridge=0.1)
@@ -82,18 +81,18 @@ def test_starts_of_runs():
         (lambda: spiked_start(sgd.TeacherStudent(), m=0.1, r2=1.0), "give a SpikedTensor"),
         (lambda: spiked_random_start(PROBLEM, dimension=1), "dimension = 1: give a whole number, 2 or more"),
         (lambda: spiked_random_start(PROBLEM, dimension=5, scale=0.0), "scale = 0.0"),
-        (lambda: simulate_spiked(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, method="exakt"), "did you mean 'exact'"),
-        (lambda: simulate_spiked(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, dtype="float32"), "leave it at float64"),
+        (lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, method="exakt"), "did you mean 'exact'"),
+        (lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=5, dtype="float32"), "leave it at float64"),
         (
-            lambda: simulate_spiked(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=300, method="tensor"),
+            lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], dimension=300, method="tensor"),
             "n\\^order = 2.7e\\+07 numbers a step",
         ),
-        (lambda: simulate_spiked(PROBLEM, ALGORITHM, BEGIN, steps=[1], times=[1.0], dimension=5), "exactly one of"),
-        (lambda: simulate_spiked(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, steps=[1], dimension=5), "gradient flow makes no steps"),
-        (lambda: simulate_spiked(PROBLEM, ALGORITHM, (0.1, 1.0), steps=[1], dimension=5), "start = "),
-        (lambda: solve_spiked_ode(PROBLEM, ALGORITHM, BEGIN, steps=[1]), "steps= needs a dimension"),
-        (lambda: solve_spiked_ode(PROBLEM, ALGORITHM, BEGIN, times=[1.0], rtol=0.0), "rtol = 0.0"),
-        (lambda: solve_spiked_sde(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, times=[1.0], dimension=5), "gradient flow has no noise"),
+        (lambda: sgd.simulate(PROBLEM, ALGORITHM, BEGIN, steps=[1], times=[1.0], dimension=5), "exactly one of"),
+        (lambda: sgd.simulate(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, steps=[1], dimension=5), "gradient flow makes no steps"),
+        (lambda: sgd.simulate(PROBLEM, ALGORITHM, (0.1, 1.0), steps=[1], dimension=5), "start = "),
+        (lambda: sgd.solve_ode(PROBLEM, ALGORITHM, BEGIN, steps=[1]), "steps= needs a dimension"),
+        (lambda: sgd.solve_ode(PROBLEM, ALGORITHM, BEGIN, times=[1.0], rtol=0.0), "rtol = 0.0"),
+        (lambda: sgd.solve_sde(PROBLEM, sgd.OnePassSGD(lr=0.0), BEGIN, times=[1.0], dimension=5), "gradient flow has no noise"),
         (lambda: spiked_increment(PROBLEM, "sgd", BEGIN, dimension=5), "algorithm = 'sgd'"),
         (lambda: spiked_fixed_points("matrix", ALGORITHM), "problem = 'matrix'"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.random import normals_and_uniforms, run_keys
-from sgdynamics.simulation import fixed_data, fixed_direct, running
+from sgdynamics.simulation import fixed_direct, running, stability
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.running import run, run_until
 from tests.conftest import Z
@@ -317,23 +317,23 @@ def test_stability_limit():
     """2 b/eta in the paper's units; the share beyond it against a Monte Carlo average, and its covariance."""
     eta, b, al = 0.0025, 0.01, 3.0
     algorithm = sgd.MultiPassSGD(lr=al * eta / 2, samples_per_dimension=al, batch_fraction=b)
-    assert fixed_data.stability_limit(SPHERE, algorithm) == pytest.approx(2 * b / eta)
+    assert stability.stability_limit(SPHERE, algorithm) == pytest.approx(2 * b / eta)
     scaled = sgd.TeacherStudent(width=1, activation="square", covariance=[(0.5, 0.5), (2.5, 0.5)])
-    assert fixed_data.stability_limit(scaled, algorithm) == pytest.approx(2 * b / eta / 1.5)
-    assert fixed_data.stability_limit(COMMITTEE, algorithm) is None
+    assert stability.stability_limit(scaled, algorithm) == pytest.approx(2 * b / eta / 1.5)
+    assert stability.stability_limit(COMMITTEE, algorithm) is None
     generator = np.random.default_rng(0)
     z = generator.standard_normal((2, 1_000_000))
     for q, m in ((1.0, 0.2), (2.5, -1.4)):
         h = m * z[0] + np.sqrt(q - m * m) * z[1]
         free = sgd.TeacherStudent(width=1, activation="square")
-        share = fixed_data.unstable_share(free, algorithm, sgd.start(free, M=[[m]], Q=[[q]]))
+        share = stability.unstable_share(free, algorithm, sgd.start(free, M=[[m]], Q=[[q]]))
         counted = np.mean(h**2 - z[0] ** 2 > 8.0)
         assert abs(share[0] - counted) < Z * np.sqrt(counted / z.shape[1])
     # one sample alone: gradient descent on it leaves the residual 0 just beyond the limit, and returns to it just below
     x, lr = generator.standard_normal(D), 0.01
     for excess, leaves in ((1.02, True), (0.98, False)):
         free = sgd.TeacherStudent(width=1, activation="square", covariance=[(x @ x / D, 1.0)])
-        limit = fixed_data.stability_limit(free, sgd.GradientDescent(lr=lr, samples_per_dimension=1 / D))
+        limit = stability.stability_limit(free, sgd.GradientDescent(lr=lr, samples_per_dimension=1 / D))
         y, h = 0.0, np.sqrt(limit * excess)
         for _ in range(5):
             h = h - lr * (h * h - y) * 2 * h * (x @ x)

@@ -11,13 +11,15 @@ temperature T. All four are this one step with other numbers, so that direct sim
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, traced
+from sgdynamics import checks, trees
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
+
+NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class FixedData:
     lr: float = 0.01
     samples_per_dimension: float = 3.0
     head_rate: float = 1.0
+
+    kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
 
     def __post_init__(self) -> None:
         if callable(self.lr):
@@ -67,15 +71,9 @@ class FixedData:
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         on, off = self.switching()
-        return {
-            "lr": np.float64(self.lr),
-            "head_rate": np.float64(self.head_rate),
-            "fraction": np.float64(self.fraction),
-            "divisor": np.float64(self.divisor),
-            "on": np.float64(on),
-            "off": np.float64(off),
-            "temperature": traced(getattr(self, "temperature", 0.0)),
-        }
+        numbers = {"fraction": self.fraction, "divisor": self.divisor, "on": on, "off": off}
+        numbers |= {"lr": self.lr, "head_rate": self.head_rate, "temperature": getattr(self, "temperature", 0.0)}
+        return {name: trees.traced(value) for name, value in numbers.items()}
 
     def check_times(self, times: np.ndarray) -> None:
         """Refuse what is not defined at these times of a run: a temperature that is negative or not finite there."""
@@ -97,19 +95,16 @@ class FixedData:
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
-        return {
-            "kind": type(self).__name__,
-            "lr": self.lr,
-            "samples_per_dimension": self.samples_per_dimension,
-            "head_rate": self.head_rate,
-        }
+        return {"kind": type(self).__name__, **{name: trees.number(getattr(self, name)) for name in NUMBERS}}
 
 
+@trees.numbered(*NUMBERS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
     """Full-batch gradient descent on a fixed data set of samples_per_dimension d samples, t = lr steps."""
 
 
+@trees.numbered(*NUMBERS, "batch_fraction")
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
     """Multi-pass SGD: at every step each sample is in the batch with probability batch_fraction, independently.
@@ -145,9 +140,10 @@ class MultiPassSGD(FixedData):
         return self.batch_fraction, 1 - self.batch_fraction
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"batch_fraction": self.batch_fraction, "rescale": int(self.rescale)}
+        return super().describe() | {"batch_fraction": trees.number(self.batch_fraction), "rescale": int(self.rescale)}
 
 
+@trees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
     """Persistent SGD: a sample stays out of the batch for persistence_time (in t) on average, and in it so that the batch keeps its size.
@@ -177,9 +173,10 @@ class PersistentSGD(MultiPassSGD):
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"persistence_time": self.persistence_time}
+        return super().describe() | {"persistence_time": trees.number(self.persistence_time)}
 
 
+@trees.numbered(*NUMBERS, "temperature")
 @dataclass(frozen=True)
 class Langevin(FixedData):
     """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, traced
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 
+@trees.numbered("lr", "head_rate", "update")
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch each step, W <- W - (lr/d) dloss/dW, a <- a - (head_rate lr/d) dloss/da, mean gradient.
@@ -52,6 +53,11 @@ class OnePassSGD:
         return None if self.update is None else self.update.law
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it is, in the table of what is supported."""
+        return () if self.update is None else ("other update",)
+
+    @property
     def flow(self) -> bool:
         """Whether this is gradient flow."""
         return not self.scheduled and self.lr == 0.0
@@ -65,13 +71,13 @@ class OnePassSGD:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        numbers = {"lr": traced(self.lr), "head_rate": np.float64(self.head_rate)}
+        numbers = {"lr": trees.traced(self.lr), "head_rate": trees.traced(self.head_rate)}
         return numbers if self.update is None else numbers | {"update": self.update.parameters}
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result."""
         shown, rerunnable = describe_schedule(self.lr)
-        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": self.head_rate}
+        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
         if self.update is not None:
             record["update"] = self.update.describe()
             rerunnable = rerunnable and record["update"].pop("rerunnable", True)
@@ -87,17 +93,10 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     return float(algorithm.lr)
 
 
-def checked_algorithm(value: Any, any_update: bool = False) -> OnePassSGD:
-    """An algorithm as an argument: refuse what is none, and other updates than plain SGD where the theory is of plain SGD."""
+def checked_algorithm(value: Any) -> OnePassSGD:
+    """An algorithm as an argument: refuse what is none."""
     if not isinstance(value, OnePassSGD):
         raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...)")
-    if value.update is not None and not any_update:
-        raise checks.reject(
-            "update",
-            value.update,
-            "this is made for plain SGD, update=None; other updates are for sgd.simulate, and for sgd.exit_time with "
-            'method="exact" or "direct", of problems that are stated by fields',
-        )
     return value
 
 

@@ -12,14 +12,14 @@ change: a step is one batch, t = lr steps/d.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
@@ -40,19 +40,20 @@ class Law:
     memory: str = "none"  # how long it remembers: not at all, O(d) steps ("slow"), O(1) steps ("fast")
 
 
+@trees.numbered("numbers")
 @dataclass(frozen=True)
 class Update:
-    """How a gradient becomes a step: its law and its numbers (traced). Made by the functions below."""
+    """How a gradient becomes a step: its law (compiled code depends on it) and its numbers (traced). Made by the functions below."""
 
     law: Law
-    numbers: tuple[tuple[str, float], ...] = ()
+    numbers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.law, Law):
             raise checks.reject("kind", self.law, f"make an update with sgd.updates.{', '.join(MAKERS)} or own")
 
     def __repr__(self) -> str:
-        return f"{self.kind}({', '.join(f'{name}={value:g}' for name, value in self.numbers)})"
+        return f"{self.kind}({', '.join(f'{name}={value:g}' for name, value in self.numbers.items())})"
 
     @property
     def kind(self) -> str:
@@ -61,12 +62,17 @@ class Update:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers, as a dictionary that JAX can trace."""
-        return {name: np.float64(value) for name, value in self.numbers}
+        return {name: trees.traced(value) for name, value in self.numbers.items()}
 
     def describe(self) -> dict[str, Any]:
         """The update as plain values for the record of a result."""
         own = {} if self.kind in MAKERS else {**function_identity(self.law.step.function), "rerunnable": False}
-        return {"kind": self.kind, **dict(self.numbers), **own}
+        return {"kind": self.kind, **{name: trees.number(value) for name, value in self.numbers.items()}, **own}
+
+    def replace(self, **changes: Any) -> Update:
+        """The same update with some of its numbers changed, checked as when it was made."""
+        checks.known_names(self.kind, changes, self.numbers)
+        return MAKERS[self.kind](**{**self.numbers, **changes})
 
 
 def momentum(beta: float) -> Update:
@@ -79,7 +85,7 @@ def momentum(beta: float) -> Update:
     beta = checks.number("beta", beta, 0.0)
     if beta >= 1:
         raise checks.reject("beta", beta, "give a number of 0 or more and below 1: with 1 the velocity never forgets")
-    return Update(MOMENTUM, (("beta", beta),))
+    return Update(MOMENTUM, {"beta": beta})
 
 
 def reuse(times: int) -> Update:
@@ -88,7 +94,7 @@ def reuse(times: int) -> Update:
     alpha counts samples, and t = lr steps/d counts batches: gradient-flow time is `times` t. Source: Dandi et al. 2024
     (The benefits of reusing batches for gradient descent in two-layer networks).
     """
-    return Update(REUSE, (("times", checks.whole("times", times, 1, MOST_MOVES)),))
+    return Update(REUSE, {"times": checks.whole("times", times, 1, MOST_MOVES)})
 
 
 def normalised() -> Update:
@@ -105,7 +111,7 @@ def clipped(threshold: float) -> Update:
 
     Source: Pascanu, Mikolov and Bengio 2013, Algorithm 1, with the threshold in units of sqrt(d).
     """
-    return Update(CLIPPED, (("threshold", checks.number("threshold", threshold, above=0.0)),))
+    return Update(CLIPPED, {"threshold": checks.number("threshold", threshold, above=0.0)})
 
 
 def sam(radius: float) -> Update:
@@ -114,7 +120,7 @@ def sam(radius: float) -> Update:
     An ascent of this length moves the field of a sample by about radius sqrt(d): with radius of order 1/sqrt(d) it survives d -> infinity.
     On the sphere the point of ascent is not normalised. Source: Foret et al. 2021, (2)-(3) and Algorithm 1, there with p = 2.
     """
-    return Update(SAM, (("radius", checks.number("radius", radius, 0.0)),))
+    return Update(SAM, {"radius": checks.number("radius", radius, 0.0)})
 
 
 def own(

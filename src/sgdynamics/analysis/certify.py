@@ -23,21 +23,20 @@ import numpy as np
 from scipy import stats
 
 from sgdynamics import checks
-from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.analysis.certificate import Certificate, Check
 from sgdynamics.clock import clock
-from sgdynamics.limits.dmft import solve_dmft
-from sgdynamics.limits.ode import solve_ode
+from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension
 from sgdynamics.progress import meter
-from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.exact import ExactChain, check_room
-from sgdynamics.simulation.fixed_direct import DirectFixedData
-from sgdynamics.simulation.fixed_exact import ExactFixedData
+from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.running import run
+from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.ode import solve_ode
 
 SMALL = 50  # dimension of the test in law, where the rows and signals fit
 GROWING = (100, 400, 1600)
@@ -82,13 +81,10 @@ def certify(
     `runs` at each dimension: 1000 unless given, 400 on a fixed data set. `.passed`, `.checks`, `.paragraph` for an appendix; print it for
     a table. Assumes a start of one run, and `dimensions` large enough that terms beyond 1/d are below the errors.
     """
-    fixed = isinstance(algorithm, FixedData)
-    if fixed:
-        checked_fixed_data(algorithm)
-    else:
-        checked_algorithm(algorithm, any_update=True)
+    dynamics = dynamics_of("certify", problem, algorithm)
+    fixed = dynamics.has_data
     progress = checks.flag("progress", progress, unsaid=True)
-    begin = checked_start(problem, start)
+    begin = dynamics.start(start)
     if begin.runs != 1:
         raise checks.reject("start", f"{begin.runs} runs", "a certificate is about one start, from which all runs leave: give one run")
     runs = (RUNS_FIXED if fixed else RUNS) if runs is None else checks.whole("runs", runs, 50)
@@ -96,16 +92,16 @@ def certify(
     if level >= 1:
         raise checks.reject("level", level, "give the probability of a false alarm, above 0 and below 1")
     seed = checks.whole("seed", seed, 0)
-    small, growing = _dimensions(problem, algorithm, dimension, dimensions)
+    small, growing = _dimensions(dynamics, dimension, dimensions)
     when = {name: value for name, value in (("times", times), ("alpha", alpha), ("steps", steps)) if value is not None}
     when = when or ({"steps": STEPS} if fixed else {"alpha": ALPHA})
     if not fixed and "steps" in when:
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
         given = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
         when = {"alpha": np.atleast_1d(given) * (algorithm.batch / small)}
-    setting = _Setting(problem, algorithm, begin, runs, seed, when)
+    setting = _Setting(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
-    limit = algorithm.update is None if isinstance(algorithm, OnePassSGD) else True
+    limit = "other update" not in algorithm.kinds
     with meter("certificate", 2.0 + (1 + len(growing)) * limit, progress) as bar:
         pair = []
         for number, method in enumerate(("exact", "direct")):
@@ -143,9 +139,9 @@ def certify(
     )
 
 
-def _dimensions(problem: Problem, algorithm: Any, dimension: Any, dimensions: Any) -> tuple[int, tuple[int, ...]]:
+def _dimensions(dynamics: Dynamics, dimension: Any, dimensions: Any) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
-    fixed = isinstance(algorithm, FixedData)
+    problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for _, fraction in problem.covariance)
     small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
@@ -170,15 +166,14 @@ def _dimensions(problem: Problem, algorithm: Any, dimension: Any, dimensions: An
 class _Setting:
     """What all runs of a certificate share."""
 
-    problem: Problem
-    algorithm: Any
+    dynamics: Dynamics
     begin: Start
     runs: int
     seed: int
     when: dict[str, Any]
 
     def clock(self, dimension: int) -> Any:
-        return clock(self.algorithm, **self.when, dimension=dimension, whole_steps=True)
+        return clock(self.dynamics.algorithm, **self.when, dimension=dimension, whole_steps=True)
 
     def steps(self, dimension: int) -> np.ndarray:
         """Save points in steps, at least one and each once."""
@@ -190,18 +185,11 @@ class _Setting:
 
     def simulate(self, dimension: int, method: str, *, seed_shift: int) -> tuple[dict[str, np.ndarray], Any]:
         """Entries (run, time, entry) of every overlap, NaN where a run has diverged, and the clock; no risk, which is not needed."""
-        steps, (d, sizes) = self.steps(dimension), check_dimension(self.problem, dimension)
-        begin = broadcast_runs(self.begin, self.runs)
+        steps, (d, sizes) = self.steps(dimension), self.dynamics.at_dimension(dimension)
         seed = 64 * self.seed + seed_shift
-        if isinstance(self.algorithm, FixedData):
-            if method == "exact":
-                simulator: Any = ExactFixedData(self.problem, self.algorithm, begin, d, sizes, seed)
-            else:
-                simulator = DirectFixedData(self.problem, self.algorithm, begin, d, sizes, "float64", seed, False)
-        else:
-            simulator = (ExactChain if method == "exact" else DirectSGD)(self.problem, self.algorithm, begin, d, sizes)
+        simulator = self.dynamics.simulator(method, broadcast_runs(self.begin, self.runs), d, sizes, seed=seed)
         overlaps, _ = run(simulator, self.runs, steps, seed, "", False)
-        return entries(self.problem, overlaps), self.clock(dimension)
+        return entries(self.dynamics.problem, overlaps), self.clock(dimension)
 
 
 def entries(problem: Problem, overlaps: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -258,8 +246,8 @@ def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
     """One solution, at the whole steps of every dimension."""
     points = [np.asarray(one.alpha, dtype=np.float64) for one in clocks]
     every, where = np.unique(np.concatenate(points), return_inverse=True)
-    found = solve_ode(setting.problem, setting.algorithm, setting.begin, alpha=every)
-    values = entries(setting.problem, _blocks(found))
+    found = solve_ode(setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, alpha=every)
+    values = entries(setting.dynamics.problem, _blocks(found))
     places = np.split(where, np.cumsum([len(part) for part in points])[:-1])
     quadrature = max(float(found.attrs.get(name, 0.0)) for name in ("error_quadrature", "error_quadrature_risk"))
     integrator = float(found.attrs["error_integrator"])
@@ -270,10 +258,12 @@ def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
 def _dmft(setting: _Setting, paths: int) -> _Theory:
     steps = setting.steps(1)
     settings = {"paths": paths, "replicates": REPLICATES, "seed": setting.seed, "progress": False}
-    found = solve_dmft(setting.problem, setting.algorithm, setting.begin, steps=steps, **settings)
+    found = solve_dmft(setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, steps=steps, **settings)
     # blocks are added up: the standard errors are of the sums
-    values = {name: value[0] for name, value in entries(setting.problem, _blocks(found, add=True)).items()}
-    errors = {name: value[0] for name, value in entries(setting.problem, _blocks(found, add=True, suffix="_standard_error")).items()}
+    values = {name: value[0] for name, value in entries(setting.dynamics.problem, _blocks(found, add=True)).items()}
+    errors = {
+        name: value[0] for name, value in entries(setting.dynamics.problem, _blocks(found, add=True, suffix="_standard_error")).items()
+    }
     share = float(found.attrs.get("error_quadrature", 0.0))
     return _Theory([values], errors, share, math.nan, 0.0)
 

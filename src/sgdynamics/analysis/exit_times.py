@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,22 +13,22 @@ import xarray as xr
 from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.clock import plan_steps
+from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
+from sgdynamics.clock import Clock, plan_steps
+from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
-from sgdynamics.gaussian.moments import Rule, nodes_for, risk, risk_nodes
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
-from sgdynamics.limits import integration
-from sgdynamics.limits.drift import drift, finite_numbers
-from sgdynamics.limits.ode import tolerances
-from sgdynamics.limits.sde import SdePaths, refuse_without_noise, step_length
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN, rule_for
+from sgdynamics.limits.drift import drift
+from sgdynamics.limits.integration import Case, Solved, Watch, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.spiked_tensor import SpikedTensor
-from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.problems.starts import Start
+from sgdynamics.progress import warn
 from sgdynamics.reach import check_steps
-from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.running import first_passage
 
 METHODS = ("ode", "sde", "exact", "direct")
@@ -105,34 +102,14 @@ class ExitTimes:
 
 
 @dataclass(frozen=True)
-class _Watch:
-    """What is watched, as a number that falls below a level when a run leaves. Holds no numbers, so that none is compiled in."""
-
-    structure: Structure
-    rule: Rule
-    criterion: str | Callable[[dict[str, Any]], Any]
-
-    def value(self, parameters: Any, nodes: Any, overlaps: dict[str, Any]) -> Any:
-        structure = self.structure
-        if self.criterion == "overlap":
-            return -jnp.max(jnp.abs(jnp.sum(overlaps["M"], axis=0)))
-        if callable(self.criterion):
-            return jnp.asarray(self.criterion(public_state(overlaps)), dtype=overlaps["a"].dtype)
-        _, omega, means = effective_overlaps(structure, parameters, overlaps["M"], overlaps["Q"])
-        value = risk(structure, self.rule, nodes, parameters, omega, overlaps["a"], means)
-        return value - 0.5 * parameters["noise"] if structure.has_excess else value
-
-
-@dataclass(frozen=True)
 class _See:
     """Notes the first step after which the watched number is below its level; where steps are long, the point between two of them."""
 
-    watch: _Watch
+    watch: Watch
     between: bool
 
-    def __call__(self, given: Any, seen: dict[str, Any], made: Any, overlaps: dict[str, Any]) -> dict[str, Any]:
-        parameters, nodes = given
-        value = self.watch.value(parameters, nodes, overlaps)
+    def __call__(self, given: Any, seen: dict[str, Any], made: Any, state: dict[str, Any]) -> dict[str, Any]:
+        value = self.watch.value(given, state)
         now = (seen["left"] < 0) & (value < seen["level"])
         when = jnp.asarray(made, jnp.float64)
         if self.between:
@@ -140,21 +117,16 @@ class _See:
         return {"left": jnp.where(now, when, seen["left"]), "value": value, "level": seen["level"]}
 
 
-def public_state(overlaps: dict[str, Any]) -> dict[str, Any]:
-    """M (units x signals), Q (units x units) and a of the full rows: what a user's criterion sees."""
-    return {"M": jnp.sum(overlaps["M"], axis=0), "Q": jnp.sum(overlaps["Q"], axis=0), "a": overlaps["a"]}
-
-
 @partial(jax.jit, static_argnums=0)
-def _values(watch: _Watch, parameters: Any, nodes: Any, states: Any) -> Any:
-    return jax.vmap(partial(watch.value, parameters, nodes))(states)
+def _values(watch: Watch, shared: Any, states: Any) -> Any:
+    return jax.vmap(partial(watch.value, shared))(states)
 
 
 @float64
 def exit_time(
-    problem: Problem,
+    problem: Problem | SpikedTensor | Dynamics,
     algorithm: OnePassSGD,
-    start: Start,
+    start: Start | SpikedStart | Any,
     *,
     threshold: float = 0.2,
     method: str = "ode",
@@ -173,41 +145,109 @@ def exit_time(
     before anything is learned). A function of the state {"M", "Q", "a"} (JAX arrays of one run) stands in place of the risk.
     Problems whose loss is not squared are judged by the risk. `max_time` (in t) is 50 times the width unless given.
     """
+    asked = prepare_exits(
+        problem,
+        algorithm,
+        start,
+        threshold=threshold,
+        method=method,
+        dimension=dimension,
+        runs=runs,
+        seed=seed,
+        max_time=max_time,
+        criterion=criterion,
+        progress=progress,
+    )
+    warn_if_no_growth(asked)
+    if asked.away.all():
+        times, diverged, tired = np.zeros(len(asked.away)), *np.zeros((2, len(asked.away)), dtype=bool)
+    elif method == "ode":
+        (found,) = run_cases([asked.case()])
+        if isinstance(found, ValueError):
+            raise found
+        return finish_exits(asked, found)
+    else:
+        times, diverged = _simulated_exits(asked)
+        tired = np.zeros_like(diverged)
+    return _answer(asked, times, diverged, tired)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The question of exit times, checked: what is watched, from where, and until when."""
+
+    dynamics: Dynamics
+    begin: Any
+    dimension: int | None
+    sizes: Any
+    watch: Watch
+    shared: Any
+    seen: dict[str, np.ndarray]
+    threshold: float
+    criterion: Any
+    method: str
+    end: float
+    seed: int
+    progress: bool | None
+
+    @property
+    def away(self) -> np.ndarray:
+        """Runs that have left at once."""
+        return self.seen["left"] >= 0
+
+    def case(self, chosen: Any = None) -> Case:
+        """Those that have not (or those chosen) as one solve that stops where they leave; of sampled expectations one replicate."""
+        prepared = self.dynamics.prepare(self.begin, Clock(np.array([self.end]), None, None), self.dimension)
+        case = self.dynamics.case(prepared)
+        chosen = ~self.away if chosen is None else chosen
+        states = {name: value[chosen] for name, value in case.states.items()}
+        each = jax.tree.map(lambda leaf: leaf[:1], case.each)
+        shared = {**case.shared, **self.shared}
+        return replace(case, each=each, shared=shared, states=states, watch=self.watch, levels=self.seen["level"][chosen])
+
+
+def prepare_exits(
+    problem: Any,
+    algorithm: Any,
+    start: Any,
+    *,
+    threshold: float = 0.2,
+    method: str = "ode",
+    dimension: Any = None,
+    runs: Any = None,
+    seed: Any = 0,
+    max_time: Any = None,
+    criterion: Any = "risk",
+    progress: Any = None,
+) -> Asked:
+    """The checks of exit_time."""
     checks.outside_jit("exit_time")
-    if checked_kind(problem) == SpikedTensor.kind:
-        raise checks.reject(
-            "problem",
-            problem,
-            "exit times are found inside a run for problems that are stated by fields: for a spiked tensor, save a trajectory (solve_ode, "
-            "solve_sde, simulate) and take sgd.exit_time_of(trajectory, threshold)",
-        )
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
+    question = {"ode": "exit_time by the ODE", "sde": "solve_sde"}.get(method, "exit_time by runs")
+    dynamics = dynamics_of(question, problem, algorithm)
     progress = checks.flag("progress", progress, unsaid=True)
-    checked_algorithm(algorithm, any_update=method in ("exact", "direct"))
     constant_rate(algorithm, "exit times")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
     seed = checks.whole("seed", seed, 0)
-    end = TIMES_A_UNIT * problem.width if max_time is None else checks.number("max_time", max_time, above=0.0)
+    end = TIMES_A_UNIT * getattr(problem, "width", 1) if max_time is None else checks.number("max_time", max_time, above=0.0)
     if method != "ode" and dimension is None:
         raise checks.reject("dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d')
-    if method != "ode" and algorithm.lr == 0.0:
+    if method != "ode" and algorithm.flow:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
-    d, sizes = (None, None) if dimension is None else check_dimension(problem, dimension)
-    if method == "sde":
-        refuse_without_noise(problem)
-    elif d is not None and method != "ode":
-        check_steps("max_time", end, end * d / algorithm.lr, "give less: runs stop once they have left")
-    if sizes is not None and method == "exact":
-        check_room(problem, algorithm, sizes)
-    begin = broadcast_runs(checked_start(problem, start), runs)
-    watch = _Watch(problem.structure, rule_for(problem, begin.Q_blocks, MARGIN), criterion)
+    d, sizes = (None, None) if dimension is None else dynamics.at_dimension(dimension)
+    if method in ("exact", "direct"):
+        checks.choice("method", method, dynamics.methods)
+        check_steps("max_time", end, end * float(d or 1) / algorithm.lr, "give less: runs stop once they have left")
+    begin = dynamics.start(start, runs)
+    states = dynamics.states(begin)
     if callable(criterion):
-        _check_criterion(problem, criterion)
-    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, watch.rule).items()}
-    states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
-    first = np.asarray(_values(watch, problem.parameters, nodes, states))
+        first_state = {name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()}
+        call = "one state {" + ", ".join(f'"{name}"' for name in first_state) + "}"
+        checked_function("criterion", criterion, (first_state,), takes="state", call=call, differentiated=False)
+    watch, shared = dynamics.watched(criterion, begin, d)
+    first = np.asarray(_values(watch, shared, states))
     if criterion == "overlap":
         levels = np.full(begin.runs, -threshold)
     else:
@@ -217,21 +257,23 @@ def exit_time(
                 "has no meaning: start from a state where it is positive"
             )
         levels = (1 - threshold) * first
-    if algorithm.update is None:
-        _warn_if_no_growth(problem, algorithm, begin)
     seen = {"left": np.where(first < levels, 0.0, -1.0), "value": first, "level": levels}
-    away = seen["left"] >= 0
-    diverged, tired = np.zeros(begin.runs, dtype=bool), np.zeros(begin.runs, dtype=bool)
-    times = np.where(away, 0.0, np.nan)
-    if not away.all():
-        if method == "ode":
-            times[~away], diverged[~away], tired[~away] = _ode_exits(problem, algorithm, begin, d, watch, nodes, levels, end, ~away)
-        else:
-            assert d is not None
-            times, diverged = _simulated_exits(problem, algorithm, begin, method, d, sizes, watch, nodes, seen, end, seed, progress)
+    return Asked(dynamics, begin, d, sizes, watch, shared, seen, threshold, criterion, method, end, seed, progress)
+
+
+def finish_exits(asked: Asked, found: Solved) -> ExitTimes:
+    """Exit times by the ODE, from what ran."""
+    times, (diverged, tired) = np.where(asked.away, 0.0, np.nan), np.zeros((2, len(asked.away)), dtype=bool)
+    times[~asked.away], diverged[~asked.away], tired[~asked.away] = found.exits[0], found.blown[0], found.tired
+    return _answer(asked, times, diverged, tired)
+
+
+def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.ndarray) -> ExitTimes:
+    algorithm, criterion = asked.dynamics.algorithm, asked.criterion
     name = criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "function")
-    result = ExitTimes(times, threshold, name, method, end, d, algorithm.lr, algorithm.batch, diverged, tired)
-    _report(result, stacklevel=4)
+    setting = (asked.threshold, name, asked.method, asked.end, asked.dimension, algorithm.lr, algorithm.batch)
+    result = ExitTimes(times, *setting, diverged, tired)
+    _report(result)
     return result
 
 
@@ -242,14 +284,7 @@ def _threshold(value: Any) -> float:
     return threshold
 
 
-def _check_criterion(problem: Problem, criterion: Callable[..., Any]) -> None:
-    p, k = problem.width, problem.signals
-    state = {"M": np.zeros((p, k)), "Q": np.eye(p), "a": np.ones(p)}
-    call = 'one state {"M", "Q", "a"}'
-    checked_function("criterion", criterion, (state,), takes="state", call=call, differentiated=False)
-
-
-def _report(result: ExitTimes, stacklevel: int) -> None:
+def _report(result: ExitTimes) -> None:
     if result.left == result.runs:
         return
     blown = int(result.diverged.sum())
@@ -258,134 +293,31 @@ def _report(result: ExitTimes, stacklevel: int) -> None:
     parts = [f"{late} had not left by max_time = {result.max_time:g}"] if late else []
     parts += [f"{blown} diverged"] if blown else []
     parts += [f"{tired} ran out of the integrator's steps"] if tired else []
-    warnings.warn(
-        f"exit_time: of {result.runs} runs {' and '.join(parts)}; they are NaN in .times, and .mean is over the {result.left} that left",
-        stacklevel=stacklevel,
-    )
+    warn(f"exit_time: of {result.runs} runs {' and '.join(parts)}; they are NaN in .times, and .mean is over the {result.left} that left")
 
 
-def _simulated_exits(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    begin: Start,
-    method: str,
-    d: int,
-    sizes: Any,
-    watch: _Watch,
-    nodes: Any,
-    seen: dict[str, np.ndarray],
-    end: float,
-    seed: int,
-    progress: bool | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    length = algorithm.lr / d
-    if method == "exact":
-        simulator: ExactChain | DirectSGD | SdePaths = ExactChain(problem, algorithm, begin, d, sizes)
-    elif method == "direct":
-        simulator = DirectSGD(problem, algorithm, begin, d, sizes)
-    else:
+def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
+    dynamics, d, begin, end = asked.dynamics, asked.dimension, asked.begin, asked.end
+    assert d is not None
+    length = dynamics.algorithm.lr / d
+    if asked.method == "sde":
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time
-        reach, *_ = _ode_exits(problem, algorithm, begin, None, watch, nodes, seen["level"], end, np.arange(begin.runs) == 0)
-        scale = end if np.isnan(reach[0]) else float(min(end, 2 * reach[0]))
-        length = min(step_length(problem, algorithm, begin, d, sizes, scale)[0], scale / SDE_STEPS)
-        simulator = SdePaths(problem, algorithm, begin, d, sizes, True)
+        noiseless = replace(asked, dimension=None)
+        (reach,) = run_cases([noiseless.case(np.arange(begin.runs) == 0)])
+        if isinstance(reach, ValueError):
+            raise reach
+        scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
+        length = min(dynamics.sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
+        simulator = dynamics.paths_of_sde(begin, d, asked.sizes, True)
         simulator.set_steps(*plan_steps(np.array([end]), length))
         length = float(simulator.lengths[0])
+    else:
+        simulator = dynamics.simulator(asked.method, begin, d, asked.sizes, seed=asked.seed)
     last = int(np.ceil(end / length - 1e-9))
-    see, given = _See(watch, between=method == "sde"), (problem.parameters, nodes)
-    left, diverged = first_passage(simulator, seen, see, given, last, seed, f"exit times, {method}, d = {d}", progress)
+    see = _See(asked.watch, between=asked.method == "sde")
+    label = f"exit times, {asked.method}, {dynamics.letter} = {d}"
+    left, diverged = first_passage(simulator, asked.seen, see, asked.shared, last, asked.seed, label, asked.progress)
     return left * length, diverged
-
-
-def _ode_exits(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    begin: Start,
-    d: int | None,
-    watch: _Watch,
-    nodes: Any,
-    levels: np.ndarray,
-    end: float,
-    chosen: np.ndarray,
-) -> tuple[np.ndarray, ...]:
-    flow = algorithm.lr == 0.0
-    finite, tolerance = setting_of(problem, algorithm, begin, d, watch.rule)
-    drift_nodes = {name: value[0] for name, value in nodes_for(problem.structure, watch.rule, flow).items()}
-    states = {"M": begin.M_blocks[chosen], "Q": begin.Q_blocks[chosen], "a": begin.a[chosen]}
-    numbers = (drift_nodes, nodes, problem.parameters, algorithm.parameters, finite, states, levels[chosen], np.float64(end), tolerance)
-    found = _ode_exit(watch, algorithm.batch, flow, *numbers)
-    return finished_exits(watch, algorithm.batch, flow, numbers, found)
-
-
-def setting_of(problem: Problem, algorithm: OnePassSGD, begin: Start, d: int | None, rule: Rule) -> tuple[Any, dict[str, Any]]:
-    """What the drift needs to know of a finite d, with one replicate of its points, and the tolerance, by the rules of `solve_ode`."""
-    finite = None if d is None or algorithm.flow else finite_numbers(problem, d, algorithm.batch)
-    tolerance = tolerances(problem, algorithm, begin, rule, finite, None, None)
-    if finite is not None and "points" in finite:
-        finite["points"] = {name: value[0] for name, value in finite["points"].items()}
-    return finite, tolerance
-
-
-def finished_exits(watch: _Watch, batch: int, flow: bool, numbers: tuple[Any, ...], found: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-    """Exit times, who diverged and who ran out of steps: what the explicit method does not finish goes on by LSODA."""
-    drift_nodes, nodes, parameters, algorithm, finite, _, levels, end, tolerance = numbers
-    times, left, full = (np.array(part) for part in found[:3])
-    tired = np.zeros_like(full)
-    value = jax.jit(partial(watch.value, parameters, nodes))
-    for run in np.flatnonzero(full):
-        long = integration.LongRun(watch.structure, watch.rule, batch, flow, drift_nodes, parameters, algorithm, finite)
-        state = {name: np.asarray(part[run]) for name, part in found[3].items()}
-        level = float(levels[run])
-        until = long.follow(
-            state, float(times[run]), np.array([float(end)]), tolerance, 1 / integration.MARGIN, lambda y, level=level: value(y) - level
-        )
-        times[run], left[run], tired[run] = until.time, until.ended == "event", until.ended == "tired"
-    # stopped before the end without leaving: overlaps beyond every bound
-    blown = ~left & ~tired & (times < end * (1 - 1e-12))
-    return np.where(left, times, np.nan), blown, tired
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _ode_exit(
-    watch: _Watch,
-    batch: int,
-    flow: bool,
-    drift_nodes: Any,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    finite: Any,
-    states: Any,
-    levels: Any,
-    end: Any,
-    tolerance: Any,
-) -> tuple[Any, Any, Any, Any]:
-    """When each run stopped, whether it had left, whether its steps had run out, and its state there."""
-
-    def one(state: Any, level: Any) -> tuple[Any, Any, Any, Any]:
-        found = integration.integrate(
-            watch.structure,
-            watch.rule,
-            batch,
-            flow,
-            False,
-            drift_nodes,
-            parameters,
-            algorithm,
-            finite,
-            state,
-            jnp.array([end]),
-            rtol=tolerance["rtol"],
-            atol=tolerance["atol"],
-            watch=lambda y: watch.value(parameters, nodes, y) - level,
-        )
-        states, times = integration.parts(found)
-        last: Any = jax.tree.map(lambda leaf: leaf[0], states[1])
-        stopped: Any = found.event_mask
-        left = stopped & (jnp.sum(jnp.abs(last["Q"])) < integration.LARGEST / 2)
-        return times[1][0], left, found.result == diffrax.RESULTS.max_steps_reached, last
-
-    return jax.vmap(one)(states, levels)
 
 
 def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "risk") -> ExitTimes:
@@ -423,17 +355,20 @@ def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "
     dimension = trajectory.attrs.get("dimension")
     method = str(trajectory.attrs.get("method", "trajectory"))
     result = ExitTimes(times, threshold, criterion, method, float(t[-1]), dimension, diverged=diverged)
-    _report(result, stacklevel=3)
+    _report(result)
     return result
 
 
-def _warn_if_no_growth(problem: Problem, algorithm: OnePassSGD, begin: Start) -> None:
+def warn_if_no_growth(asked: Asked) -> None:
     """On the sphere the noise of SGD shrinks overlaps: say so where lr is too large for any to grow.
 
     Where M = 0 is a fixed point of the drift (even activations), the growth rates on the plateau are the eigenvalues of d(dM/dt)/dM
     at M = 0, which is affine in lr. They are needed at the start's Q, and at Q = 1 1^T, where the units of a network that learns end up.
     """
-    if not problem.structure.sphere or algorithm.lr == 0.0 or problem.structure.blocks > 1 or problem.structure.trained:
+    problem, algorithm, begin = asked.dynamics.problem, asked.dynamics.algorithm, asked.begin
+    if "fields" not in problem.kinds or not problem.structure.sphere or algorithm.flow or algorithm.update is not None:
+        return
+    if problem.structure.blocks > 1 or problem.structure.trained:
         return
     p, k = problem.width, problem.signals
     places = [("at this start", begin.Q_blocks[0])]
@@ -453,10 +388,9 @@ def _warn_if_no_growth(problem: Problem, algorithm: OnePassSGD, begin: Start) ->
         bound = 0.0
         if _growth(0.0, slope, bend) > 0:
             bound = float(np.asarray(optimize.brentq(_growth, 0.0, algorithm.lr, args=(slope, bend))))
-        warnings.warn(
+        warn(
             f"lr = {algorithm.lr:g}: no overlap with the signals grows {where} (largest rate {now:.3g} per unit of t), so SGD does not "
-            + (f"learn; take lr below {bound:.4g}" if bound > 0 else "learn, at any learning rate"),
-            stacklevel=5,
+            + (f"learn; take lr below {bound:.4g}" if bound > 0 else "learn, at any learning rate")
         )
         return
 
@@ -469,7 +403,7 @@ def _growth(lr: float, slope: np.ndarray, bend: np.ndarray) -> float:
 def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> tuple[bool, np.ndarray, np.ndarray]:
     """Whether dM/dt = 0 at M = 0, and the matrices A, B of d(dM/dt)/dM = A + lr B there."""
     rule = rule_for(problem, Q[None], MARGIN)
-    nodes = {name: value[0] for name, value in nodes_for(problem.structure, rule, flow=False).items()}
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, flow=False).items()}
     size = problem.width * problem.signals
     rates, slopes = _plateau_slopes(problem.structure, rule, batch, nodes, problem.parameters, Q, head)
     slopes = np.asarray(slopes).reshape(2, size, size)

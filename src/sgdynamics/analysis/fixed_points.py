@@ -25,15 +25,14 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked import spiked_fixed_points
+from sgdynamics.dynamics.fields import KINKED_TOLERANCE
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.mehler import MOST_TERMS
-from sgdynamics.gaussian.moments import GRID, Rule, by_clusters, drift_sampled, nodes_for, sampled
-from sgdynamics.gaussian.nodes import gauss_hermite_grid, sobol_normals
-from sgdynamics.gaussian.risk import risk_by, rule_for
+from sgdynamics.gaussian.risk import risks_by, rule_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.limits.integration import LARGEST
-from sgdynamics.limits.ode import KINKED_TOLERANCE
 from sgdynamics.precision import float64
-from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
@@ -123,7 +122,7 @@ def fixed_points(
     given = None if starts is None else checked_start(problem, starts)
     if given is None and tries == 0:
         raise checks.reject("tries", tries, "give starts, or a number of tries above 0")
-    rough = bool(problem.structure.kinks) and drift_sampled(problem.structure)
+    rough = bool(problem.structure.kinks) and expectation_of(problem.structure).drift_sampled
     limit = tolerance or (KINKED_TOLERANCE if rough else TOLERANCE)
     X, a = _first_rows(problem, given, tries, seed)
     runs = tries // 4 + (0 if given is None else given.runs)
@@ -209,7 +208,7 @@ class _System:
         self.problem, self.algorithm, self.rule = problem, algorithm, rule
         self.structure = structure = problem.structure
         self.flow = algorithm.lr == 0.0
-        self.nodes, self.coarse_nodes = _nodes(structure, rule, self.flow)
+        self.nodes, self.coarse_nodes = expectation_of(structure).search_nodes(rule, self.flow)
         B, p, K = structure.blocks, structure.width, structure.signals
         self.shapes = {"M": (B, p, K), "Q": (B, p, p), "a": (p,)}
         size = B * p * (K + p) + p
@@ -233,7 +232,7 @@ class _System:
             columns += list(np.eye(size)[-p:])
         out = np.array(columns).T
         self.frame = {"out": out, "back": np.linalg.pinv(out)}
-        self.edge = EDGE if not structure.kinks else 10 * EDGE if sampled(structure, self.flow) else 0.0
+        self.edge = EDGE if not structure.kinks else 10 * EDGE if expectation_of(structure).sampled(self.flow) else 0.0
 
     def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Drift (point, replicate, coordinate) and Jacobian, in chunks."""
@@ -280,32 +279,6 @@ class _System:
 
 def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, 0.0)
-
-
-def _nodes(structure: Structure, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
-    """The nodes of the drift, with Sobol points that have every sign of the students' coordinates; and coarser ones, for a grid.
-
-    What is odd in a coordinate then averages to 0 exactly, so that the sampled drift is smooth up to the edge of the physical region,
-    where a coordinate of the root of Omega is a square root of the overlaps.
-    """
-    nodes = dict(nodes_for(structure, rule, flow)) or {"none": np.zeros((1, 1))}
-    p, K = structure.width, structure.signals
-    coarse = None
-    if "points" in nodes and p <= 6 and not by_clusters(structure):
-        replicates, count, size = nodes["points"].shape
-        points = np.array(sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False))
-        signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
-        every = np.repeat(points[:, None], len(signs), axis=1)
-        for first in range(K, size - 1, structure.fields):  # with kinks the points are pairs
-            every[..., first : first + p] *= signs[:, None, :]
-        every = every.reshape(replicates, -1, size)
-        nodes["points"] = every if structure.kinks else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True))
-    if "grid" in nodes and K in GRID:
-        grid, weights = gauss_hermite_grid(GRID[K] * 2 // 3, K)
-        filled = np.zeros_like(nodes["grid"]), np.zeros_like(nodes["grid_weights"])  # to the same shape: no second compilation
-        filled[0][:, : len(grid)], filled[1][:, : len(grid)] = grid, weights
-        coarse = {**nodes, "grid": filled[0], "grid_weights": filled[1]}
-    return nodes, coarse
 
 
 def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -481,7 +454,7 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
     omega = overlap_matrix(state["M"], state["Q"], problem.gram)
     lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
     physical = lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
-    risk = risk_by(problem, system.rule, state["M"], state["Q"], state["a"])[0]
+    risk = risks_by(problem.structure, system.rule, [problem.parameters], [state])[0].risk
     jacobians = _jacobians(system, roots)
     rates = system.rates(roots.y, roots.base, 0.0)[0]
     if system.coarse_nodes is not None:
@@ -504,8 +477,9 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
         if same:
             found[same[0]] = replace(found[same[0]], found=found[same[0]].found + 1)
             continue
-        if isinstance(problem.structure.loss, CommitteeLoss):
-            error += risk_by(problem, system.rule, *(part[n : n + 1] for part in state.values()))[2] * float(np.abs(roots.y[n]).max())
+        if expectation_of(problem.structure).series:
+            own = {name: part[n : n + 1] for name, part in state.items()}
+            error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[0].worst * float(np.abs(roots.y[n]).max())
         growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
         M, Q, a = (part[n] for part in state.values())
         inner, lengths = Q.sum(axis=0), np.sqrt(np.abs(np.diag(Q.sum(axis=0))))

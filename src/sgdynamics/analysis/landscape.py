@@ -19,33 +19,24 @@ same expectation is taken in the plane of w and v, with the point masses of f'' 
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.gaussian import curvature
-from sgdynamics.gaussian.moments import GRID, Rule, exact_pairs, generic_conditional_means, nodes_for, relu_conditional_means
-from sgdynamics.gaussian.nodes import PIVOT, gauss_hermite_grid, safe_ratio, sobol_normals
+from sgdynamics.dynamics.fields import WARN_ABOVE
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.curvature import Curvature
+from sgdynamics.gaussian.nodes import PIVOT
 from sgdynamics.gaussian.risk import rule_for
-from sgdynamics.limits.ode import WARN_ABOVE
 from sgdynamics.precision import float64
-from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.losses import CommitteeLoss, squared
-from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
 
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
 ROUNDING = 1e-14  # of an entry of the Hessian, relative to the largest
 MOST_DIMENSIONS = 10**18
-REPLICATES = 4
-LOG2_POINTS = 14  # a replicate, where the loss is a user's own
 
 
 @dataclass(frozen=True)
@@ -79,14 +70,6 @@ class HessianSpectrum:
 
     def _count(self, chosen: np.ndarray) -> int:
         return sum(times for times, counts in zip(self.multiplicities, chosen.tolist(), strict=True) if counts)
-
-
-class _Curvature(NamedTuple):
-    """In whitened coordinates: the Hessian on the frame (p, D, p, D), E[h_ij] outside of it (p, p), and the gradient (p, D)."""
-
-    inside: np.ndarray
-    outside: np.ndarray
-    gradient: np.ndarray
 
 
 @float64
@@ -136,7 +119,9 @@ def hessian_spectrum(
     eigenvalues = np.asarray(problem.parameters["eigenvalues"])
     columns = problem.structure.fields
     scale = np.sqrt(np.repeat(eigenvalues, columns))
-    versions, replicates = _curvatures(problem, begin.Q_blocks[run : run + 1], begin.a[run], rows * scale, signals * scale)
+    rule = rule_for(problem, begin.Q_blocks[run : run + 1], 1.0)
+    given = (problem.structure, rule, problem.parameters, begin.a[run], rows * scale, signals * scale)
+    versions, replicates = expectation_of(problem.structure).curvatures(*given)
     parts = [np.stack(part) for part in zip(*(_unwhitened(one, rows, scale, eigenvalues, limit) for one in versions), strict=True)]
     if replicates:
         inside, outside, gradient = (part.mean(axis=0) for part in parts)
@@ -177,146 +162,8 @@ def _frame_rows(problem: Problem, begin: Start, run: int) -> tuple[np.ndarray, n
     return rows, signals
 
 
-def _curvatures(problem: Problem, Q: np.ndarray, head: np.ndarray, rows: np.ndarray, signals: np.ndarray) -> tuple[list[_Curvature], bool]:
-    """The curvature at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
-    structure = problem.structure
-    if not exact_pairs(structure):
-        return _sampled_curvatures(problem, head, rows, signals), True
-    loss = structure.loss
-    rule = rule_for(problem, Q, 1.0)
-    committee = isinstance(loss, CommitteeLoss)
-    p = len(rows)
-    c = -head / p if loss.outer is squared else np.zeros(p)
-    parts = [curvature.pair_curvature(loss.student, loss.student, rule.terms, rows, rows)]
-    fields = rows
-    if committee:
-        teacher_head = problem.parameters["teacher_head"]
-        c = np.concatenate([c, teacher_head / len(teacher_head)])
-        parts.append(curvature.pair_curvature(loss.student, loss.teacher, rule.terms, rows, signals))
-        fields = np.concatenate([rows, signals])
-    tables, first, second = (np.concatenate(arrays, axis=axis) for arrays, axis in zip(zip(*parts, strict=True), (4, 1, 1), strict=True))
-    versions = [_network_curvature(table, first, second, -head / p, c, rows, fields) for table in tables]
-    if committee:
-        return versions, False
-    targets = _target_curvatures(problem, rule, head, rows, signals)
-    sampled = structure.signals not in GRID
-    own = versions[:1] * len(targets) if sampled else versions
-    return [_Curvature(*(a + b for a, b in zip(*both, strict=True))) for both in zip(own, targets, strict=True)], sampled
-
-
-def _network_curvature(table: Any, first: Any, second: Any, lead: Any, c: Any, rows: Any, fields: Any) -> _Curvature:
-    """E[h_ij x x^T] from h_ij = lead_i [delta_ij s''_i sum_c c_c g_c + c_j s'_i s'_j]."""
-    p, D = rows.shape
-    ww, wv = (lead[:, None] * c) * table[0], (lead[:, None] * c) * table[1]
-    outside = wv[0, :, :p] + np.diag(ww[0].sum(axis=1))
-    gradient = ww[0].sum(axis=1)[:, None] * rows + wv[0] @ fields
-    mixed = np.einsum("ic,icm,icn->imn", ww[2], first, second)
-    own = np.einsum("ic,icm,icn->imn", ww[1], first, first) + np.einsum("ic,icm,icn->imn", ww[3], second, second)
-    own = own + mixed + np.swapaxes(mixed, -1, -2)
-    a, b = first[:, :p], second[:, :p]
-    cross = np.einsum("ij,ijm,ijn->imjn", wv[2, :, :p], a, b)
-    inside = np.einsum("ij,ijm,ijn->imjn", wv[1, :, :p], a, a) + np.einsum("ij,ijm,ijn->imjn", wv[3, :, :p], b, b)
-    inside = inside + cross + np.swapaxes(cross, 1, 3) + np.einsum("ij,mn->imjn", outside, np.eye(D))
-    inside[np.arange(p), :, np.arange(p), :] += own
-    return _Curvature(inside, outside, gradient)
-
-
-def _reduced(rows: np.ndarray, signals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Students and signals in p + K columns and an empty one that stands for all directions outside; the axes (D, p + K) back."""
-    axes, triangle = np.linalg.qr(np.concatenate([rows, signals]).T)
-    return np.concatenate([triangle.T, np.zeros((len(triangle), 1))], axis=1), axes
-
-
-def _lifted(found: tuple[Any, Any], axes: np.ndarray) -> _Curvature:
-    """The curvature from E[h x] in reduced columns (p, columns) and its derivative with respect to the rows."""
-    gradient, slope = (np.asarray(part) for part in found)
-    slope = (slope + np.transpose(slope, (2, 3, 0, 1))) / 2
-    outside = slope[:, -1, :, -1]
-    D, columns = axes.shape
-    inner = slope[:, :-1, :, :-1] - np.einsum("ij,mn->imjn", outside, np.eye(columns))
-    inside = np.einsum("iajb,ma,nb->imjn", inner, axes, axes, optimize=True) + np.einsum("ij,mn->imjn", outside, np.eye(D))
-    return _Curvature(inside, outside, gradient[:, :-1] @ axes.T)
-
-
-def _target_curvatures(problem: Problem, rule: Rule, head: np.ndarray, rows: np.ndarray, signals: np.ndarray) -> list[_Curvature]:
-    """What a target of the signals adds to the pairs of students: on a fine and a coarse grid, or on replicates of sampled ones."""
-    structure = problem.structure
-    fields, axes = _reduced(rows, signals)
-    rest = np.linalg.norm(rows - rows @ np.linalg.pinv(signals) @ signals, axis=1)
-    inside = np.flatnonzero(rest**2 <= PIVOT * np.sum(rows**2, axis=1)).tolist()
-    if structure.kinks and inside:
-        raise ValueError(
-            f"rows {inside} lie in the span of the signals: with a kinked activation and an arbitrary target no quadrature resolves the "
-            "curvature there; give a start with Q_ii a little larger"
-        )
-    nodes = nodes_for(structure, rule, flow=True)
-    grids = list(zip(nodes["grid"], nodes["grid_weights"], strict=True))
-    if structure.signals in GRID:
-        grids.append(gauss_hermite_grid(GRID[structure.signals] * 2 // 3, structure.signals))
-    return [_lifted(_target_slope(structure, problem.parameters, *grid, head, fields), axes) for grid in grids]
-
-
-@partial(jax.jit, static_argnums=0)
-def _target_slope(structure: Structure, parameters: Any, grid: Any, weights: Any, head: Any, fields: Any) -> tuple[Any, Any]:
-    """- (a_i/p) E[s'_i y x] for a target y, and its derivative with respect to the rows.
-
-    Given the coordinates zeta of x along the signals, lambda_i = t_i.zeta + |r_i| xi with r_i the rest of the row; the expectation over
-    xi is one-dimensional, and E[s' y x] = E[s' y zeta] along the signals and E[s'' y] r_i beyond.
-    """
-    loss, p = structure.loss, structure.width
-    axes, triangle = jnp.linalg.qr(fields[p:].T)
-    labels = weights * jax.vmap(lambda zeta: loss.label(triangle.T @ zeta, parameters))(grid)
-    means = relu_conditional_means if loss.student == NAMED["relu"] else partial(generic_conditional_means, loss.student)
-
-    def mean(students: Any) -> Any:
-        t = students @ axes
-        rest = students - t @ axes.T
-        # the tiny number gives the root a derivative at 0; what depends on it is even in it
-        spread = jnp.sqrt(jnp.sum(rest**2, axis=1) + 1e-200)
-        along = t @ grid.T
-        _, s1, s2 = means(along, jnp.broadcast_to(spread[:, None], along.shape))
-        return -(head / p)[:, None] * (((s1 * labels) @ grid) @ axes.T + (s2 @ labels)[:, None] * rest)
-
-    return mean(fields[:p]), jax.jacfwd(mean)(fields[:p])
-
-
-def _sampled_curvatures(problem: Problem, head: np.ndarray, rows: np.ndarray, signals: np.ndarray) -> list[_Curvature]:
-    """Any loss at all, from points: replicates."""
-    fields, axes = _reduced(rows, signals)
-    every = sobol_normals(fields.shape[1] + 1, LOG2_POINTS, REPLICATES, whiten=True)
-    return [_lifted(_sampled_slope(problem.structure, problem.parameters, points, head, fields), axes) for points in every]
-
-
-@partial(jax.jit, static_argnums=0)
-def _sampled_slope(structure: Structure, parameters: Any, points: Any, head: Any, fields: Any) -> tuple[Any, Any]:
-    """E[h z] (p, columns) and E[h_ij z z^T], lambda = fields @ z.
-
-    What a kink contributes to h_ij is a point mass: the jump of h_i where lambda_j meets it, averaged over the points of that plane.
-    """
-    p, z, noise = structure.width, points[:, : fields.shape[1]], points[:, -1]
-
-    def h(values: Any, draw: Any) -> Any:
-        return jax.grad(structure.loss)(values[:p], values[p:], head, draw, parameters)
-
-    values = z @ fields.T
-    gradient = jax.vmap(h)(values, noise)
-    curved = jax.vmap(jax.jacfwd(h))(values, noise)[:, :, :p]
-    slope = jnp.einsum("nij,na,nb->iajb", curved, z, z)
-    for j, kink in itertools.product(range(p), structure.kinks):
-        norm = jnp.sqrt(jnp.sum(fields[j] ** 2))
-        axis, near = safe_ratio(fields[j], norm), safe_ratio(kink * jnp.ones_like(norm), norm)
-        plane = z + (near - z @ axis)[:, None] * axis
-        # parallel units meet their kinks together: a little off at random, which is what rows a little apart would be
-        on_plane = plane @ fields.T + 1e-9 * jnp.roll(values, 1, axis=0) * (jnp.arange(len(fields)) != j)
-        step = 1e-7 * (jnp.arange(len(fields)) == j)
-        jump = jax.vmap(h)(on_plane + step, noise) - jax.vmap(h)(on_plane - step, noise)
-        density = safe_ratio(jnp.exp(-(near**2) / 2) / np.sqrt(2 * np.pi), norm)
-        slope = slope.at[:, :, j].add(density * jnp.einsum("ni,na,nb->iab", jump, plane, plane))
-    return gradient.T @ z / len(z), slope / len(z)
-
-
 def _unwhitened(
-    found: _Curvature, rows: np.ndarray, scale: np.ndarray, eigenvalues: np.ndarray, limit: str | None
+    found: Curvature, rows: np.ndarray, scale: np.ndarray, eigenvalues: np.ndarray, limit: str | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The matrices to diagonalise, in the coordinates of W: inside (a square matrix), outside (one p x p a block), gradient."""
     D = rows.shape[1]

@@ -27,13 +27,12 @@ from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.controls import Schedule
 from sgdynamics.gaussian import pairs
-from sgdynamics.gaussian.moments import Rule, nodes_for
-from sgdynamics.gaussian.moments import risk as population_risk
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, rule_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.losses import NetworkLoss
 from sgdynamics.problems.problem import Problem, Structure, gram_root
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, checked_kind, checked_start, overlap_matrix
@@ -217,7 +216,7 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     if flow <= 5 * scatter / np.sqrt(count):  # what sampling alone would show
         return np.inf, np.inf, np.inf, np.inf
     width = 1.0
-    if isinstance(structure.loss, NetworkLoss) and structure.has_excess:
+    if structure.has_excess:
         # the same signals, own parts drawn again: s(lambda) s(lambda') is what two units of infinitely many have in common
         again = np.concatenate([z[:, :k], z[:, fields:-1]], axis=1) @ root[k:].T
         one, other = (np.asarray(structure.loss.student(jnp.asarray(part))) for part in (students, again))
@@ -372,7 +371,7 @@ def _squared_slopes(structure: Structure, rule: Rule, variances: Any) -> Any:
 
 def _replicates(structure: Structure, rule: Rule) -> list[dict[str, np.ndarray]]:
     """The points of each replicate, one empty set where nothing is sampled."""
-    nodes = nodes_for(structure, rule, False) or {"none": np.zeros((1, 1))}
+    nodes = expectation_of(structure).nodes(rule, False)
     return [{name: value[index] for name, value in nodes.items()} for index in range(len(next(iter(nodes.values()))))]
 
 
@@ -382,8 +381,7 @@ def _rates(
 ) -> tuple[dict[str, Any], Any]:
     """The drift of many states, and the risk of the first."""
     rates = jax.vmap(lambda state: drift(structure, rule, nodes, parameters, algorithm, state, batch=batch))(states)
-    _, omega, _ = effective_overlaps(structure, parameters, states["M"][0], states["Q"][0])
-    return rates, population_risk(structure, rule, nodes, parameters, omega, states["a"][0])
+    return rates, risk_at(structure, rule, nodes, parameters, jax.tree.map(lambda value: value[0], states))
 
 
 def _root(

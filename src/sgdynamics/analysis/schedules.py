@@ -23,7 +23,8 @@ from scipy import optimize
 from sgdynamics import checks, functional
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.controls import Schedule, piecewise_rate
-from sgdynamics.gaussian.moments import Rule, by_clusters
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
@@ -195,7 +196,7 @@ def optimal_schedule(
     iterations = checks.whole("iterations", iterations, 1, 10**6)
     restarts, seed = checks.whole("restarts", restarts, 0, 10**6), checks.whole("seed", seed, 0)
     begin = checked_start(problem, start)
-    if by_clusters(problem.structure) and not np.any(problem.parameters["eigenvalues"]):
+    if expectation_of(problem.structure).jumps(problem.parameters):
         raise checks.reject("problem", problem, "without noise on its clusters the drift jumps and has no gradient: give a finite snr")
     low, high = _checked_range(problem, lr)
     if dimension is not None:

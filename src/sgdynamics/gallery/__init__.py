@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics import checks, files
 from sgdynamics.gallery.claims import WORDS, Judgement
 from sgdynamics.gallery.judges import dimension_free, effective_dynamics, escaping_mediocrity, quadratic_networks, rough_landscapes
 from sgdynamics.results import load, save
@@ -325,9 +324,8 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
     }
     try:
         fig, data = entry.function(quick=quick, seed=seed)
-        unfinished = picture.with_name(f".{stem}.{os.getpid()}.png")
-        fig.savefig(unfinished, dpi=110)
-        unfinished.replace(picture)
+        with files.whole(picture) as unfinished:
+            fig.savefig(unfinished, dpi=110, format="png")
         save(data, data_file)
         _close(fig)
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
@@ -335,9 +333,8 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
     except Exception as error:  # the other figures go on, and the page says what happened
         found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     found["seconds"] = round(time.perf_counter() - begin, 1)
-    unfinished = about.with_name(f".{about.name}.{os.getpid()}.part")
-    unfinished.write_text(json.dumps(found, indent=1))
-    unfinished.replace(about)
+    with files.whole(about) as unfinished:
+        unfinished.write_text(json.dumps(found, indent=1))
     return {**found, "made": True}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 from pathlib import Path
 from typing import Any
 
+from sgdynamics import files
 from sgdynamics.gallery.claims import POWER, RATE
 
 STYLE = """
@@ -29,9 +29,8 @@ def write_pages(out: str | Path, found: list[dict[str, Any]]) -> tuple[Path, Pat
     folder.mkdir(parents=True, exist_ok=True)
     pages = (folder / "index.md", folder / "index.html")
     for page, text in zip(pages, (markdown(found), webpage(folder, found)), strict=True):
-        unfinished = page.with_name(f".{page.name}.{os.getpid()}.part")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(page)
+        with files.whole(page) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     return pages
 
 

@@ -1,4 +1,4 @@
-"""E[F(u, v) x x^T] for pairs of fields u = w.x, v = v.x: what the Hessian of a two-layer network is made of.
+"""E[h_ij x x^T], the Hessian of the risk: of a two-layer network by pairs of fields, E[F(u, v) x x^T] with u = w.x, v = v.x; or sampled.
 
 F = f''(u) g(v) or f'(u) g'(v). For smooth functions by Stein's lemma,
 
@@ -10,23 +10,35 @@ masses of f'' and g' on their lines.
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.gaussian import closed, mehler, pairs, polar
-from sgdynamics.gaussian.nodes import safe_ratio
+from sgdynamics.gaussian.nodes import safe_ratio, sobol_normals
 from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.problem import Structure
 
 ONE_SIDED = 1e-12  # radians: aligned kinked fields are a limit, taken from the side; the Hessian is continuous there
 PIECEWISE_NODES, NODES = 18, 60  # a sector: piecewise polynomials with kinks at 0 only, and all others (kinks elsewhere need them)
 
+REPLICATES, LOG2_POINTS = 4, 14  # of any loss at all
+
 # derivatives (of f, of g) that multiply I, w w^T, w v^T + v w^T, v v^T in E[f'' g x x^T] and in E[f' g' x x^T]
 ORDERS = (((2, 0), (4, 0), (3, 1), (2, 2)), ((1, 1), (3, 1), (2, 2), (1, 3)))
+
+
+class Curvature(NamedTuple):
+    """In whitened coordinates: the Hessian on the frame (p, D, p, D), E[h_ij] outside of it (p, p), and the gradient (p, D)."""
+
+    inside: np.ndarray
+    outside: np.ndarray
+    gradient: np.ndarray
 
 
 def pair_curvature(first: Activation, second: Activation, terms: int, rows: np.ndarray, others: np.ndarray) -> tuple[Any, Any, Any]:
@@ -137,3 +149,72 @@ def _line(
         cuts = tuple(safe_ratio(own - mean, spread) for own in other.kinks)
         total = total + jump * density * polar.line_expectation(weighted, cuts, jnp.zeros_like(s), jnp.ones_like(s), nodes)
     return total
+
+
+def of_network(table: Any, first: Any, second: Any, lead: Any, c: Any, rows: Any, fields: Any) -> Curvature:
+    """E[h_ij x x^T] from h_ij = lead_i [delta_ij s''_i sum_c c_c g_c + c_j s'_i s'_j]."""
+    p, D = rows.shape
+    ww, wv = (lead[:, None] * c) * table[0], (lead[:, None] * c) * table[1]
+    outside = wv[0, :, :p] + np.diag(ww[0].sum(axis=1))
+    gradient = ww[0].sum(axis=1)[:, None] * rows + wv[0] @ fields
+    mixed = np.einsum("ic,icm,icn->imn", ww[2], first, second)
+    own = np.einsum("ic,icm,icn->imn", ww[1], first, first) + np.einsum("ic,icm,icn->imn", ww[3], second, second)
+    own = own + mixed + np.swapaxes(mixed, -1, -2)
+    a, b = first[:, :p], second[:, :p]
+    cross = np.einsum("ij,ijm,ijn->imjn", wv[2, :, :p], a, b)
+    inside = np.einsum("ij,ijm,ijn->imjn", wv[1, :, :p], a, a) + np.einsum("ij,ijm,ijn->imjn", wv[3, :, :p], b, b)
+    inside = inside + cross + np.swapaxes(cross, 1, 3) + np.einsum("ij,mn->imjn", outside, np.eye(D))
+    inside[np.arange(p), :, np.arange(p), :] += own
+    return Curvature(inside, outside, gradient)
+
+
+def reduced(rows: np.ndarray, signals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Students and signals in p + K columns and an empty one that stands for all directions outside; the axes (D, p + K) back."""
+    axes, triangle = np.linalg.qr(np.concatenate([rows, signals]).T)
+    return np.concatenate([triangle.T, np.zeros((len(triangle), 1))], axis=1), axes
+
+
+def lifted(found: tuple[Any, Any], axes: np.ndarray) -> Curvature:
+    """The curvature from E[h x] in reduced columns (p, columns) and its derivative with respect to the rows."""
+    gradient, slope = (np.asarray(part) for part in found)
+    slope = (slope + np.transpose(slope, (2, 3, 0, 1))) / 2
+    outside = slope[:, -1, :, -1]
+    D, columns = axes.shape
+    inner = slope[:, :-1, :, :-1] - np.einsum("ij,mn->imjn", outside, np.eye(columns))
+    inside = np.einsum("iajb,ma,nb->imjn", inner, axes, axes, optimize=True) + np.einsum("ij,mn->imjn", outside, np.eye(D))
+    return Curvature(inside, outside, gradient[:, :-1] @ axes.T)
+
+
+def sampled(structure: Structure, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray) -> list[Curvature]:
+    """Any loss at all, from points: replicates."""
+    fields, axes = reduced(rows, signals)
+    every = sobol_normals(fields.shape[1] + 1, LOG2_POINTS, REPLICATES, whiten=True)
+    return [lifted(_sampled_slope(structure, parameters, points, head, fields), axes) for points in every]
+
+
+@partial(jax.jit, static_argnums=0)
+def _sampled_slope(structure: Structure, parameters: Any, points: Any, head: Any, fields: Any) -> tuple[Any, Any]:
+    """E[h z] (p, columns) and E[h_ij z z^T], lambda = fields @ z.
+
+    What a kink contributes to h_ij is a point mass: the jump of h_i where lambda_j meets it, averaged over the points of that plane.
+    """
+    p, z, noise = structure.width, points[:, : fields.shape[1]], points[:, -1]
+
+    def h(values: Any, draw: Any) -> Any:
+        return jax.grad(structure.loss)(values[:p], values[p:], head, draw, parameters)
+
+    values = z @ fields.T
+    gradient = jax.vmap(h)(values, noise)
+    curved = jax.vmap(jax.jacfwd(h))(values, noise)[:, :, :p]
+    slope = jnp.einsum("nij,na,nb->iajb", curved, z, z)
+    for j, kink in itertools.product(range(p), structure.kinks):
+        norm = jnp.sqrt(jnp.sum(fields[j] ** 2))
+        axis, near = safe_ratio(fields[j], norm), safe_ratio(kink * jnp.ones_like(norm), norm)
+        plane = z + (near - z @ axis)[:, None] * axis
+        # parallel units meet their kinks together: a little off at random, which is what rows a little apart would be
+        on_plane = plane @ fields.T + 1e-9 * jnp.roll(values, 1, axis=0) * (jnp.arange(len(fields)) != j)
+        step = 1e-7 * (jnp.arange(len(fields)) == j)
+        jump = jax.vmap(h)(on_plane + step, noise) - jax.vmap(h)(on_plane - step, noise)
+        density = safe_ratio(jnp.exp(-(near**2) / 2) / np.sqrt(2 * np.pi), norm)
+        slope = slope.at[:, :, j].add(density * jnp.einsum("ni,na,nb->iab", jump, plane, plane))
+    return gradient.T @ z / len(z), slope / len(z)

@@ -3,134 +3,165 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.gaussian.moments import Rule, accuracy, pair_error, risk, risk_nodes, sampled, series_rule
+from sgdynamics.controls import numbers_at
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.samples import spectrum
 
 CHUNK = 256
 SMALL_CHUNK = 32
+SHORT = 8  # lanes of a program for a few
 MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
-def effective_overlaps(structure: Structure, parameters: Any, M: Any, Q: Any) -> tuple[Any, Any, Any]:
-    """Omega_b of each block, the covariance of the fields, Omega = sum_b eigenvalue_b Omega_b, and their mean on each cluster (or None)."""
+def overlaps_at(structure: Structure, parameters: Any, state: Any) -> Overlaps:
+    """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
+    M, Q = state["M"], state["Q"]
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, structure.signals, structure.signals))
     upper = jnp.concatenate([Q, M], axis=-1)
     lower = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
     blocks = jnp.concatenate([upper, lower], axis=-2)
-    omega = jnp.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
-    if not structure.clusters:
-        return blocks, omega, None
-    return blocks, omega, parameters["cluster_coefficients"] @ jnp.sum(blocks, axis=0)[structure.width :]
+    return Overlaps(blocks, spectrum.variance(parameters, blocks))
+
+
+def risk_at(structure: Structure, rule: Rule, nodes: Any, parameters: Any, state: Any) -> Any:
+    """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
+    return expectation_of(structure).risk(rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"])
+
+
+def _at(parameters: Any, state: dict[str, Any]) -> Any:
+    """The numbers of a problem at a state: at its alpha, where they depend on it."""
+    return numbers_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    def one(state: Any) -> Any:
-        _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-        return jax.vmap(lambda node: risk(structure, rule, node, parameters, omega, state["a"], means))(nodes)
+    """The risk of every lane (outer) and state, by every replicate of the nodes."""
 
-    return jax.lax.map(one, states, batch_size=16)
+    def one(parameters: Any, state: Any) -> Any:
+        return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
+
+    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=16), (parameters, states))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _pair_errors(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    first = jax.tree.map(lambda node: node[0], nodes)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _one_by_one(name: str, structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+    """`error` or `accuracy` of the expectation at many states."""
 
-    def one(state: Any) -> Any:
-        _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-        return pair_error(structure, rule, first, parameters, omega, state["a"], means)
+    def one(parameters: Any, state: Any) -> Any:
+        now = _at(parameters, state)
+        return getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
 
-    return jax.lax.map(one, states)
+    batch = 16 if name == "accuracy" else None
+    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=batch), (parameters, states))
 
 
 @float64
-def population_risk(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, float]:
-    """E[loss] for overlaps with any leading axes (M: ..., block, unit, signal), and an estimate of its largest relative error."""
-    risk, sampling, worst = risk_by(problem, rule_for(problem, Q, MARGIN), M, Q, a, quick=True)
-    return risk, max(sampling, worst)
+def population_risk(problem: Problem, states: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
+    """E[loss] for states M (..., block, unit, signal), Q, a with any leading axes, and an estimate of its largest relative error.
 
-
-def risk_in_time(problem: Problem, overlaps: dict[str, np.ndarray], places: Any) -> tuple[np.ndarray, float]:
-    """The same for overlaps (..., time, block, unit, ...) with the problem's numbers at each place in alpha (on fixed data in t)."""
-    parts = [overlaps[name] for name in ("M", "Q", "a")]
-    if not problem.scheduled:
-        return population_risk(problem, *parts)
-    time = parts[2].ndim - 2
-    found = [population_risk(problem.at(place), *(part.take(index, time) for part in parts)) for index, place in enumerate(places)]
-    return np.stack([risk for risk, _ in found], axis=-1), max(error for _, error in found)
+    Where numbers of the problem depend on alpha, the states have an `alpha` too.
+    """
+    (found,) = risks_by(problem.structure, rule_for(problem, states["Q"], MARGIN), [problem.parameters], [states], quick=True)
+    return found.risk, max(found.sampling, found.worst)
 
 
 @float64
 def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
     """A rule that is fine enough for rows as long as these, `margin` times over."""
-    eigenvalues = problem.parameters["eigenvalues"]
-    fields = np.einsum("...bii,b->...i", Q, eigenvalues)
-    signals = np.einsum("bii,b->i", problem.gram, eigenvalues)
-    return series_rule(problem.structure, max(margin * _largest(fields), float(signals.max())))
+    return expectation_of(problem.structure).rule(_largest_field(problem, Q, margin))
+
+
+def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
+    students, signals = (np.einsum("...ii->...i", spectrum.variance(problem.parameters, part)) for part in (Q, problem.gram))
+    return max(margin * _largest(students), float(signals.max()))
 
 
 @float64
-def risk_by(
-    problem: Problem, rule: Rule, M: np.ndarray, Q: np.ndarray, a: np.ndarray, *, quick: bool = False
-) -> tuple[np.ndarray, float, float]:
-    """The risk by one rule, the largest relative standard error of its sampling, and that of its pair expectations."""
-    lead = a.shape[:-1]
-    states = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
-    count = states["a"].shape[0]
-    nodes = risk_nodes(problem.structure, rule, quick=quick)
-    replicates = _in_chunks(partial(_risks, problem.structure, rule, nodes, problem.parameters), M, Q, a)
-    risk = replicates.mean(axis=1)
-    if "plain" in nodes:
+def finer_rule(problem: Problem, rule: Rule, Q: np.ndarray) -> Rule | None:
+    """A rule for the rows of a run at which this one was not accurate, where there is a finer one: they grew, or became more parallel."""
+    return expectation_of(problem.structure).finer(rule, _largest_field(problem, Q, 1.0))
+
+
+class Risks(NamedTuple):
+    """Risks with the leading axes of their states, the largest relative standard error of their sampling, and that of pairs and grids."""
+
+    risk: np.ndarray
+    sampling: float
+    worst: float
+
+
+@float64
+def risks_by(
+    structure: Structure, rule: Rule, parameters: list[Any], states: list[dict[str, np.ndarray]], *, quick: bool = False, size: int = 1
+) -> list[Risks]:
+    """The risks of one or more problems of one structure, each at its own states, by one rule; `size` lanes to a program."""
+    nodes = expectation_of(structure).risk_nodes(rule, quick=quick)
+    numbers = lanes_of(parameters, size)
+    leads = [one["a"].shape[:-1] for one in states]
+    flat = [
+        {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in one.items()} for one, lead in zip(states, leads, strict=True)
+    ]
+    every = _in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
+    worst = [0.0] * len(states)
+    if "plain" not in nodes:
+        # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
+        some = lanes_of([{name: value[_telling(one)] for name, value in one.items()} for one in flat], size)
+        first = {name: value[0] for name, value in nodes.items()}
+        worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some))]
+    found = []
+    for one, lead, bad in zip(every, leads, worst, strict=False):
+        risk = one.mean(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = _largest(replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1]) / np.abs(risk))
-        return risk.reshape(lead), share, 0.0
-    # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
+            share = _largest(one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)) if one.shape[1] > 1 else 0.0
+        found.append(Risks(risk.reshape(lead), share, bad))
+    return found
+
+
+def _telling(states: dict[str, np.ndarray]) -> np.ndarray:
+    """At which of many states errors are estimated: at the longest rows, and evenly over all."""
+    count = len(states["a"])
     longest = np.argsort(-np.nan_to_num(states["Q"].trace(axis1=-2, axis2=-1).sum(axis=-1)))[: SMALL_CHUNK // 4]
-    evenly = np.linspace(0, count - 1, SMALL_CHUNK - len(longest)).astype(int)
-    some = {name: value[np.concatenate([longest, evenly])] for name, value in states.items()}
-    worst = _largest(np.asarray(_pair_errors(problem.structure, rule, nodes, problem.parameters, some)))
-    sampling = 0.0
-    if sampled(problem.structure, flow=True):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            sampling = _largest(replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1]) / np.abs(risk))
-    return risk.reshape(lead), sampling, worst
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _accuracies(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
-    def one(state: Any) -> Any:
-        _, omega, means = effective_overlaps(structure, parameters, state["M"], state["Q"])
-        return accuracy(structure, rule, nodes, parameters, omega, state["a"], means)
-
-    return jax.lax.map(one, states, batch_size=16)
+    return np.concatenate([longest, np.linspace(0, count - 1, SMALL_CHUNK - len(longest)).astype(int)])
 
 
 @float64
 def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:
     """The share of a mixture's data that a network classifies right, a tie f = 0 counted as 1/2 (beyond two units known to about 1e-3)."""
     rule = rule_for(problem, Q, MARGIN)
-    nodes = {name: value[0] for name, value in risk_nodes(problem.structure, rule).items()}
-    return _in_chunks(partial(_accuracies, problem.structure, rule, nodes, problem.parameters), M, Q, a).reshape(a.shape[:-1])
+    nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
+    flat = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
+    find = partial(_one_by_one, "accuracy", problem.structure, rule, nodes, lanes_of([problem.parameters], 1))
+    return _in_chunks(find, [flat], 1)[0].reshape(a.shape[:-1])
 
 
-def _in_chunks(function: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """A function of states, in chunks of one size, the last filled up, so that any number of them compiles once."""
-    states = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
-    count = states["a"].shape[0]
-    size = CHUNK if count > SMALL_CHUNK else SMALL_CHUNK
+def lanes_of(items: list[Any], size: int) -> Any:
+    """Trees of numbers, stacked along a first axis of one of two lengths (one for a single item): few programs are compiled."""
+    length = min(size, SHORT) if len(items) <= SHORT else size
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items))))
+
+
+def _in_chunks(function: Any, states: list[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
+    """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
+    counts = [len(one["a"]) for one in states]
+    most = max(counts)
+    chunk = min(CHUNK, 1 << (most - 1).bit_length()) if size > 1 else (CHUNK if most > SMALL_CHUNK else SMALL_CHUNK)
     values = []
-    for first in range(0, count, size):
-        index = np.minimum(np.arange(first, first + size), count - 1)
-        values.append(np.asarray(function({name: value[index] for name, value in states.items()})))
-    return np.concatenate(values)[:count]
+    for first in range(0, most, chunk):
+        places = [np.minimum(np.arange(first, first + chunk), count - 1) for count in counts]
+        part = [{name: value[place] for name, value in one.items()} for one, place in zip(states, places, strict=True)]
+        values.append(np.asarray(function(lanes_of(part, size))))
+    every = np.concatenate(values, axis=1)
+    return [every[row, :count] for row, count in enumerate(counts)]
 
 
 def _largest(values: np.ndarray) -> float:

@@ -1,65 +1,206 @@
-"""Expectations of any per-sample loss, by averages over scrambled Sobol points, made continuous in the overlaps where it has kinks."""
+"""Expectations of any per-sample loss, by averages over scrambled Sobol points, made continuous in the overlaps where it has kinks.
+
+A sample of L inputs with the correlation C (`samples.Sample`) has the fields F = mean + root Y, Y = Z C^1/2, Omega = root root^T, Z of
+independent normals (fields x L). With h (p x L) the gradient in the students' fields and c (L x K) the inputs' means on the signals,
+
+    H = E[h Y^T] root^-1,   E[h C h^T],   shift = E[h c],
+    norms_b = E[h U_b h^T],   U_b = l_b (Y^T S_b Y - Tr S_b C) + c P_b c^T + X_b + X_b^T,   X_b = c (l_b Omega_b)_signals root^-T Y,
+
+S_b = root^-1 l_b Omega_b root^-T: U_b + l_b d_b C is the mean of the inputs' scalar products in block b, given the fields. Draws of few
+values are summed over, all others have a coordinate of the points.
+"""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, solve_forward, solve_lower
-from sgdynamics.gaussian.rules import Moments
+from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
+from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward, solve_lower
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import spectrum
+
+ARC_NODES = 5
+LINE_NODES, LINE_REACH = 8, 6.5
+MOST_MIRRORED = 6  # students: there are 2^p signs
 
 
-class Sample(NamedTuple):
-    """Weighted points of the Gaussian: whitened coordinates (n, fields), what they make of students and signals, weights."""
+@dataclass(frozen=True)
+class Sampled(Expectation):
+    """Any loss at all: averages over points, the discrete draws case by case."""
+
+    structure: Structure
+
+    @property
+    def drift_sampled(self) -> bool:
+        return True
+
+    def sampled(self, flow: bool) -> bool:
+        return True
+
+    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
+        # the drift is sampled too, not only the noise term: it needs more points
+        return {"points": field_points(self.structure, rule, more=2)}
+
+    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+        normals, draws = columns(self.structure)
+        every_case = self.structure.sample.free < self.structure.sample.draw_normals  # each point serves them all
+        return {"plain": sobol_normals(normals + draws, rule.log2_points + (-2 if every_case else 2), rule.replicates, whiten=True)}
+
+    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+        return mirrored(self.structure, self.nodes(rule, flow)), None
+
+    def _over_cases(self, parameters: Any, one: Any) -> Any:
+        """The sum over all values of the draws that have few, each with its probability."""
+        weights, cases = self.structure.sample.cases(parameters)
+        if not cases:
+            return one({})
+        return jax.tree.map(lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1), jax.vmap(one)(cases))
+
+    def moments(
+        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+    ) -> Moments:
+        structure, sample, k = self.structure, self.structure.sample, self.structure.signals
+        slopes = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), (0, 0, None, 0, None))
+
+        def one(case: dict[str, Any]) -> Moments:
+            found = sample_fields(structure, nodes["points"], overlaps, parameters, case)
+            fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
+            values, (h, head_gradient) = slopes(*fields, head, found.given, parameters)
+            h = sample.by_input(h)
+            weighted = sample.each_input(found.weights)[:, None] * h
+            first = solve_lower(found.root, weighted.T @ found.z)
+            stein = jnp.concatenate([first[:, k:], first[:, :k]], axis=1)
+            mixed = sample.mixed_inputs(parameters, h.T)
+            noise = (sample.each_input(found.weights) * mixed) @ mixed.T
+            norms = None
+            if finite:
+                by_token = h.reshape(-1, sample.inputs_a_sample, structure.width)
+                swing = found.weights[:, None, None, None] * norm_weights(structure, parameters, overlaps, found)
+                norms = jnp.einsum("nbtu,nti,nuj->bij", swing, by_token, by_token)
+            shift = None if found.means is None else weighted.T @ found.means
+            return Moments(stein, noise, norms, found.weights @ head_gradient, found.weights @ values, shift)
+
+        return self._over_cases(parameters, one)
+
+    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        """A loss is continuous, so plain points do also where it has kinks."""
+        structure, sample = self.structure, self.structure.sample
+
+        def one(case: dict[str, Any]) -> Any:
+            found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True)
+            fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
+            return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, parameters))
+
+        return self._over_cases(parameters, one)
+
+    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        p = self.structure.width
+        students = nodes["plain"][:, :p] @ lower_root(overlaps.covariance[:p, :p]).T
+        means = overlaps.means(parameters["cluster_coefficients"])
+        outputs = self.structure.loss.student(students + means[:, None, :p]) @ head
+        right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
+        return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
+
+
+def columns(structure: Structure) -> tuple[int, int]:
+    """How many coordinates of a point are normals of the fields (token by token, the signals first), and how many of draws.
+
+    There is always one of draws, also where all are summed over.
+    """
+    return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
+
+
+def field_points(structure: Structure, rule: Rule, more: int) -> np.ndarray:
+    """Sobol points for the fields and draws, with kinks in pairs (`sample_fields`), 2^more times as many as the rule says."""
+    normals, draws = columns(structure)
+    if structure.kinks:
+        return sobol_normals(2 * normals + draws, rule.log2_circles + more, rule.replicates, whiten=False)
+    return sobol_normals(normals + draws, rule.log2_points + more, rule.replicates, whiten=more > 0)
+
+
+def mirrored(structure: Structure, nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sobol points that have every sign of the students' coordinates, of all tokens together.
+
+    What is odd in a coordinate then averages to 0 exactly, so that a sampled drift is smooth up to the edge of the physical region,
+    where a coordinate of the root of Omega is a square root of the overlaps.
+    """
+    p, k = structure.width, structure.signals
+    if "points" not in nodes or p > MOST_MIRRORED:
+        return nodes
+    replicates, count, size = nodes["points"].shape
+    points = np.array(sobol_normals(size, max(int(np.log2(count)) - p, 6), replicates, whiten=False))
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=p)))
+    every = np.repeat(points[:, None], len(signs), axis=1)
+    for first in range(k, size - columns(structure)[1], structure.fields):  # with kinks the points are pairs
+        every[..., first : first + p] *= signs[:, None, :]
+    every = every.reshape(replicates, -1, size)
+    return {**nodes, "points": every if structure.kinks else every / np.sqrt(np.mean(every**2, axis=1, keepdims=True))}
+
+
+class Points(NamedTuple):
+    """Weighted samples (n,) of L inputs each, one input a row: Y = Z C^1/2 (n L, fields), what it makes of students and signals, means."""
 
     root: Any  # of Omega with the signals first
     z: Any
     students: Any
     signals: Any
-    noise: Any
+    means: Any  # on the signals (n L, K), or None
+    given: Any  # the loss's fourth argument
     weights: Any
 
 
-ARC_NODES = 5
-LINE_NODES, LINE_REACH = 8, 6.5
-
-
-def sample_fields(structure: Structure, points: Any, omega: Any, mean: Any = None) -> Sample:
+def sample_fields(
+    structure: Structure, points: Any, overlaps: Overlaps, parameters: Any, case: dict[str, Any] | None = None, *, plain: bool = False
+) -> Points:
     """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
 
     A kink of the student does move, and an average over points would jump each time it passes one. There the points come in pairs, each
     of which spans a circle or a line that is integrated exactly between the places where a field meets a kink: the average is then
-    continuous in the overlaps, as an integrator needs.
+    continuous in the overlaps, as an integrator needs. `plain` points are not in pairs.
     """
-    k, p, fields = structure.signals, structure.width, structure.fields
-    order = np.r_[p:fields, 0:p]
-    root = lower_root(omega[order][:, order])
-    if not structure.kinks:
-        z, noise = points[:, :fields], points[:, fields]
-        weights = jnp.full(points.shape[0], 1.0 / points.shape[0], points.dtype)
+    sample, k, fields = structure.sample, structure.signals, structure.fields
+    tokens, (size, free) = sample.inputs_a_sample, columns(structure)
+    order = np.r_[structure.width : fields, 0 : structure.width]
+    root = lower_root(overlaps.covariance[order][:, order])
+    count = points.shape[0]
+    case = {name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in (case or {}).items()}
+    draws = sample.drawn(parameters, points[:, -free:], case)
+    means = sample.mean_coefficients(parameters, draws)
+    if means is not None:
+        means = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
+    given = sample.given(draws)
+
+    def students_of(z: Any) -> Any:
+        return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(len(z), -1)
+
+    if plain or not structure.kinks:
+        z, weights = points[:, :size], jnp.full(count, 1.0 / count, points.dtype)
     else:
-        pair = points[:, :fields], points[:, fields : 2 * fields]
-        centred = not structure.clusters and not any(structure.kinks)
-        if centred:
-            z, weights = _on_circles(structure, *pair, root[k:])
+        pair = points[:, :size], points[:, size : 2 * size]
+        if means is None and not any(structure.kinks):
+            z, weights = _on_circles(*pair, students_of)
         else:
-            z, weights = _on_lines(structure, *pair, root[k:], jnp.zeros(p) if mean is None else mean[:p])
-        noise = jnp.repeat(points[:, -1], z.shape[1])
-        z, weights = z.reshape(-1, fields), weights.reshape(-1) / points.shape[0]
+            level = 0.0 if means is None else overlaps.means(means)[..., : structure.width].reshape(count, -1)
+            z, weights = _on_lines(structure.kinks, *pair, students_of, level)
+        means, given = jax.tree.map(lambda one: jnp.repeat(one, z.shape[1], axis=0), (means, given))
+        z, weights = z.reshape(-1, size), weights.reshape(-1) / count
+    z = sample.mixed(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
     values = z @ root.T
-    if mean is not None:
-        values = values + mean[order]
-    return Sample(root, z, values[:, k:], values[:, :k], noise, weights)
+    if means is not None:
+        means = means.reshape(-1, k)
+        values = values + overlaps.means(means)[:, order]
+    return Points(root, z, values[:, k:], values[:, :k], means, given, weights)
 
 
-def _on_circles(structure: Structure, one: Any, other: Any, students: Any) -> tuple[Any, Any]:
-    """Points (n, nodes, fields) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
-    along, across = one @ students.T, other @ students.T
-    angle = jnp.arctan2(across, along)
+def _on_circles(one: Any, other: Any, students_of: Any) -> tuple[Any, Any]:
+    """Points (n, nodes, normals) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
+    angle = jnp.arctan2(students_of(other), students_of(one))
     breaks = [jnp.zeros((one.shape[0], 1)), jnp.full((one.shape[0], 1), 2 * np.pi)]
     breaks += [jnp.mod(angle + turn, 2 * np.pi) for turn in (np.pi / 2, -np.pi / 2)]
     phi, weights = _pieces(jnp.concatenate(breaks, axis=1), ARC_NODES)
@@ -67,13 +208,13 @@ def _on_circles(structure: Structure, one: Any, other: Any, students: Any) -> tu
     return z, weights / (2 * np.pi)
 
 
-def _on_lines(structure: Structure, one: Any, other: Any, students: Any, mean: Any) -> tuple[Any, Any]:
+def _on_lines(kinks: tuple[float, ...], one: Any, other: Any, students_of: Any, mean: Any) -> tuple[Any, Any]:
     """The same on lines, for kinks away from the fields' mean: there a circle may touch a kink, where its average has an infinite slope."""
     direction = one / jnp.sqrt(jnp.sum(one**2, axis=1, keepdims=True))
     base = other - jnp.sum(other * direction, axis=1, keepdims=True) * direction
-    slope, level = direction @ students.T, base @ students.T + mean
+    slope, level = students_of(direction), students_of(base) + mean
     breaks = [jnp.full((one.shape[0], 1), place) for place in (-LINE_REACH, 0.0, LINE_REACH)]
-    for kink in structure.kinks:
+    for kink in kinks:
         breaks.append(jnp.clip((kink - level) / jnp.where(slope == 0, 1e-300, slope), -LINE_REACH, LINE_REACH))
     t, weights = _pieces(jnp.concatenate(breaks, axis=1), LINE_NODES)
     density = jnp.exp(-(t**2) / 2) / np.sqrt(2 * np.pi)
@@ -88,89 +229,27 @@ def _pieces(breaks: Any, count: int) -> tuple[Any, Any]:
     return (edges[:, :-1, None] + lengths * node).reshape(len(edges), -1), (lengths * weight).reshape(len(edges), -1)
 
 
-def norm_weights(sample: Sample, directions: Any) -> Any:
-    """z^T S_b z - Tr S_b, S_b = L^-1 direction_b L^-T: the weight that turns E[F] into E[F (|x_b|^2/eigenvalue_b - d_b)]."""
-    k = sample.signals.shape[1]
-    fields = sample.z.shape[1]
-    order = np.r_[fields - k : fields, 0 : fields - k]
+def norm_weights(structure: Structure, parameters: Any, overlaps: Overlaps, points: Points) -> Any:
+    """U_b (n, blocks, L, L), which turn E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)]."""
+    sample, fields = structure.sample, structure.fields
+    tokens, order = sample.inputs_a_sample, np.r_[structure.width : fields, 0 : structure.width]
+    z = points.z.reshape(-1, tokens, fields)
+    correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(tokens, dtype=z.dtype)
 
     def one(direction: Any) -> Any:
-        S = solve_forward(sample.root, solve_forward(sample.root, direction[order][:, order]).T)
-        return jnp.einsum("nc,cd,nd->n", sample.z, S, sample.z) - jnp.trace(S)
+        S = solve_forward(points.root, solve_forward(points.root, direction[order][:, order]).T)
+        return jnp.einsum("ntc,cd,nud->ntu", z, S, z) - jnp.trace(S) * correlation
 
-    return jax.vmap(one, out_axes=1)(directions)
-
-
-def sampled_moments(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, directions: Any, means: Any) -> Moments:
-    """Any loss at all: averages over points, H from E[h z^T] with fields = L z; of a mixture, cluster by cluster."""
-    if not structure.clusters:
-        found, _ = _sampled_cluster(structure, points, parameters, omega, head, directions, None)
+    directions = spectrum.scaled(parameters, overlaps.blocks)
+    found = spectrum.scaled(parameters, jax.vmap(one, out_axes=1)(directions))
+    if points.means is None:
         return found
+    c = points.means.reshape(-1, tokens, structure.signals)
+    gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:]))
 
-    def one(mean: Any, coefficients: Any, label: Any) -> tuple[Moments, Any]:
-        return _sampled_cluster(structure, points, parameters, omega, head, directions, (mean, coefficients, label))
+    def of_means(direction: Any, gram: Any) -> Any:
+        along = solve_forward(points.root, direction[order][:, structure.width :])
+        cross = jnp.einsum("ntr,cr,nuc->ntu", c, along, z)
+        return jnp.einsum("ntr,rs,nus->ntu", c, gram, c) + cross + jnp.swapaxes(cross, 1, 2)
 
-    each, first = jax.vmap(one)(means, parameters["cluster_coefficients"], parameters["cluster_labels"])
-    weights = parameters["cluster_weights"]
-    total = jax.tree.map(lambda value: jnp.tensordot(weights, value, axes=1), each)
-    return total._replace(shift=jnp.einsum("c,ci,cr->ir", weights, first, parameters["cluster_coefficients"]))
-
-
-def _sampled_cluster(
-    structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, directions: Any, cluster: Any
-) -> tuple[Moments, Any]:
-    """The same for one cluster (mean fields, coefficients of its mean on the signals, label) or centred data (None), and E[h]."""
-    sample = sample_fields(structure, points, omega, None if cluster is None else cluster[0])
-    draws = sample.noise if cluster is None else jnp.broadcast_to(cluster[2], sample.noise.shape)
-
-    def one(students: Any, signals: Any, draw: Any) -> tuple[Any, tuple[Any, Any]]:
-        return jax.value_and_grad(structure.loss, argnums=(0, 2))(students, signals, head, draw, parameters)
-
-    values, (h, head_gradient) = jax.vmap(one)(sample.students, sample.signals, draws)
-    weighted = sample.weights[:, None] * h
-    signals_first = solve_lower(sample.root, weighted.T @ sample.z)
-    stein = jnp.concatenate([signals_first[:, structure.signals :], signals_first[:, : structure.signals]], axis=1)
-    norms = None
-    if directions is not None:
-        swing = parameters["eigenvalues"] * norm_weights(sample, directions)
-        if cluster is not None:
-            swing = swing + _mean_norm_weights(structure, sample, directions, parameters, cluster[1])
-        norms = jnp.einsum("nb,ni,nj->bij", swing, weighted, h)
-    found = Moments(stein, weighted.T @ h, norms, sample.weights @ head_gradient, sample.weights @ values)
-    return found, jnp.sum(weighted, axis=0)
-
-
-def _mean_norm_weights(structure: Structure, sample: Sample, directions: Any, parameters: Any, coefficients: Any) -> Any:
-    """E[|x_b|^2 | fields] less what centred data have: |mean_b|^2 + 2 mean_b . E[x_b - mean_b | fields]."""
-    order = np.r_[structure.width : structure.fields, 0 : structure.width]
-
-    def one(direction: Any, gram: Any) -> Any:
-        along = solve_forward(sample.root, (direction[order][:, structure.width :] @ coefficients)[:, None])[:, 0]
-        return coefficients @ gram @ coefficients + 2 * sample.z @ along
-
-    return jax.vmap(one, out_axes=1)(directions, jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:])))
-
-
-def plain_risk(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, means: Any) -> Any:
-    """E[loss] alone: a loss is continuous, so plain points do also where it has kinks."""
-    k = structure.signals
-    order = np.r_[structure.width : structure.fields, 0 : structure.width]
-    values = points[:, : structure.fields] @ lower_root(omega[order][:, order]).T
-
-    def average(mean: Any, draws: Any) -> Any:
-        fields = values if mean is None else values + mean[order]
-        return jnp.mean(jax.vmap(lambda x, draw: structure.loss(x[k:], x[:k], head, draw, parameters))(fields, draws))
-
-    if means is None:
-        return average(None, points[:, -1])
-    labels = jnp.broadcast_to(parameters["cluster_labels"][:, None], (structure.clusters, points.shape[0]))
-    return parameters["cluster_weights"] @ jax.vmap(average)(means, labels)
-
-
-def plain_accuracy(structure: Structure, points: Any, parameters: Any, omega: Any, head: Any, means: Any) -> Any:
-    """P(sign of f agrees with the label), f = sum_i a_i s(lambda_i); f = 0 counts 1/2."""
-    p = structure.width
-    students = points[:, :p] @ lower_root(omega[:p, :p]).T
-    outputs = structure.loss.student(students + means[:, None, :p]) @ head
-    right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
-    return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
+    return found + jax.vmap(of_means, out_axes=1)(directions, gram)

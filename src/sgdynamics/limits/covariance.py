@@ -28,7 +28,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
-from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.losses import CommitteeLoss, squared
@@ -84,11 +84,8 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
         error, method = np.zeros_like(covariance), "wick"
     else:
         points, weights, exact = _points(structure)
-        means = (
-            np.asarray(effective_overlaps(structure, parameters, begin.M_blocks[run], begin.Q_blocks[run])[2])
-            if structure.clusters
-            else None
-        )
+        overlaps = overlaps_at(structure, parameters, {"M": begin.M_blocks[run], "Q": begin.Q_blocks[run]})
+        means = np.asarray(overlaps.means(parameters["cluster_coefficients"])) if structure.clusters else None
         found = [
             _averages(structure, parameters, algorithm, omega, begin.a[run], push, kinds, z, w, means)
             for z, w in zip(points, weights, strict=True)

@@ -16,22 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
-from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
-from sgdynamics.clock import clock
+from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.controls import numbers_at
-from sgdynamics.gaussian.risk import risk_in_time
-from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, checked_start, factor
-from sgdynamics.progress import Meter, meter
+from sgdynamics.problems.starts import Start, factor
+from sgdynamics.progress import Meter
 from sgdynamics.random import run_keys
 from sgdynamics.reach import available_bytes
-from sgdynamics.results import largest_share, trajectory
 from sgdynamics.samples.spectrum import spread as input_spread
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
@@ -45,74 +40,7 @@ SPEED = {"cpu": 1e9}  # multiplications a second, in large products; other machi
 FAST = 1e12
 
 
-@float64
-def solve_dmft(
-    problem: Problem,
-    algorithm: FixedData,
-    start: Start,
-    *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
-    paths: int = 20000,
-    seed: int = 0,
-    replicates: int = 4,
-    tolerance: float = 1e-5,
-    rank: int | None = None,
-    two_time: bool = False,
-    dtype: str = "float64",
-    memory: float | None = None,
-    progress: bool | None = None,
-) -> xr.Dataset:
-    """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
-
-    `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
-    whose spread gives every quantity X its X_standard_error. What is left of a bias of order 1/paths, and of the tolerance, is measured by
-    solving again with a quarter of each set and four times the tolerance: a third of the change is part of the standard errors, in squares
-    (not of R's; `error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
-    `tolerance`: a gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth
-    algorithms stay of low rank (the attribute `rank` tells how low).
-    two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
-    one more sweep of twice the cost a save point.
-    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
-    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what is free unless given). Work of more
-    than ten days is refused as well.
-    A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
-    """
-    checked_fixed_data(algorithm)
-    begin = checked_start(problem, start)
-    seed, replicates = checks.whole("seed", seed, 0), checks.whole("replicates", replicates, 2)
-    checks.choice("dtype", dtype, ("float64", "float32"))
-    checks.choice("two_time", two_time, (False, True))
-    tolerance = checks.number("tolerance", tolerance, above=0.0)
-    each = 1 << round(np.log2(max(checks.whole("paths", paths, 1) / replicates, 1)))
-    if each < FEWEST_PATHS:
-        raise checks.reject(
-            "paths", paths, f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more"
-        )
-    rank = None if rank is None else checks.whole("rank", rank, 1)
-    floor = conditioning.ROUNDING[dtype]
-    sweeps = [
-        _Sweep(problem, algorithm, each, fewer, seed, replicates, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)
-    ]
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=None, whole_steps=True)
-    assert when.step is not None
-    problem.check_numbers(when.t[-1], "t")
-    _within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
-    for sweep in sweeps:
-        sweep.make_room(int(when.step[-1]), rank, memory)
-    overlaps = []
-    with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs * (1 + 1 / FEWER), progress) as bar:
-        for sweep in sweeps:
-            found = []
-            for run in range(begin.runs):
-                one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-                found.append(sweep.solve(one, when.step, two_time, bar))
-            overlaps.append({name: np.stack([part[name] for part in found]) for name in found[0]})  # (run, replicate, time, ...)
-    return _dataset(problem, algorithm, when, overlaps[0], overlaps[1], sweeps[0], seed, tolerance)
-
-
-def _within_reach(sweep: _Sweep, step: np.ndarray, rank: int | None, runs: int, two_time: bool) -> None:
+def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, two_time: bool) -> None:
     """Refuse what would take more than MOST_DAYS."""
     steps = float(step[-1])
     directions = min(sweep.needed(steps), np.inf if rank is None else rank)
@@ -129,7 +57,7 @@ def _within_reach(sweep: _Sweep, step: np.ndarray, rank: int | None, runs: int, 
         )
 
 
-class _Sweep:
+class Sweep:
     """Replicates of the effective process, driven by quasi-random points."""
 
     def __init__(
@@ -243,7 +171,7 @@ class _Probe:
     def __init__(self, state: conditioning.Known, slots: np.ndarray) -> None:
         self.state, self.slots = state, slots
 
-    def advanced(self, sweep: _Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
+    def advanced(self, sweep: Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
         layout = replace(sweep.layout, probed=True)
         most = 2 * sweep.most + layout.opened
         state, _ = conditioning.advance(layout, sweep.numbers, most, self.state, keys, given, now, end)
@@ -393,55 +321,3 @@ def _correlations(rows: list[np.ndarray]) -> np.ndarray:
     longest = max(part.shape[-1] for part in rows)
     full = np.stack([np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in rows], axis=1)
     return np.einsum("rtpbk,rsqbk->rtspq", full, full)
-
-
-def _dataset(
-    problem: Problem,
-    algorithm: FixedData,
-    when: Any,
-    overlaps: dict[str, np.ndarray],
-    fewer: dict[str, np.ndarray],
-    sweep: _Sweep,
-    seed: int,
-    tolerance: float,
-) -> xr.Dataset:
-    """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
-    for part in (overlaps, fewer):
-        part["risk"], error = risk_in_time(problem, part, when.t)
-    means = {name: value.mean(axis=1) for name, value in overlaps.items()}
-    whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in overlaps.items()}  # all blocks together
-    change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
-    biases = {name: np.abs(value.mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
-    spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
-    errors = {name: np.hypot(value, biases.get(name, 0.0)) for name, value in spreads.items()}
-    good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
-    diverged_at = np.where(good.all(axis=1), np.nan, when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
-    if not good.all():
-        warnings.warn(
-            f"the paths diverged after t = {np.nanmin(diverged_at):.4g}: at fixed lr the d -> infinity limit is only metastable; "
-            "a smaller lr may help",
-            stacklevel=3,
-        )
-    attributes = {
-        "seed": seed,
-        "paths": sweep.each * sweep.replicates,
-        "replicates": sweep.replicates,
-        "rank": sweep.rank,
-        "tolerance": tolerance,
-        "dtype": str(sweep.dtype),
-        "assumptions": "Gaussian inputs, a fixed data set, d -> infinity at fixed samples_per_dimension and lr",
-        "error_quadrature": error,
-        "error_sampling": largest_share(errors["train_risk"], means["train_risk"]),
-        "error_paths": largest_share(biases["train_risk"], means["train_risk"]),
-    }
-    result = trajectory(problem, algorithm, when, means, means["risk"], diverged_at=diverged_at, method="solve_dmft", attributes=attributes)
-    two = {"C": "two-time correlation W(t) W(t')^T", "R": "response of W(t) to a kick of W(t')"}
-    for name, label in two.items():
-        if name in means:
-            dims = ("run", "time", "time_other", "unit", "unit_other")
-            result[name] = (dims, means[name], {"long_name": label})
-            result[f"{name}_standard_error"] = (dims, errors[name], {"long_name": f"{label}, standard error"})
-    for name in ("M", "Q", "a", "risk", "train_risk"):
-        label = result[name].attrs["long_name"]
-        result[f"{name}_standard_error"] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
-    return result

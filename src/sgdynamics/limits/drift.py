@@ -1,6 +1,6 @@
 """The drift of the overlaps and the head: the mean increment of one step.
 
-With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.moments`,
+With Omega_b the overlaps of covariance block b (eigenvalue l_b, fraction f_b of d), H, C, E[dloss/da] as in `gaussian.expectation`,
 batch B and weight decay al, in the time t = lr steps/d:
 
     dM_b/dt = - l_b (H Omega_b)_signals - al M_b
@@ -17,7 +17,7 @@ added to dQ_b, and on the sphere with the mean of what normalising the rows does
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,12 +27,16 @@ import numpy as np
 from scipy import special, stats
 
 from sgdynamics import compressed
-from sgdynamics.gaussian.moments import Rule, moments
+from sgdynamics.controls import numbers_at, scheduled
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
-from sgdynamics.gaussian.risk import effective_overlaps
+from sgdynamics.gaussian.risk import overlaps_at
+from sgdynamics.limits.integration import Field
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
 from sgdynamics.random import bartlett
+from sgdynamics.samples import spectrum
 
 SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a percent of it is plenty
 
@@ -53,18 +57,16 @@ def drift(
     p = structure.width
     M, Q, head = state["M"], state["Q"], state["a"]
     decay, lr = parameters["weight_decay"], algorithm["lr"]
-    eigenvalues = parameters["eigenvalues"][:, None, None]
-    blocks, omega, means = effective_overlaps(structure, parameters, M, Q)
-    directions = None if finite is None or flow else eigenvalues * blocks
-    found = moments(structure, rule, nodes, parameters, omega, head, directions, flow=flow, means=means)
+    overlaps = overlaps_at(structure, parameters, state)
+    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, head, finite=finite is not None, flow=flow)
     coefficients = found.coefficients(parameters)
-    pull = jnp.einsum("bic,bcd->bid", coefficients, blocks)
+    pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
     inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
     dM = -pull[..., p:] - decay * M
     dQ = -inward - 2 * decay * Q
     if not flow:
-        fractions = parameters["fractions"] if finite is None else finite["sizes"] * finite["inverse_dimension"]
-        dQ = dQ + (lr / batch) * eigenvalues * fractions[:, None, None] * found.noise
+        growth = spectrum.growth(parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"])
+        dQ = dQ + (lr / batch) * growth[:, None, None] * found.noise
         if finite is not None:
             tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
             more = found.norms / batch + (1 - 1 / batch) * tilt
@@ -78,6 +80,39 @@ def drift(
             dM, dQ = dM + rest["M"], dQ + rest["Q"]
     da = -algorithm["head_rate"] * (found.head_gradient + decay * head) if structure.trained else jnp.zeros_like(head)
     return {"M": dM, "Q": dQ, "a": da}
+
+
+@dataclass(frozen=True)
+class MeanStep(Field):
+    """The drift as a field of the solve core: `each` has the nodes, on the sphere at finite d `points` too; `shared` the numbers.
+
+    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of lr/batch. All numbers are read at alpha.
+    """
+
+    structure: Structure
+    rule: Rule
+    batch: int
+    flow: bool
+    symmetric = ("Q",)
+
+    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+        lr = shared["algorithm"]["lr"]
+        alpha = t if scheduled(lr) or self.flow else t * self.batch / lr
+        now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
+        finite = shared["finite"] if "points" not in each else {**shared["finite"], "points": each["points"]}
+        setting = {"batch": self.batch, "flow": self.flow, "finite": finite}
+        moved = drift(self.structure, self.rule, each["nodes"], now["problem"], now["algorithm"], state, **setting)
+        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / self.batch), moved) if scheduled(lr) else moved
+
+
+def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What a `MeanStep` takes with a leading axis of replicates (nodes, points), and `finite` without its points."""
+    nodes = expectation_of(structure).nodes(rule, flow)
+    if finite is None or "points" not in finite:
+        return {"nodes": nodes}, finite
+    # what is not sampled goes once with each replicate of what is
+    nodes = {name: np.broadcast_to(value, (rule.replicates, *value.shape[1:])) for name, value in nodes.items()}
+    return {"nodes": nodes, "points": finite["points"]}, {name: value for name, value in finite.items() if name != "points"}
 
 
 def _sphere_remainder(

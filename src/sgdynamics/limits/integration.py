@@ -1,7 +1,14 @@
-"""The drift integrated from a start: explicitly, differentiably, and at long times by LSODA from where the explicit method stopped."""
+"""The solve core: a field integrated from many starts, explicitly, and at long times by LSODA from where the explicit method stopped.
+
+A solve is a `Case`, prepared before anything runs; `run_cases` runs any number of them, those of one program as lanes of it, each with its
+own step sizes, so that a lane's numbers do not depend on which others run beside it; what comes back is `Solved`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,13 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix
 
-from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.controls import Schedule, numbers_at
-from sgdynamics.gaussian.moments import Rule, nodes_for
-from sgdynamics.limits.drift import drift
-from sgdynamics.limits.long_times import EVENT_TOLERANCE, Followed, follow
-from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start
+from sgdynamics.gaussian.risk import lanes_of
+from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
+from sgdynamics.shapes import filled
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -26,38 +29,99 @@ MOST_STEPS = 600  # explicit steps before LSODA takes over: beyond nearly all sm
 LARGEST = 1e6  # overlaps beyond this have diverged
 
 
+class Field(ABC):
+    """A right-hand side, static and hashable: d state/dt = field(each, shared, t, state), the state a dictionary of arrays.
+
+    `each` are numbers that come in replicates (points of a sampled expectation), `shared` all others.
+    """
+
+    symmetric: tuple[str, ...] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
+
+    @abstractmethod
+    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+        """d state/dt of one run."""
+
+
+class Watch(ABC):
+    """A number that falls below a level where a run is to stop; static and hashable."""
+
+    @abstractmethod
+    def value(self, shared: Any, state: Any) -> Any:
+        """The number, at one state; `shared` are those of the field."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One solve, prepared: everything that is checked and chosen before anything runs. Axes: replicates of `each`, runs of `states`."""
+
+    field: Field
+    each: Any
+    shared: Any
+    states: dict[str, np.ndarray]
+    times: np.ndarray  # in the variable of the integration, increasing
+    tolerance: dict[str, Any]
+    watch: Watch | None = None  # with it only the end is kept: where it fell below `levels`
+    levels: np.ndarray | None = None
+    alone: bool = False  # whether its replicates are its own, and it cannot share a program
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """What is traced beside `each`; save points, whose number is a shape, are filled up to a power of two."""
+        levels = np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
+        return self.shared, self.states, levels, filled(self.times), self.tolerance
+
+    @property
+    def key(self) -> Hashable:
+        """Cases with the same key may be lanes of one program."""
+        leaves, form = jax.tree.flatten(self.numbers)
+        return (id(self) if self.alone else 0), self.field, self.watch, form, tuple(np.shape(leaf) for leaf in leaves)
+
+
+class Reached(NamedTuple):
+    """States at the save points (inf beyond what was reached), the last state and its time, whether it had left, or its steps run out."""
+
+    saved: Any
+    last: Any
+    time: Any
+    left: Any
+    full: Any
+
+
+class Solved(NamedTuple):
+    """States (replicate, run, time, ...), NaN from where a solution left every bound or its steps ran out; which method, and who did.
+
+    With a watch the times at which runs left (NaN elsewhere) and who diverged, (replicate, run), in place of states.
+    """
+
+    states: dict[str, np.ndarray]
+    long: bool
+    tired: np.ndarray  # (run,)
+    exits: np.ndarray
+    blown: np.ndarray
+
+
 def integrate(
-    structure: Structure,
-    rule: Rule,
-    batch: int,
-    flow: bool,
-    stiff: bool,
-    nodes: dict[str, Any],
-    parameters: Any,
-    algorithm: Any,
-    finite: dict[str, Any] | None,
+    field: Field,
+    each: Any,
+    shared: Any,
     state: dict[str, Any],
     times: Any,
     rtol: Any = RTOL,
     atol: Any = ATOL,
+    *,
+    stiff: bool = False,
     guard: bool = True,
     watch: Any = None,
     adjoint: Any = None,
     most: int | None = None,
 ) -> diffrax.Solution:
-    """One trajectory from t = 0 by Dormand-Prince 8(7), or Kvaerno 5(4) where `stiff`: at `times` by dense output, and where it ended.
+    """One trajectory from 0 by Dormand-Prince 8(7), or Kvaerno 5(4) where `stiff`: at `times` by dense output, and where it ended.
 
-    Where lr is a schedule, `times` are values of alpha.
-
-    With `guard` it stops where the overlaps leave every bound (an event, which reverse mode need not carry). With `watch`, a
+    With `guard` it stops where the state leaves every bound (an event, which reverse mode need not carry). With `watch`, a
     function of the state, it stops where that falls below zero, the time found by bisection, and only the end is saved.
     """
-
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
-    moving = jax.jit(partial(rate, structure, rule, batch, flow))
-
-    def field(t: Any, y: Any, args: Any) -> Any:
-        return moving(nodes, parameters, algorithm, finite, t, y)
+    moving = jax.jit(field)
 
     def blown_up(t: Any, y: Any, args: Any, **_: Any) -> Any:
         return ~(_size(y) < LARGEST)
@@ -66,11 +130,11 @@ def integrate(
     if watch is not None:
         # flip: told, not detected, for runs without an event get a function that is 0 at the end, which detection refuses
         found = optimistix.Bisection(rtol=EVENT_TOLERANCE, atol=EVENT_TOLERANCE, flip=True)
-        # one condition for both, as bisection takes one: overlaps beyond every bound count as below zero
+        # one condition for both, as bisection takes one: a state beyond every bound counts as below zero
         event = diffrax.Event(lambda t, y, args, **_: jnp.where(blown_up(t, y, args), -1.0, watch(y)), root_finder=found)
     at_end = diffrax.SubSaveAt(t1=True)
     return diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
+        diffrax.ODETerm(lambda t, y, args: moving(each, shared, t, y)),
         diffrax.Kvaerno5() if stiff else diffrax.Dopri8(),
         t0=0.0,
         t1=times[-1],
@@ -90,208 +154,148 @@ def _size(state: dict[str, Any]) -> Any:
     return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
 
 
-def rate(
-    structure: Structure,
-    rule: Rule,
-    batch: int,
-    flow: bool,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    finite: Any,
-    t: Any,
-    state: dict[str, Any],
-) -> dict[str, Any]:
-    """The drift in the variable of the integration: t, or with a schedule alpha, t = integral of lr/batch."""
-    if not isinstance(algorithm["lr"], Schedule):
-        return drift(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
-    lr = numbers_at(algorithm["lr"], t)
-    moved = drift(structure, rule, nodes, parameters, {**algorithm, "lr": lr}, state, batch=batch, flow=flow, finite=finite)
-    return jax.tree.map(lambda value: value * (lr / batch), moved)
+def _reach(field: Field, watch: Watch | None, each: Any, shared: Any, states: Any, levels: Any, times: Any, tolerance: Any) -> Reached:
+    """Every replicate (outer) and every start (inner) of one case, by the explicit method."""
+
+    def one(own: Any, state: Any, level: Any) -> Reached:
+        seen = None if watch is None else lambda y: watch.value(shared, y) - level
+        found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
+        states_found: Any = found.ys
+        times_found: Any = found.ts
+        last = jax.tree.map(lambda leaf: leaf[0], states_found[1])
+        stopped: Any = found.event_mask
+        left = False if watch is None else stopped & (_size(last) < LARGEST / 2)
+        return Reached(states_found[0], last, times_found[1][0], left, found.result == diffrax.RESULTS.max_steps_reached)
+
+    return jax.vmap(lambda own: jax.vmap(partial(one, own))(states, levels))(each)
 
 
-class Reached(NamedTuple):
-    """Overlaps at the save points (inf beyond what was reached), the last state and its time, and whether the steps had run out there."""
-
-    saved: Any
-    last: Any
-    time: Any
-    full: Any
+_reached = jax.jit(_reach, static_argnums=(0, 1))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def integrate_all(
-    structure: Structure,
-    rule: Rule,
-    batch: int,
-    flow: bool,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    finite: Any,
-    states: Any,
-    times: Any,
-    tolerance: Any,
-) -> Reached:
-    """Every replicate of the nodes (outer) and every start (inner), by the explicit method."""
-
-    def one(node: Any, points: Any, state: Any) -> Reached:
-        here = finite if points is None else {**finite, "points": points}
-        found = integrate(
-            structure, rule, batch, flow, False, node, parameters, algorithm, here, state, times, tolerance["rtol"], tolerance["atol"]
-        )
-        (saved, last), (_, time) = parts(found)
-        return Reached(saved, jax.tree.map(lambda leaf: leaf[0], last), time[0], found.result == diffrax.RESULTS.max_steps_reached)
-
-    points = None if finite is None else finite.get("points")
-    return jax.vmap(lambda node, point: jax.vmap(partial(one, node, point))(states))(nodes, points)
+@partial(jax.jit, static_argnums=(0, 1))
+def _lanes(field: Field, watch: Watch | None, each: Any, *numbers: Any) -> Reached:
+    return jax.vmap(partial(_reach, field, watch, each))(*numbers)
 
 
-def parts(found: diffrax.Solution) -> tuple[Any, Any]:
-    """What `integrate` saved at its times and at its end: states, and times."""
-    return found.ys, found.ts
+def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
+    """The names of cases that run as one program each, at most `size`."""
+    found: dict[Hashable, list[Any]] = {}
+    for name, case in cases.items():
+        found.setdefault(case.key, []).append(name)
+    return [names[first : first + size] for names in found.values() for first in range(0, len(names), size)]
 
 
-class LongRun:
-    """One trajectory that the explicit method did not finish, in the flat form that LSODA takes: M, the upper triangles of Q, a."""
-
-    def __init__(
-        self, structure: Structure, rule: Rule, batch: int, flow: bool, nodes: Any, parameters: Any, algorithm: Any, finite: Any
-    ) -> None:
-        self.structure = structure
-        self.static = (structure, rule, batch, flow)
-        # on the device once, not at each of thousands of calls
-        self.numbers = jax.tree.map(jnp.asarray, (nodes, parameters, algorithm, finite))
-
-    def field(self, t: float, y: np.ndarray) -> np.ndarray:
-        return np.asarray(_flat_rate(*self.static, *self.numbers, t, y))
-
-    def follow(self, state: Any, begin: float, times: np.ndarray, tolerance: Any, loosest: float, watch: Any = None) -> Followed:
-        y = np.asarray(flat(self.structure, state))
-        if not np.all(np.isfinite(self.field(begin, y))):
-            raise ValueError(
-                f"problem: its drift is not finite at t = {begin:.4g}: the loss, an activation or the target gives NaN or infinity there; "
-                "make it finite for every real field"
-            )
-        seen = None if watch is None else lambda y: float(watch(_shaped(self.structure, y)))
-        numbers = {"loosest": loosest, "inside": lambda y: bool(np.sum(np.abs(y)) < LARGEST), "watch": seen}
-        return follow(self.field, y, begin, times, float(tolerance["rtol"]), float(tolerance["atol"]), **numbers)
-
-    def overlaps(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """M, Q, a with a leading time axis, of values (size, time)."""
-        return {name: np.asarray(value) for name, value in _all_shaped(self.structure, values.T).items()}
+def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
+    """Cases of one key: together by the explicit method, and the rest each alone by LSODA; a case that fails is its error."""
+    first = cases[0]
+    if first.times[-1] == 0.0:
+        return [_still(case) for case in cases]
+    if len(cases) == 1 and size == 1:
+        return [_finished(first, _reached(first.field, first.watch, first.each, *first.numbers))]
+    together = _lanes(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
+    together = jax.tree.map(np.asarray, together)
+    return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
 
 
-def _triangle(structure: Structure) -> tuple[np.ndarray, np.ndarray]:
-    return np.triu_indices(structure.width)
+def _still(case: Case) -> Solved:
+    """Nothing to integrate: the start."""
+    runs = len(next(iter(case.states.values())))
+    states = {name: np.asarray(value)[None, :, None] for name, value in case.states.items()}
+    return Solved(states, False, np.zeros(runs, bool), np.full((1, runs), np.nan), np.zeros((1, runs), bool))
 
 
-@partial(jax.jit, static_argnums=0)
-def flat(structure: Structure, state: dict[str, Any]) -> Any:
-    upper = _triangle(structure)
-    return jnp.concatenate([state["M"].reshape(-1), state["Q"][:, upper[0], upper[1]].reshape(-1), state["a"]])
-
-
-@partial(jax.jit, static_argnums=0)
-def _shaped(structure: Structure, y: Any) -> dict[str, Any]:
-    p, k, blocks = structure.width, structure.signals, structure.blocks
-    upper = _triangle(structure)
-    M, Q, a = jnp.split(y, [blocks * p * k, blocks * (p * k + len(upper[0]))])
-    half = jnp.zeros((blocks, p, p), y.dtype).at[:, upper[0], upper[1]].set(Q.reshape(blocks, -1))
-    whole = half + jnp.swapaxes(half, -1, -2) - half * jnp.eye(p, dtype=y.dtype)
-    return {"M": M.reshape(blocks, p, k), "Q": whole, "a": a}
-
-
-@partial(jax.jit, static_argnums=0)
-def _all_shaped(structure: Structure, values: Any) -> dict[str, Any]:
-    return jax.vmap(partial(_shaped, structure))(values)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _flat_rate(
-    structure: Structure,
-    rule: Rule,
-    batch: int,
-    flow: bool,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    finite: Any,
-    t: Any,
-    y: Any,
-) -> Any:
-    return flat(structure, rate(structure, rule, batch, flow, nodes, parameters, algorithm, finite, t, _shaped(structure, y)))
-
-
-class Solved(NamedTuple):
-    """Overlaps (replicate, run, time, ...), NaN from where a solution left every bound or its steps ran out; which method, and who did."""
-
-    overlaps: dict[str, np.ndarray]
-    long: bool
-    tired: np.ndarray  # (run,)
-
-
-def solve_states(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    begin: Start,
-    t: np.ndarray,
-    rule: Rule,
-    finite: Any,
-    tolerance: dict[str, Any],
-) -> Solved:
-    """All starts by the explicit method; those that it does not finish go on from where it stopped, by LSODA."""
-    flow = algorithm.flow
-    states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
-    if t[-1] == 0.0:
-        return Solved({name: value[None, :, None] for name, value in states.items()}, False, np.zeros(begin.runs, bool))
-    nodes = replicated_nodes(problem.structure, rule, flow, finite)
-    numbers = (problem.parameters, algorithm.parameters, finite)
-    found = integrate_all(problem.structure, rule, algorithm.batch, flow, nodes, *numbers, states, padded(t), tolerance)
-    return finished(problem, algorithm, rule, nodes, finite, found, t, tolerance)
-
-
-def padded(t: np.ndarray) -> np.ndarray:
-    """Save points, whose number is a shape, filled up to a power of two: nearby numbers share one compilation."""
-    return np.concatenate([t, np.full(2 ** int(np.ceil(np.log2(len(t)))) - len(t), t[-1])])
-
-
-def replicated_nodes(structure: Structure, rule: Rule, flow: bool, finite: Any) -> dict[str, np.ndarray]:
-    """The nodes of every expectation with a leading axis of replicates, of the sphere's points too."""
-    nodes = nodes_for(structure, rule, flow) or {"none": np.zeros((1, 1))}
-    if finite is not None and "points" in finite:
-        # what is not sampled goes once with each replicate of what is
-        nodes = {name: np.broadcast_to(value, (rule.replicates, *value.shape[1:])) for name, value in nodes.items()}
-    return nodes
-
-
-def finished(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    rule: Rule,
-    nodes: Any,
-    finite: Any,
-    found: Reached,
-    t: np.ndarray,
-    tolerance: dict[str, Any],
-) -> Solved:
+def _finished(case: Case, found: Reached) -> Solved | ValueError:
     """What the explicit method reached, and the rest of those that it did not finish by LSODA."""
-    overlaps = {}
+    t = case.times
+    states = {}
     for name, value in found.saved.items():
-        overlaps[name] = np.array(value[:, :, : len(t)])
-        overlaps[name][~np.isfinite(overlaps[name])] = np.nan
-    full, time = np.asarray(found.full), np.asarray(found.time)
-    tired = np.zeros(full.shape[1], dtype=bool)
+        states[name] = np.array(value[:, :, : len(t)])
+        states[name][~np.isfinite(states[name])] = np.nan
+    full, time, left = np.asarray(found.full), np.array(found.time), np.array(found.left)
+    tired = np.zeros(full.shape, dtype=bool)
     for replicate, run in zip(*np.nonzero(full), strict=True):
-        node = {name: value[replicate] for name, value in nodes.items()}
-        own = finite
-        if finite is not None and "points" in finite:
-            own = {**finite, "points": {name: value[replicate] for name, value in finite["points"].items()}}
-        long = LongRun(problem.structure, rule, algorithm.batch, algorithm.flow, node, problem.parameters, algorithm.parameters, own)
-        rest = t > time[replicate, run]
+        own = jax.tree.map(lambda leaf, replicate=replicate: leaf[replicate], case.each)
         state = {name: np.asarray(value[replicate, run]) for name, value in found.last.items()}
-        end = long.follow(state, float(time[replicate, run]), t[rest], tolerance, 1 / MARGIN)
-        for name, value in long.overlaps(end.values).items():
-            overlaps[name][replicate, run, rest] = value
-        tired[run] |= end.ended == "tired"
-    return Solved(overlaps, bool(full.any()), tired)
+        begin = float(time[replicate, run])
+        rest = t > begin
+        try:
+            end, values = _long_run(case, own, state, begin, t[rest], None if case.levels is None else float(case.levels[run]))
+        except ValueError as error:
+            return error
+        for name, value in values.items() if case.watch is None else ():
+            states[name][replicate, run, rest] = value
+        time[replicate, run], left[replicate, run], tired[replicate, run] = end.time, end.ended == "event", end.ended == "tired"
+    # stopped before the end without leaving: beyond every bound
+    blown = ~left & ~tired & (time < t[-1] * (1 - 1e-12))
+    return Solved(states, bool(full.any()), tired.any(axis=0), np.where(left, time, np.nan), blown)
+
+
+def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray, level: float | None) -> Any:
+    """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
+    form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
+    # on the device once, not at each of thousands of calls
+    numbers = jax.tree.map(jnp.asarray, (own, case.shared))
+
+    def field(t: float, y: np.ndarray) -> np.ndarray:
+        return np.asarray(_flat_rate(form, *numbers, t, y))
+
+    y = np.asarray(form.flat(state))
+    if not np.all(np.isfinite(field(begin, y))):
+        raise ValueError(
+            f"problem: its drift is not finite at t = {begin:.4g}: the loss, an activation or the target gives NaN or infinity there; "
+            "make it finite for every real field"
+        )
+    seen = None if case.watch is None else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
+    setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(np.sum(np.abs(y)) < LARGEST), "watch": seen}
+    found = follow(field, y, begin, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
+    return found, {name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()}
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A state as one vector: its variables in order, of symmetric matrices the upper triangles."""
+
+    field: Field
+    form: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def flat(self, state: dict[str, Any]) -> Any:
+        return jnp.concatenate([self._packed(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form])
+
+    def shaped(self, y: Any) -> dict[str, Any]:
+        found, place = {}, 0
+        for name, shape in self.form:
+            packed = jax.eval_shape(partial(self._packed, name), jax.ShapeDtypeStruct(shape, y.dtype))
+            part = y[place : place + packed.size].reshape(packed.shape)
+            place += packed.size
+            if name in self.field.symmetric:
+                upper = np.triu_indices(shape[-1])
+                half = jnp.zeros(shape, y.dtype).at[..., upper[0], upper[1]].set(part)
+                part = half + jnp.swapaxes(half, -1, -2) - half * jnp.eye(shape[-1], dtype=y.dtype)
+            found[name] = part
+        return found
+
+    def _packed(self, name: str, value: Any) -> Any:
+        upper = np.triu_indices(value.shape[-1]) if name in self.field.symmetric else None
+        return value if upper is None else value[..., upper[0], upper[1]]
+
+
+@partial(jax.jit, static_argnums=0)
+def _flat_rate(form: Flat, each: Any, shared: Any, t: Any, y: Any) -> Any:
+    return form.flat(form.field(each, shared, t, form.shaped(y)))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _flat_watch(form: Flat, watch: Watch, shared: Any, y: Any) -> Any:
+    return watch.value(shared, form.shaped(y))
+
+
+@partial(jax.jit, static_argnums=0)
+def _all_shaped(form: Flat, values: Any) -> dict[str, Any]:
+    return jax.vmap(form.shaped)(values)
+
+
+@partial(jax.jit, static_argnums=0)
+def rates_at(form: Flat, each: Any, shared: Any, states: Any) -> Any:
+    """The field of every replicate (outer) and start (inner) at t = 0, flat."""
+    return jax.vmap(lambda own: jax.vmap(lambda state: form.flat(form.field(own, shared, 0.0, state)))(states))(each)

@@ -28,7 +28,6 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian import pairs
 from sgdynamics.limits import mean_field_series as series
-from sgdynamics.limits.integration import padded
 from sgdynamics.limits.long_times import Followed, follow, ran_out
 from sgdynamics.limits.mean_field_series import Basis
 from sgdynamics.precision import float64
@@ -37,6 +36,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.results import largest_share, record, time_coordinates
+from sgdynamics.shapes import filled
 
 __all__ = ["MeanFieldStart", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
@@ -331,7 +331,7 @@ def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) 
         return {name: value[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
     # LSODA's implicit steps take matrices of the size of the state
     small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
-    found, out, full, last, when = _integrate(way, FEW_STEPS if small else MOST_STEPS, numbers, states, padded(t), tolerance)
+    found, out, full, last, when = _integrate(way, FEW_STEPS if small else MOST_STEPS, numbers, states, filled(t), tolerance)
     result = {}
     for name, value in found.items():
         values = np.array(value[:, : len(t)])

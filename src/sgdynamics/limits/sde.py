@@ -17,30 +17,26 @@ Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays posi
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
-from sgdynamics import checks, compressed
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
-from sgdynamics.clock import clock, elapsed, plan_steps, reached
+from sgdynamics import compressed
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.clock import plan_steps
 from sgdynamics.controls import Schedule, numbers_at
-from sgdynamics.gaussian.moments import Rule, moments, nodes_for
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
-from sgdynamics.gaussian.risk import MARGIN, effective_overlaps, risk_in_time, rule_for
-from sgdynamics.limits.spiked import solve_spiked_sde
-from sgdynamics.precision import float64
+from sgdynamics.gaussian.risk import MARGIN, overlaps_at, population_risk, rule_for
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_kind, checked_start, factor
+from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
-from sgdynamics.results import largest_share, trajectory
 from sgdynamics.samples import spectrum
+from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation.running import See, Simulator, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
@@ -83,8 +79,8 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
     p = structure.width
     M, Q = _overlaps(structure, parameters, path.rows)
     Q = Q + extra
-    _, omega, means = effective_overlaps(structure, parameters, M, Q)
-    found = moments(structure, rule, nodes, parameters, omega, path.head, means=means)
+    overlaps = overlaps_at(structure, parameters, {"M": M, "Q": Q})
+    found = expectation_of(structure).moments(rule, nodes, parameters, overlaps, path.head)
     every = jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
@@ -224,24 +220,22 @@ def _folded(rest: Any) -> Any:
     return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rest, -1, -2), mode="r"), -1, -2)
 
 
-def refuse_without_noise(problem: Problem) -> None:
-    """At snr = infinity the drift jumps where a unit is orthogonal to a cluster, and neither the scheme nor the SDE has a meaning there.
+class Stepped(Simulator):
+    """A simulator whose steps have lengths: steps edges[i]..edges[i+1] have length lengths[i], in t; in alpha where lr is a schedule."""
 
-    The units that matter are drawn to these surfaces and stay on them (`limits.sliding`). There drift and noise both jump, and what a path
-    does depends on the step length: XOR, width 4, d = 1000, t = 5, an overlap that the ODE holds at 0 and runs at 0 to 1e-4 is -0.018 with
-    steps of 0.25 and -0.003 with steps of 0.06, an error that no estimate of the noiseless path sees. Only steps as short as those of
-    SGD itself, lr/d, would do, and those are what `simulate` makes.
-    """
-    if spectrum.noiseless(problem.parameters):
-        raise checks.reject(
-            "snr",
-            np.inf,
-            "without noise the drift jumps where a unit is orthogonal to a cluster, and an SDE has no meaning there: use solve_ode "
-            "(d -> infinity), simulate (exact at any d), or a finite snr",
-        )
+    def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
+        # filled up to a power of two, so that nearby numbers of save points share one compilation
+        room = power_of_two(len(lengths)) - len(lengths)
+        self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
+        self.lengths = np.concatenate([lengths, np.full(room, lengths[-1] if len(lengths) else 0.0)])
+        self.begins = np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)])
+
+    @property
+    def grain(self) -> int:
+        return 1
 
 
-class SdePaths(Simulator):
+class SdePaths(Stepped):
     """Paths of the SDE; a step of the simulator is one step of the scheme, whose length depends on the interval between save points."""
 
     def __init__(
@@ -256,7 +250,7 @@ class SdePaths(Simulator):
     ) -> None:
         self.structure = problem.structure
         self.rule = rule_for(problem, begin.Q_blocks, MARGIN)
-        nodes = nodes_for(self.structure, self.rule, flow=False)
+        nodes = expectation_of(self.structure).nodes(self.rule, flow=False)
         self.nodes = {name: value[0] for name, value in nodes.items()}
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters
@@ -273,17 +267,6 @@ class SdePaths(Simulator):
         T, L = factor(problem, begin)
         self.rows = np.concatenate([T, L], axis=-1)
         self.head = begin.a
-        self.edges = np.array([0, np.iinfo(np.int64).max])
-        self.lengths = np.array([np.nan])
-        self.begins = np.zeros(1)
-
-    def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
-        """Steps edges[i]..edges[i+1] have length lengths[i], in t; in alpha where lr is a schedule."""
-        # filled up to a power of two, so that nearby numbers of save points share one compilation
-        room = 2 ** int(np.ceil(np.log2(len(lengths)))) - len(lengths)
-        self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
-        self.lengths = np.concatenate([lengths, np.full(room, lengths[-1])])
-        self.begins = np.concatenate([[0.0], np.cumsum(np.diff(edges) * lengths)[:-1], np.zeros(room)])
 
     def initial(self, chosen: np.ndarray) -> Any:
         return Path(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
@@ -297,10 +280,6 @@ class SdePaths(Simulator):
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)
-
-    @property
-    def grain(self) -> int:
-        return 1
 
 
 @partial(jax.jit, static_argnums=0)
@@ -352,94 +331,11 @@ def step_length(
         edges, lengths = plan_steps(times, end / count)
         simulator.set_steps(edges, lengths)
         overlaps, _ = run(simulator, 1, edges, 0, "step length", False)
-        # in t, with the numbers of the start, or in alpha: a scale for the error, no more
-        risk, _ = risk_in_time(problem, overlaps, np.zeros(len(edges)))
+        # with the numbers of the start: a scale for the error, no more
+        risk, _ = population_risk(problem.at(0.0), overlaps)
         if before is not None:
             error = float(np.max(np.abs(risk - before)) / np.max(np.abs(before)))
             # of second order: this path is off by a third of what the halving changed
             if error / 3 <= STEP_TOLERANCE or count >= MOST_STEPS:
                 return end / count, error / 3
         before, count = risk, 2 * count
-
-
-@float64
-def solve_sde(
-    problem: Problem | SpikedTensor,
-    algorithm: OnePassSGD,
-    start: Start | SpikedStart,
-    *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
-    dimension: int,
-    runs: int | None = None,
-    seed: int = 0,
-    higher_order: bool = True,
-    step: float | None = None,
-    progress: bool | None = None,
-) -> xr.Dataset:
-    """Paths of the SDE at dimension d: the drift of the ODE, and noise sqrt(lr/d) times a root of the covariance of one sample's increment.
-
-    higher_order=True keeps the drift of relative order 1/d that the noise makes (the mean increment of a real step; on the sphere the
-    Ito terms of normalising); False leaves the drift of the d -> infinity ODE. `step`: the longest step of the scheme in t; unless given,
-    one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`); with a schedule it counts alpha.
-    A start of one run serves any number of runs.
-    Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
-    """
-    if isinstance(problem, SpikedTensor):
-        when = {"times": times, "alpha": alpha, "steps": steps}
-        rest = {"dimension": dimension, "runs": runs, "seed": seed, "higher_order": higher_order, "step": step, "progress": progress}
-        return solve_spiked_sde(problem, algorithm, start, **when, **rest)
-    checks.outside_jit("solve_sde")
-    checked_kind(problem)
-    checked_algorithm(algorithm)
-    higher_order = checks.flag("higher_order", higher_order)
-    progress = checks.flag("progress", progress, unsaid=True)
-    refuse_without_noise(problem)
-    d, sizes = check_dimension(problem, dimension)
-    seed = checks.whole("seed", seed, 0)
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=False)
-    problem.check_numbers(0.0 if when.alpha is None else when.alpha[-1])
-    if algorithm.flow:
-        raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
-    variable = when.alpha if algorithm.scheduled and when.alpha is not None else when.t
-    if step is not None:
-        step = checks.number("step", step, above=0.0)
-        plan_steps(variable, step)  # refuses more steps than anybody can wait for
-    begin = broadcast_runs(checked_start(problem, start), runs)
-    simulator = SdePaths(problem, algorithm, begin, d, sizes, higher_order)
-    error = None
-    if variable[-1] == 0.0:
-        edges = np.array([0])
-    else:
-        if step is None:
-            longest, error = step_length(problem, algorithm, begin, d, sizes, float(variable[-1]))
-        else:
-            longest = step
-        edges, lengths = plan_steps(variable, longest)
-        simulator.set_steps(edges, lengths)
-    saves = edges[-len(when.t) :]
-    overlaps, last = run(simulator, begin.runs, saves, seed, f"SDE, d = {d}", progress)
-    risk, quadrature = risk_in_time(problem, overlaps, when.alpha)
-    ends = reached(edges, lengths, np.maximum(last, 0)) if len(edges) > 1 else np.zeros(begin.runs)
-    if algorithm.scheduled:
-        order = np.argsort(ends)
-        ends[order] = elapsed(algorithm, ends[order])
-    diverged_at = np.where(last >= 0, ends, np.nan)
-    if np.any(last >= 0):
-        warnings.warn(
-            f"{int((last >= 0).sum())} of {begin.runs} paths diverged, the first after t = {np.nanmin(diverged_at):.4g} "
-            "(coordinate diverged_at); a smaller lr or step may help",
-            stacklevel=3,
-        )
-    spread = risk.std(axis=0, ddof=1) / np.sqrt(begin.runs) if begin.runs > 1 and not np.any(last >= 0) else None
-    attributes = {
-        "seed": seed,
-        "dimension": d,
-        "higher_order": int(higher_order),
-        "assumptions": "Gaussian inputs, one pass, Gaussian fluctuations",
-        "error_quadrature": quadrature,
-        "error_integrator": error,
-        "error_sampling": None if spread is None else largest_share(spread, risk.mean(axis=0)),
-    }
-    return trajectory(problem, algorithm, when, overlaps, risk, diverged_at=diverged_at, method="solve_sde", attributes=attributes)

@@ -44,6 +44,7 @@ from sgdynamics import checks
 from sgdynamics.limits.long_times import follow
 from sgdynamics.precision import float64
 from sgdynamics.problems.mixture import CLUSTERS
+from sgdynamics.shapes import filled, power_of_two
 
 # of the clusters (+q, -q), for each direction q
 LABELS = {kind: tuple(zip(*[iter(label for _, _, label in clusters)] * 2, strict=True)) for kind, clusters in CLUSTERS.items()}
@@ -312,9 +313,7 @@ def _solve(kind: str, M: np.ndarray, a: np.ndarray, times: np.ndarray, tolerance
     now = {"M": M.copy(), "a": a.copy(), "side": np.full_like(M, np.nan), "time": np.zeros(runs)}
     saved = {"M": np.repeat(M[:, None], len(times), axis=1), "a": np.repeat(a[:, None], len(times), axis=1)}
     met, ran_out = np.zeros(runs, dtype=int), np.zeros(runs, dtype=bool)
-    # the number of times is a shape: filled up to a power of two, nearby numbers share one program
-    count = max(FEWEST_TIMES, 2 ** int(np.ceil(np.log2(len(times)))))
-    padded = np.concatenate([times, np.full(count - len(times), times[-1])])
+    padded = filled(times, max(FEWEST_TIMES, power_of_two(len(times))))
     queue = np.arange(runs) if times[-1] > 0 else np.arange(0)
     while len(queue):
         some, queue = queue[:LANES], queue[LANES:]

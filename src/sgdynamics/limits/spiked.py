@@ -27,20 +27,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from scipy import integrate
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.clock import clock, plan_steps, reached
-from sgdynamics.limits.long_times import follow, ran_out
-from sgdynamics.precision import float64
+from sgdynamics.limits.long_times import follow
+from sgdynamics.limits.sde import Stepped
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
-from sgdynamics.progress import warn
 from sgdynamics.random import normals_and_uniforms
-from sgdynamics.results import largest_share
-from sgdynamics.simulation.running import See, Simulator, run
-from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits, spiked_trajectory
+from sgdynamics.simulation.running import See
+from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -146,7 +141,7 @@ def _explicit(solver: Any, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray
     return found, "tired"
 
 
-class _Path(NamedTuple):
+class SpikedPath(NamedTuple):
     """m and r2 (2, run, time), NaN from where a solution leaves every bound or its steps run out; which runs needed LSODA, and ran out."""
 
     values: np.ndarray
@@ -154,7 +149,7 @@ class _Path(NamedTuple):
     tired: np.ndarray
 
 
-def _integrate(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float) -> _Path:
+def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol: float, atol: float) -> SpikedPath:
     """Two numbers a start and a right-hand side in closed form: SciPy's integrators need no compilation, which would take a hundred times
     as long as the solve. All starts go side by side; if one diverges or is stiff, each goes on its own, by LSODA where that is needed.
     """
@@ -167,73 +162,22 @@ def _integrate(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray, rtol:
         return np.concatenate(drift(numbers, y[:runs], y[runs:]))
 
     if t[-1] == 0.0:
-        return _Path(y.reshape(2, runs, 1), none, none)
+        return SpikedPath(y.reshape(2, runs, 1), none, none)
     with np.errstate(over="ignore", invalid="ignore"):
         solver = integrate.DOP853(field, 0.0, y, t[-1], rtol=max(rtol, LEAST_RTOL), atol=atol)
         found, ended = _explicit(solver, t, limit)
         if ended == "finished":
-            return _Path(found.reshape(2, runs, -1), none, none)
+            return SpikedPath(found.reshape(2, runs, -1), none, none)
         if runs > 1:
-            each = [_integrate(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol) for i in range(runs)]
-            return _Path(*(np.concatenate(parts, axis=axis) for parts, axis in zip(zip(*each, strict=True), (1, 0, 0), strict=True)))
+            each = [integrate_spiked(numbers, SpikedStart(begin.m[[i]], begin.r2[[i]]), t, rtol, atol) for i in range(runs)]
+            return SpikedPath(*(np.concatenate(parts, axis=axis) for parts, axis in zip(zip(*each, strict=True), (1, 0, 0), strict=True)))
         if ended == "diverged":
-            return _Path(found.reshape(2, 1, -1), none, none)
+            return SpikedPath(found.reshape(2, 1, -1), none, none)
         rest = t > solver.t
         setting = {"loosest": 1 / MARGIN, "inside": partial(_within, limit)}
         late = follow(field, solver.y, float(solver.t), t[rest], max(rtol, LEAST_RTOL), atol, **setting)
     found[:, rest] = late.values
-    return _Path(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))
-
-
-def solve_spiked_ode(
-    problem: SpikedTensor,
-    algorithm: OnePassSGD,
-    start: Any,
-    *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
-    dimension: int | None = None,
-    rtol: float = RTOL,
-    atol: float = ATOL,
-) -> xr.Dataset:
-    """m and r2 as n -> infinity, or with the exact mean increment of one step at `dimension`; lr = 0 is gradient flow.
-
-        dm/dt = 2 m (k snr m^(k-2) - k R^(2k-2)) - al m,      dr2/dt = - 4k R^(2k-2) (r2 - lr/B) - 2 al r2
-
-    Proposition 3.1, with a ridge al and a batch B; at finite n see the head of this module. An explicit method of order 8 with adaptive
-    steps, and LSODA from where it needs too many. `error_integrator`: the largest relative change of the risk at ten times the
-    tolerance. A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`.
-    """
-    checks.outside_jit("solve_ode")
-    checked_algorithm(algorithm)
-    constant_rate(algorithm, "spiked tensors")
-    begin = checked_spiked_start(problem, start)
-    rtol = checks.number("rtol", rtol, above=0.0)
-    atol = checks.number("atol", atol, above=0.0)
-    if dimension is not None:
-        dimension = check_spiked_dimension(dimension)
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=dimension, whole_steps=False)
-    numbers = numbers_of(problem, algorithm, dimension)
-    path = _integrate(numbers, begin, when.t, MARGIN * rtol, MARGIN * atol)
-    loose = _integrate(numbers, begin, when.t, 10 * MARGIN * rtol, 10 * MARGIN * atol).values
-    m, r2 = path.values
-    risk = problem.risk(m, r2)
-    attributes = {
-        "dimension": dimension,
-        "assumptions": "fresh Gaussian tensors, " + ("n -> infinity" if dimension is None else "mean increment at n"),
-        "integrator": "DOP853, then LSODA" if path.long.any() else "DOP853",
-        "error_integrator": largest_share(problem.risk(*loose) - risk, risk),
-    }
-    good = np.isfinite(m) & np.isfinite(r2)
-    last = np.where(np.all(good, axis=1), np.nan, [when.t[row][-1] if row.any() else 0.0 for row in good])
-    diverged_at, ran_out_at = np.where(path.tired, np.nan, last), np.where(path.tired, last, np.nan)
-    if path.tired.any():
-        warn(ran_out(ran_out_at))
-    found = {"m": m, "r2": r2}
-    return spiked_trajectory(
-        problem, algorithm, when, found, diverged_at=diverged_at, method="solve_ode", attributes=attributes, ran_out_at=ran_out_at
-    )
+    return SpikedPath(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))
 
 
 def _flow(numpy: Any, raised: Power, numbers: dict[str, Any], m: Any, r2: Any, length: Any) -> tuple[Any, Any]:
@@ -278,16 +222,12 @@ def sde_step(bits: int, numbers: dict[str, Any], state: SpikedState, length: Any
     return SpikedState(*flow(m, r2 * jnp.exp(jnp.arcsinh(X)), length / 2))
 
 
-class SpikedPaths(Simulator):
-    """Paths of the SDE; a step of the simulator is one step of the scheme, edges[i]..edges[i+1] of length lengths[i]."""
+class SpikedPaths(Stepped):
+    """Paths of the SDE; a step of the simulator is one step of the scheme."""
 
-    def __init__(self, numbers: dict[str, Any], begin: SpikedStart, edges: np.ndarray, lengths: np.ndarray) -> None:
-        self.numbers, self.begin = numbers, begin
-        self.bits = power_bits(int(numbers["order"]))
-        # filled up to a power of two, so that nearby numbers of save points share one compilation
-        room = 2 ** int(np.ceil(np.log2(max(len(lengths), 1)))) - len(lengths)
-        self.edges = np.concatenate([edges, np.full(room, np.iinfo(np.int64).max)])
-        self.lengths = np.concatenate([lengths, np.full(room, 0.0)])
+    def __init__(self, problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, dimension: int) -> None:
+        self.numbers = {**numbers, "noise_rate": numbers["lr"] / dimension, "limit": largest(problem.order)}
+        self.begin, self.bits = begin, power_bits(problem.order)
 
     def initial(self, chosen: np.ndarray) -> Any:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
@@ -300,10 +240,6 @@ class SpikedPaths(Simulator):
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return state._asdict()
-
-    @property
-    def grain(self) -> int:
-        return 1
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -323,7 +259,7 @@ def _advance_paths(
     return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
 
 
-def step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:
+def spiked_step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:
     """A step length for the SDE and its error, on the noiseless path from the first start and on stationary variances.
 
     Half of the drift, the noise and half of the drift give a mode that decays at rate kappa the variance (kappa h)/sinh(kappa h) times
@@ -364,56 +300,3 @@ def jacobian(numbers: dict[str, Any], m: Any, r2: Any) -> np.ndarray:
         [4 * slope * (c - r2) * m, -2 * pull + 2 * slope * (c - r2)],
     ]
     return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
-
-
-@float64
-def solve_spiked_sde(
-    problem: SpikedTensor,
-    algorithm: OnePassSGD,
-    start: Any,
-    *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
-    dimension: int,
-    runs: int | None = None,
-    seed: int = 0,
-    higher_order: bool = True,
-    step: float | None = None,
-    progress: bool | None = None,
-) -> xr.Dataset:
-    """Paths of the SDE of (m, r2) at dimension n: d(m, r2) = E[u] dt + sqrt(lr/n) Cov(u)^(1/2) dB, u the increment of one step over lr/n.
-
-    higher_order=True takes mean and covariance exactly as at n; False takes them as n -> infinity, so that only sqrt(lr/n) knows n.
-    r2 stays positive by construction. `step`: the longest step of the scheme in t; unless given, one whose error on the noiseless path and
-    on stationary variances is below 2e-3 (`error_integrator`). Section 3; the covariance is not written there.
-    """
-    checks.outside_jit("solve_sde")
-    checked_algorithm(algorithm)
-    constant_rate(algorithm, "spiked tensors")
-    higher_order = checks.flag("higher_order", higher_order)
-    progress = checks.flag("progress", progress, unsaid=True)
-    begin = checked_spiked_start(problem, start).repeated(runs)
-    n = check_spiked_dimension(dimension)
-    seed = checks.whole("seed", seed, 0)
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=n, whole_steps=False)
-    if algorithm.lr == 0.0:
-        raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
-    numbers = numbers_of(problem, algorithm, n if higher_order else None)
-    end, error = float(when.t[-1]), None
-    longest = 1.0 if step is None else checks.number("step", step, above=0.0)
-    if step is None and end > 0:
-        longest, error = step_length(problem, numbers, begin, end)
-    edges, lengths = plan_steps(when.t, longest)
-    scales = {"noise_rate": np.float64(algorithm.lr / n), "limit": largest(problem.order)}
-    simulator = SpikedPaths({**numbers, **scales}, begin, edges, lengths)
-    found, last = run(simulator, begin.runs, edges[-len(when.t) :], seed, f"SDE, n = {n}", progress)
-    diverged_at = np.where(last >= 0, reached(edges, lengths, np.maximum(last, 0)), np.nan)
-    attributes = {
-        "seed": seed,
-        "dimension": n,
-        "higher_order": int(higher_order),
-        "assumptions": "fresh Gaussian tensors, Gaussian fluctuations",
-        "error_integrator": error,
-    }
-    return spiked_trajectory(problem, algorithm, when, found, diverged_at=diverged_at, method="solve_sde", attributes=attributes)

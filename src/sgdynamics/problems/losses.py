@@ -15,7 +15,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.functions import checked_function
-from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.activations import NAMED, Activation
 
 
 def squared(output: Any, label: Any) -> Any:
@@ -73,6 +73,11 @@ class CommitteeLoss(NetworkLoss):
     """Labels of a teacher committee, y = (1/k) sum_r a*_r s*(w*_r . x)."""
 
     teacher: Activation
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether all of it is squares, so that Wick's theorem gives every moment."""
+        return self.outer is squared and self.student == self.teacher == NAMED["square"]
 
     def label(self, signals: Any, parameters: Any) -> Any:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))

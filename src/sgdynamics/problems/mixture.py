@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from sgdynamics import checks
-from sgdynamics.problems.activations import student_activation
+import numpy as np
+
+from sgdynamics import checks, trees
+from sgdynamics.problems.activations import NAMED, student_activation
 from sgdynamics.problems.losses import ClusterLoss
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 
 # (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
@@ -29,6 +31,8 @@ class GaussianMixture(Problem):
     """
 
     kind: ClassVar[str] = "GaussianMixture"
+    classifies: ClassVar[bool] = True
+    snr = Number()
 
     def __init__(
         self,
@@ -41,17 +45,30 @@ class GaussianMixture(Problem):
     ) -> None:
         self._made_of(locals())
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
-        self.snr = checks.number("snr", snr, above=0.0, infinite=True)
+        snr = checks.number("snr", snr, above=0.0, infinite=True)
         self.activation = student_activation(activation)
         least = LEAST_WIDTH[kind]
         width = 2 * len(CLUSTERS[kind][0][1]) if width is None else checks.whole("width", width, 1)
         if width < least:
             raise checks.reject("width", width, f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more")
         clusters = CLUSTERS[kind]
-        noise = ((1.0 / self.snr, 1.0),)
+        noise = ((1.0 / snr, 1.0),)
         self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, noise, clusters)
+        self._constants = self._parameters
+        self._parameters = {"weight_decay": self._constants.pop("weight_decay"), "snr": np.float64(snr)}
         try_problem(self)
         self._sealed = True
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("fields", "mixture", "snr = inf") if math.isinf(self.snr) and self.activation == NAMED["relu"] else ("fields", "mixture")
+
+    def _derive(self) -> dict[str, Any]:
+        return super()._derive() | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
+
+    def replace(self, **changes: Any) -> GaussianMixture:
+        """The same problem with some of its arguments changed; `mixture`, as records call it, stands for `kind`."""
+        return super().replace(**{"kind" if name == "mixture" else name: value for name, value in changes.items()})
 
     @classmethod
     def from_record(

@@ -8,32 +8,26 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 
-from sgdynamics import checks
-from sgdynamics.controls import (
-    Schedule,
-    checked_values,
-    describe_schedule,
-    made_schedule,
-    number_or_schedule,
-    numbers_at,
-    scheduled,
-    traced,
-)
+from sgdynamics import checks, trees
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import UserLoss, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
-from sgdynamics.samples.arguments import checked_clusters, checked_covariance, stated_sample
+from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
+from sgdynamics.samples.draws import described_draws
 from sgdynamics.samples.sample import Sample
 
 DATA = ("tokens", "token_correlation", "means", "draws")  # arguments that say what a sample is, beside covariance and clusters
@@ -73,6 +67,25 @@ class Structure:
         return getattr(self.loss, "outer", None) is squared
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What is static in a problem as a pytree: two of one structure have the same form, and are put together like the first."""
+
+    structure: Structure
+    names: tuple[str, ...]  # of its numbers
+    attributes: dict[str, Any] = field(compare=False)
+
+
+class Number:
+    """An attribute of a problem that is read from its numbers, so that it is right whoever put them there."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+
+    def __get__(self, problem: Any, owner: Any = None) -> Any:
+        return self if problem is None else trees.number(problem.parameters[self.name])
+
+
 class Problem:
     """A learning problem: a per-sample loss of the fields, and the law of the data.
 
@@ -99,8 +112,12 @@ class Problem:
     """
 
     kind: ClassVar[str] = "Problem"
+    weight_decay, gram = Number(), Number()
     _sealed = False
+    _mapped = False  # whether JAX has put its numbers there, which may not be those that it was made of
     _given: dict[str, Any]
+    _parameters: dict[str, Any]  # numbers that are given: the leaves of the problem as a pytree
+    _constants: dict[str, Any]  # numbers that every problem of its structure has
 
     def __init__(
         self,
@@ -147,24 +164,28 @@ class Problem:
     def replace(self, **changes: Any) -> Self:
         """The same problem with some of its arguments changed, checked as when it was made: problem.replace(noise=0.1)."""
         checks.known_names(self.kind, changes, self._given)
-        return type(self)(**{**self._given, **changes})
+        return type(self)(**{**self.arguments, **changes})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it is made of: the arguments that `replace` changes, a user's functions among them."""
+        if not self._mapped:
+            return dict(self._given)
+        before, now = type(self)(**self._given).describe(), self.describe()
+        changed = [name for name in self._given if now.get(name) != before.get(name)]
+        # records only name a user's functions of alpha: these stand among the numbers
+        numbers = {**now, **self._parameters, "parameters": self._parameters.get("user"), "draws": now.get("draws")}
+        return self._given | {name: numbers[name] for name in changed}
 
     def _made_of(self, arguments: dict[str, Any]) -> None:
         """Keep what it is made of, for `replace`: the constructor's own arguments (its `locals()`), a user's functions among them."""
         self._given = {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+        self._constants = {}
 
-    def __eq__(self, other: object) -> bool:
-        """Whether two problems have the same functions, shapes and numbers."""
-        if type(self) is not type(other):
-            return NotImplemented
-        assert isinstance(other, Problem)
-        if self.structure != other.structure:
-            return False
-        (mine, form), (theirs, other_form) = (jax.tree.flatten(one._parameters) for one in (self, other))
-        return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
+    def __init_subclass__(cls) -> None:
+        _register(cls)
 
-    def __hash__(self) -> int:
-        return hash((type(self), self.structure))
+    __eq__, __hash__ = trees.same, trees.form
 
     def _set(
         self,
@@ -189,41 +210,66 @@ class Problem:
         check_memory("signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer")
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, (None, "sphere"))
-        self.weight_decay = number_or_schedule("weight_decay", weight_decay)
-        self.covariance = covariance
-        self.clusters = checked_clusters(clusters, self.signals)
-        sample, numbers = stated_sample(self.signals, covariance, self.clusters, **data)
-        self.gram = _gram(gram, gram_name, self.signals, self.covariance)
+        weight_decay = number_or_schedule("weight_decay", weight_decay)
+        sample, numbers = stated_sample(self.signals, covariance, checked_clusters(clusters, self.signals), **data)
         self.structure = Structure(
             self.width,
             self.signals,
-            len(self.covariance),
+            len(covariance),
             loss,
             self.head == "trained",
             self.constraint == "sphere",
             sample,
             expectation,
         )
-        self._parameters: dict[str, Any] = {
-            "weight_decay": traced(self.weight_decay),
-            "gram": self.gram,
-            "frame": gram_root(self.gram),
+        self._parameters = {
+            "weight_decay": trees.traced(weight_decay),
+            "gram": _gram(gram, gram_name, self.signals, covariance),
             **numbers,
         }
+
+    def _derive(self) -> dict[str, Any]:
+        """The numbers that follow from the others: no leaves, so that they always agree with them."""
+        numbers = {**self._constants, **self._parameters}
+        return {"frame": gram_root(numbers["gram"]), **following(numbers)}
+
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
+        return self._derive()
 
     def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
         sample = self.structure.sample
         draws = "noise_draw" if sample.draws is None else "draws"
         names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
         more = (self.at(0.0).parameters["user"],) if takes_parameters else ()
-        tokens, given = sample.token_shape, sample.example(self._parameters)
+        tokens, given = sample.token_shape, sample.example(self.parameters)
         arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
         checked_function("loss", loss, arguments, takes=names, call="one sample")
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the problem, as a dictionary that JAX can trace."""
-        return dict(self._parameters)
+        return {**self._constants, **self._parameters, **self._derived}
+
+    @property
+    def covariance(self) -> tuple[tuple[Any, ...], ...]:
+        """The blocks of the inputs' covariance, (eigenvalue, fraction of d) each."""
+        return _side_by_side(self.parameters, "eigenvalues", "fractions")
+
+    @property
+    def clusters(self) -> tuple[tuple[Any, ...], ...]:
+        """The clusters of a Gaussian mixture, (weight, coefficients on the signals, label) each; none for centred data."""
+        names = ("cluster_weights", "cluster_coefficients", "cluster_labels")
+        return _side_by_side(self.parameters, *names) if self.structure.clusters else ()
+
+    classifies: ClassVar[bool] = False  # whether a result has an accuracy
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it is, in the table of what is supported."""
+        sample = self.structure.sample
+        several = sample.tokens is not None or sample.draws is not None
+        return ("fields", *["mixture"] * bool(self.clusters or sample.means), *["several inputs"] * several)
 
     @property
     def scheduled(self) -> bool:
@@ -238,9 +284,7 @@ class Problem:
 
     def at(self, alpha: float) -> Self:
         """The problem with the numbers that it has at this alpha (on fixed data at this t)."""
-        found = copy.copy(self)
-        object.__setattr__(found, "_parameters", _numbers_at(self._parameters, alpha))
-        return found
+        return _numbers_at(self, alpha) if self.scheduled else self
 
     @property
     def noise_floor(self) -> float:
@@ -249,7 +293,7 @@ class Problem:
 
     def block_dimensions(self, dimension: int) -> np.ndarray:
         """How many of d coordinates each covariance block has, by largest remainder."""
-        exact = self._parameters["fractions"] * dimension
+        exact = self.parameters["fractions"] * dimension
         sizes = np.floor(exact + 1e-9).astype(np.int64)
         short = dimension - int(sizes.sum())
         order = np.argsort(-(exact - sizes), kind="stable")
@@ -258,6 +302,7 @@ class Problem:
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
+        data = {**self._parameters, "draws": described_draws(self.structure.sample.draws or (), self._parameters.get("draws"))}
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
@@ -266,15 +311,15 @@ class Problem:
             "kinks": list(self.kinks),
             "parameters": _plain(self._parameters.get("user")),
             **self._describe_common("gram"),
-            **{name: _plain(self._given[name]) for name in DATA if self._given[name] is not None},
+            **{name: _plain(data.get(name, self._given[name])) for name in DATA if self._given[name] is not None},
             "rerunnable": False,
         }
 
     def _describe_common(self, gram_name: str) -> dict[str, Any]:
-        single = len(self.covariance) == 1
-        identity = single and np.array_equal(self.gram[0], np.eye(self.signals))
+        single, gram = len(self.covariance) == 1, np.asarray(self.gram)
+        identity = single and np.array_equal(gram[0], np.eye(self.signals))
         return {
-            gram_name: None if identity else (self.gram[0] if single else self.gram).tolist(),
+            gram_name: None if identity else (gram[0] if single else gram).tolist(),
             "head": self.head,
             "constraint": self.constraint,
             "weight_decay": describe_schedule(self.weight_decay)[0],
@@ -307,9 +352,9 @@ def _user_parameters(value: Any) -> Any:
 
 
 @float64
-def _numbers_at(numbers: Any, alpha: float) -> Any:
+def _numbers_at(problem: Any, alpha: float) -> Any:
     with jax.ensure_compile_time_eval():
-        return jax.tree.map(np.asarray, numbers_at(numbers, np.float64(alpha)))
+        return numbers_at(problem, np.float64(alpha))
 
 
 def _plain(value: Any) -> Any:
@@ -340,11 +385,58 @@ def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, fl
     return result
 
 
-def gram_root(gram: np.ndarray) -> np.ndarray:
+def gram_root(gram: Any) -> Any:
     """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
-    values, vectors = np.linalg.eigh(gram)
-    symmetric = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
+
+
+def _root(at: Any, gram: Any) -> Any:
+    values, vectors = at.linalg.eigh(gram)
+    symmetric = vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
     # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
-    lower = np.swapaxes(np.linalg.qr(np.swapaxes(symmetric, -1, -2), mode="r"), -1, -2)
-    signs = np.where(np.einsum("...ii->...i", lower) < 0, -1.0, 1.0)
+    lower = at.swapaxes(at.linalg.qr(at.swapaxes(symmetric, -1, -2), mode="r"), -1, -2)
+    signs = at.where(at.einsum("...ii->...i", lower) < 0, -1.0, 1.0)
     return lower * signs[..., None, :]
+
+
+@jax.custom_jvp
+def _traced_root(gram: Any) -> Any:
+    return _root(jnp, gram)
+
+
+@_traced_root.defjvp
+def _root_moved(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """As of a Cholesky factor: eigenvectors, by which it is computed, have no derivative where eigenvalues meet."""
+    lower = _traced_root(*primals)
+    solve = jnp.vectorize(lambda lower, right: solve_triangular(lower, right, lower=True), signature="(k,k),(k,k)->(k,k)")
+    inside = solve(lower, jnp.swapaxes(solve(lower, tangents[0]), -1, -2))
+    return lower, lower @ (jnp.tril(inside, -1) + 0.5 * inside * jnp.eye(lower.shape[-1]))
+
+
+def _side_by_side(numbers: dict[str, Any], *names: str) -> tuple[tuple[Any, ...], ...]:
+    """Numbers of several names, row by row, as tuples."""
+
+    def plain(value: Any) -> Any:
+        return tuple(map(plain, value)) if np.ndim(value) else trees.number(value)
+
+    return tuple(zip(*(plain(numbers[name]) for name in names), strict=True))
+
+
+def _register(kind: type[Problem]) -> None:
+    """Make a kind of problems a pytree in its given numbers."""
+
+    def flatten(problem: Problem) -> tuple[list[Any], _Form]:
+        static = {name: value for name, value in vars(problem).items() if name not in ("_parameters", "_derived")}
+        numbers = problem._parameters
+        keys = [jax.tree_util.GetAttrKey(name) for name in numbers]
+        return list(zip(keys, numbers.values(), strict=True)), _Form(problem.structure, tuple(numbers), static)
+
+    def unflatten(form: _Form, numbers: Any) -> Problem:
+        made = object.__new__(kind)
+        made.__dict__.update(form.attributes, _mapped=True, _parameters=dict(zip(form.names, trees.settled(numbers), strict=True)))
+        return made
+
+    jax.tree_util.register_pytree_with_keys(kind, flatten, unflatten)
+
+
+_register(Problem)

@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.reach import check_memory
 
 MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
 TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 
 
+@trees.numbered("snr", "ridge")
 @dataclass(frozen=True)
 class SpikedTensor:
     """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
@@ -33,6 +34,7 @@ class SpikedTensor:
     snr: float = 1.2
     ridge: float = 0.0
     kind: ClassVar[str] = "SpikedTensor"
+    kinds: ClassVar[tuple[str, ...]] = ("spiked tensor",)  # in the table of what is supported
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", checks.whole("order", self.order, 2, MOST_ORDER))
@@ -46,7 +48,7 @@ class SpikedTensor:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the problem, as a dictionary that JAX can trace."""
-        return {"snr": np.float64(self.snr), "ridge": np.float64(self.ridge)}
+        return {"snr": trees.traced(self.snr), "ridge": trees.traced(self.ridge)}
 
     def risk(self, m: Any, r2: Any) -> Any:
         """The population loss without the ridge and without the noise's constant E|W|^2 = n^k: |snr v^(k) - x^(k)|^2.
@@ -55,15 +57,19 @@ class SpikedTensor:
 
         written as a sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
         """
-        m, r2 = np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)
-        along, total = m * m, m * m + r2
-        rest = sum(total**j * along ** (self.order - 1 - j) for j in range(self.order))
-        value = (self.snr - m**self.order) ** 2 + r2 * rest
+        value = spiked_risk(self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64))
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
-        return {"kind": self.kind, "order": self.order, "snr": self.snr, "ridge": self.ridge}
+        return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
+
+
+def spiked_risk(order: int, snr: Any, m: Any, r2: Any) -> Any:
+    """The same of NumPy or JAX values."""
+    along, total = m * m, m * m + r2
+    rest = sum(total**j * along ** (order - 1 - j) for j in range(order))
+    return (snr - m**order) ** 2 + r2 * rest
 
 
 def checked_spiked(value: Any) -> SpikedTensor:

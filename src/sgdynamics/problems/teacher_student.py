@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.controls import describe_schedule, number_or_schedule, traced
+from sgdynamics import checks, trees
+from sgdynamics.controls import describe_schedule, number_or_schedule
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_covariance
@@ -22,10 +22,11 @@ from sgdynamics.samples.arguments import checked_covariance
 class _Network(Problem):
     """What `TeacherStudent` and `MultiIndex` share: a student network, a label with Gaussian noise, a loss of both."""
 
+    noise = Number()
+
     def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
-        self.noise = number_or_schedule("noise", noise)
         self.loss = loss.outer
-        self._parameters["noise"] = traced(self.noise)
+        self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
         try_problem(self)
         self._sealed = True
 
@@ -52,6 +53,7 @@ class TeacherStudent(_Network):
     """
 
     kind: ClassVar[str] = "TeacherStudent"
+    teacher_head = Number()
 
     def __init__(
         self,
@@ -79,8 +81,8 @@ class TeacherStudent(_Network):
         self._set(sample_loss, width, self.teacher_width, teacher_gram, "teacher_gram", head, constraint, weight_decay, pairs)
         if teacher_head is None:
             teacher_head = np.ones(self.teacher_width)
-        self.teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
-        self._parameters["teacher_head"] = self.teacher_head
+        teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
+        self._parameters["teacher_head"] = teacher_head
         self._set_network(sample_loss, noise)
 
     def describe(self) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class TeacherStudent(_Network):
             "teacher_width": self.teacher_width,
             "activation": self.activation.describe(),
             "teacher_activation": self.teacher_activation.describe(),
-            "teacher_head": self.teacher_head.tolist(),
+            "teacher_head": np.asarray(self.teacher_head).tolist(),
             "noise": describe_schedule(self.noise)[0],
             "loss": self._describe_loss(),
             **self._describe_common("teacher_gram"),

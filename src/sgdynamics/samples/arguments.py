@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
@@ -33,17 +34,17 @@ def stated_sample(
         weights, coefficients, labels = (np.array(part) for part in zip(*clusters, strict=True))
         numbers |= {
             "cluster_weights": weights,
-            "cluster_edges": edges_of(weights),
             "cluster_coefficients": coefficients,
             "cluster_labels": labels,
         }
     if tokens is not None:
         tokens = checks.whole("tokens", tokens, 1)
         check_memory("tokens", tokens, 64.0 * tokens**2, "their correlation", "take fewer")
+        if token_correlation is not None:
+            numbers["token_correlation"] = checks.array("token_correlation", token_correlation, (tokens, tokens), "tokens x tokens")
+            checks.gram("token_correlation", numbers["token_correlation"])
     elif token_correlation is not None:
         raise checks.reject("token_correlation", token_correlation, "it is for samples of several inputs: give tokens= as well")
-    if token_correlation is not None:
-        numbers |= _correlation(token_correlation, tokens)
     kinds, chances = checked_draws(draws, bool(clusters))
     if chances:
         numbers["draws"] = chances
@@ -53,16 +54,22 @@ def stated_sample(
     stated: Callable[[Any], Any] | bool = means if callable(means) else means is not None
     sample = Sample(signals, tokens, token_correlation is not None, kinds, len(clusters), stated)
     if callable(means):
-        _check_means(sample, numbers, means, shape, meaning)
+        _check_means(sample, numbers | following(numbers), means, shape, meaning)
     return sample, numbers
 
 
-def _correlation(value: Any, tokens: Any) -> dict[str, np.ndarray]:
-    """The correlation of the tokens and its symmetric root."""
-    correlation = checks.array("token_correlation", value, (tokens, tokens), "tokens x tokens")
-    checks.gram("token_correlation", correlation)
-    values, vectors = np.linalg.eigh(correlation)
-    return {"token_correlation": correlation, "token_root": (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T}
+def following(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What follows from the numbers that are given: edges of probabilities, and the symmetric root of the tokens' correlation."""
+    found: dict[str, Any] = {}
+    if "cluster_weights" in numbers:
+        found["cluster_edges"] = edges_of(numbers["cluster_weights"])
+    if "draws" in numbers:
+        found["draws"] = {name: {**one, "edges": edges_of(one["probabilities"])} for name, one in numbers["draws"].items()}
+    if "token_correlation" in numbers:
+        at = jnp if checks.is_traced(numbers["token_correlation"]) else np
+        values, vectors = at.linalg.eigh(numbers["token_correlation"])
+        found["token_root"] = (vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]) @ at.swapaxes(vectors, -1, -2)
+    return found
 
 
 def _check_means(sample: Sample, numbers: dict[str, Any], means: Any, shape: tuple[int, ...], meaning: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import special
@@ -14,8 +15,8 @@ from scipy import special
 from sgdynamics import checks
 
 FIX = (
-    'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
-    '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3)'
+    'give "normal", a list of probabilities such as [0.3, 0.7], ("bernoulli", 0.7), and with a shape ("normal", 3), '
+    '("categorical", [0.3, 0.7], 3), ("bernoulli", 0.7, 3)'
 )
 TAKEN = ("cluster", "label")
 
@@ -52,13 +53,29 @@ class Draw:
         return every.astype(np.float64) if self.binary else every
 
 
-def edges_of(probabilities: Any) -> np.ndarray:
+def edges_of(probabilities: Any) -> Any:
     """A standard normal between two of these edges stands for a value."""
-    return special.ndtri(np.minimum(np.cumsum(probabilities), 1.0)[:-1])
+    at, quantile = (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
+    return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
+
+
+def described_draws(draws: tuple[Draw, ...], numbers: Any) -> dict[str, Any]:
+    """The draws as an argument, with these probabilities."""
+    found: dict[str, Any] = {}
+    for draw in draws:
+        chances: Any = numbers[draw.name]["probabilities"] if draw.outcomes else None
+        shape = [] if not draw.shape else [draw.shape[0] if len(draw.shape) == 1 else draw.shape]
+        if draw.binary:
+            found[draw.name] = ("bernoulli", chances[-1], *shape)
+        elif draw.outcomes:
+            found[draw.name] = ("categorical", chances, *shape) if shape else chances
+        else:
+            found[draw.name] = ("normal", *shape) if shape else "normal"
+    return found
 
 
 def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:
-    """`draws=` as an argument: what compiled code depends on, and the probabilities and edges by name."""
+    """`draws=` as an argument: what compiled code depends on, and the probabilities by name."""
     if value is None:
         return None, {}
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
@@ -70,7 +87,7 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
         draw, probabilities = _checked(f"draws[{name!r}]", name, one)
         found.append(draw)
         if draw.outcomes:
-            numbers[name] = {"probabilities": probabilities, "edges": edges_of(probabilities)}
+            numbers[name] = {"probabilities": probabilities}
     return tuple(found), numbers
 
 

@@ -16,6 +16,7 @@ from sgdynamics.compressed import first_scalars, sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames, placed
+from sgdynamics.random import step_key
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import See, Simulator, check_reach, moves_a_step
@@ -107,8 +108,7 @@ def _advance(
     sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
 
     def one(number: Any, state: Rows, key: Any, seen: Any) -> tuple[Rows, Any]:
-        key = jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
-        data_key, noise_key = jax.random.split(key)
+        data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         x = sample.inputs_in_space(parameters, normals, draws, place)

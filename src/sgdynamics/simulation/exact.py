@@ -14,6 +14,7 @@ from sgdynamics import checks, compressed
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
+from sgdynamics.random import step_key
 from sgdynamics.simulation.running import See, Simulator, moves_a_step
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
@@ -107,9 +108,7 @@ def _advance(
         first = index * length
 
         def one(state: Any, key: Any, seen: Any) -> Any:
-            # two folds: a step counter has 64 bits, fold_in takes 32
-            key = jax.random.fold_in(jax.random.fold_in(key, index >> 32), index & 0xFFFFFFFF)
-            draws = compressed.draw_span(layout, key, sizes)
+            draws = compressed.draw_span(layout, step_key(key, index), sizes)
             return compressed.run_span(layout, *numbers, state, draws, first, begin, end, seen, watch)
 
         state, seen = jax.vmap(one)(state, keys, seen)

@@ -22,7 +22,7 @@ from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames, placed
-from sgdynamics.random import normals_and_uniforms, run_keys
+from sgdynamics.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.reach import available_bytes
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
@@ -180,8 +180,7 @@ def check_memory(simulator: DirectFixedData) -> None:
 
 
 def _step_key(key: Any, number: Any) -> Any:
-    # two folds: a step counter has 64 bits, fold_in takes 32
-    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 1), number >> 32), number & 0xFFFFFFFF)
+    return step_key(jax.random.fold_in(key, 1), number)
 
 
 @float64

@@ -14,6 +14,7 @@ from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
 from sgdynamics.reach import check_memory, check_work
+from sgdynamics.shapes import power_of_two
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
@@ -190,7 +191,7 @@ def _smaller(batch: np.ndarray, lively: np.ndarray, seconds: float) -> np.ndarra
     places = places[np.unique(batch[places], return_index=True)[1]]
     if not len(places):
         return None
-    power = 1 << int(np.ceil(np.log2(len(places))))
+    power = power_of_two(len(places))
     size = 3 * power // 4 if power >= 4 and len(places) <= 3 * power // 4 else power
     if size >= len(batch) or seconds * (1 - size / len(batch)) <= COMPILE_SECONDS:
         return None

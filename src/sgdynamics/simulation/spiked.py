@@ -21,16 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
-from sgdynamics import checks
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.clock import Clock, clock
-from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
-from sgdynamics.progress import warn
-from sgdynamics.random import chi, normals_and_uniforms
-from sgdynamics.results import largest_share, record, time_coordinates
-from sgdynamics.simulation.running import See, Simulator, run
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.random import chi, normals_and_uniforms, step_key
+from sgdynamics.simulation.running import See, Simulator
 
 SPAN = 64  # steps whose random numbers are drawn together
 LARGEST_DIGITS = {"float64": 200, "float32": 60}  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
@@ -96,11 +91,6 @@ def chain_step(bits: int, numbers: dict[str, Any], state: SpikedState, xi: Any, 
     return SpikedState(A * m + push + b * z1, (A * jnp.sqrt(r2) + b * z2) ** 2 + (b * chi) ** 2)
 
 
-def _step_key(key: Any, number: Any) -> Any:
-    # two folds: a step counter has 64 bits, fold_in takes 32
-    return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
-
-
 class SpikedChain(Simulator):
     """Runs of the chain in (m, r2), at any n."""
 
@@ -130,7 +120,7 @@ def _advance_chain(
     bits: int, see: See | None, numbers: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     def draw(key: Any, index: Any) -> tuple[Any, ...]:
-        key = _step_key(key, index)
+        key = step_key(key, index)
         normals, uniforms = normals_and_uniforms(key, 4 * SPAN, SPAN)
         xi, z1, z2, proposal = normals.reshape(4, SPAN)
         return xi, z1, z2, chi(key, numbers["free"], proposal, uniforms)
@@ -244,93 +234,10 @@ def _advance_vectors(
 
     def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         x, good, seen = carry
-        x = jax.vmap(lambda x, key: move(x, _step_key(key, number)))(x, keys)
+        x = jax.vmap(lambda x, key: move(x, step_key(key, number)))(x, keys)
         fine = jnp.sum(x * x, axis=1) < numbers["limit"]
         if see is not None:
             seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, _vector_overlaps(x))
         return x, jnp.where(fine, number + 1, good), seen
 
     return jax.lax.fori_loop(begin, end, step, (x, jnp.broadcast_to(begin, keys.shape), seen))
-
-
-def simulate_spiked(
-    problem: SpikedTensor,
-    algorithm: OnePassSGD,
-    start: Any,
-    *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
-    dimension: int,
-    runs: int | None = None,
-    seed: int = 0,
-    method: str = "exact",
-    dtype: str = "float64",
-    progress: bool | None = None,
-) -> xr.Dataset:
-    """One-pass SGD on spiked tensors at dimension n, x <- x - (lr/n) dloss/dx, the gradient averaged over the batch.
-
-    method="exact": the chain in (m, r2), equal in law to SGD at any n >= 2, at a cost that does not depend on n.
-    method="direct": the vector x with the exact law of the gradient, O(n) a step. method="tensor": draws the order-k tensors Y and
-    differentiates the loss, O(n^k) a step and refused beyond 1e7 entries: what the other two are checked against.
-    Everything else as in `simulate`: exactly one of `times`, `alpha`, `steps`; the same seed gives the same numbers whatever the save
-    points and the number of runs; a run that overflows is NaN from then on, its last finite time in `diverged_at`.
-    """
-    checked_algorithm(algorithm)
-    constant_rate(algorithm, "spiked tensors")
-    begin = checked_spiked_start(problem, start).repeated(runs)
-    checks.choice("method", method, ("exact", "direct", "tensor"))
-    checks.choice("dtype", dtype, ("float64", "float32"))
-    if method == "exact" and dtype != "float64":
-        raise checks.reject("dtype", dtype, "the exact chain is biased at large n in float32: leave it at float64")
-    n = check_spiked_dimension(dimension)
-    seed = checks.whole("seed", seed, 0)
-    entries = algorithm.batch * n**problem.order
-    if method == "tensor" and entries > MOST_ENTRIES:
-        shown = f"{entries:.4g}" if entries < 10**300 else "1e300 and more"
-        needs = f"n^order{' * batch' if algorithm.batch > 1 else ''} = {shown} numbers a step, more than {MOST_ENTRIES:.0e}"
-        raise checks.reject("dimension", n, f"method='tensor' would draw {needs}: use method='exact' or 'direct', or a smaller dimension")
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=n, whole_steps=True)
-    if method == "exact":
-        simulator: Simulator = SpikedChain(problem, algorithm, begin, n)
-    else:
-        simulator = SpikedVectors(problem, algorithm, begin, n, dtype, method == "tensor")
-    assert when.step is not None
-    found, last = run(simulator, begin.runs, when.step, seed, f"{method} simulation, n = {n}", progress)
-    diverged_at = np.where(last >= 0, last * (algorithm.lr / n), np.nan)
-    attributes = {"seed": seed, "dimension": n, "dtype": dtype, "assumptions": "fresh Gaussian tensors, exact in law"}
-    return spiked_trajectory(problem, algorithm, when, found, diverged_at=diverged_at, method=f"simulate-{method}", attributes=attributes)
-
-
-def spiked_trajectory(
-    problem: SpikedTensor,
-    algorithm: OnePassSGD,
-    when: Clock,
-    found: dict[str, np.ndarray],
-    *,
-    diverged_at: np.ndarray,
-    method: str,
-    attributes: dict[str, Any],
-    ran_out_at: np.ndarray | None = None,
-) -> xr.Dataset:
-    """The Dataset of a solve or a simulation, from m and r2 with axes (run, time); warns where runs diverged."""
-    m, r2 = found["m"], found["r2"]
-    risk = problem.risk(m, r2)
-    lost = int(np.isfinite(diverged_at).sum())
-    runs = len(diverged_at)
-    if lost:
-        warn(
-            f"{lost} of {runs} runs diverged, the first after t = {np.nanmin(diverged_at):.4g} "
-            "(coordinate diverged_at); a smaller lr may help"
-        )
-    if runs > 1 and not lost and "seed" in attributes:
-        error = risk.std(axis=0, ddof=1) / np.sqrt(runs)
-        attributes = {**attributes, "error_sampling": largest_share(error, risk.mean(axis=0))}
-    variables = {
-        "m": (("run", "time"), m, {"long_name": "overlap with the signal, <x, v>"}),
-        "r2": (("run", "time"), r2, {"long_name": "squared length orthogonal to the signal, |x|^2 - m^2"}),
-        "risk": (("run", "time"), risk, {"long_name": "population loss without ridge and noise, |snr v^(k) - x^(k)|^2"}),
-    }
-    return xr.Dataset(
-        variables, time_coordinates(when, diverged_at, "n", ran_out_at=ran_out_at), record(problem, algorithm, method, attributes)
-    )

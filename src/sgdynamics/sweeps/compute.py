@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from sgdynamics.gaussian.moments import by_clusters, sampled
-from sgdynamics.problems.problem import Problem
-from sgdynamics.sweeps.batches import caught, exit_lanes, ode_lanes
-from sgdynamics.sweeps.jobs import Job
+from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
+from sgdynamics.dynamics.interface import solve
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.limits.integration import by_program, run_cases
+from sgdynamics.precision import float64
+from sgdynamics.solvers.ode import finish_ode, prepare_ode
+from sgdynamics.sweeps.answers import Row, Stack, checked, row_of, stacked
 from sgdynamics.sweeps.points import Point
-from sgdynamics.sweeps.rows import Row, Stack, checked, row_of, stacked
+from sgdynamics.sweeps.shared import Job
 
 TOGETHER = 64  # points of one program: enough to hide the cost of small operations
 FEW = 8  # where expectations are sampled every point is real work, and small groups keep all cores busy
+
+caught = threading.RLock()  # warnings are caught process-wide: by one thread at a time
 
 
 def together(job: Job, point: Point) -> int:
@@ -22,51 +30,86 @@ def together(job: Job, point: Point) -> int:
         return 1
     try:
         problem, algorithm, _, arguments = job.made(point.values)
-        if job.solver == "exit_time" and (arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))):
-            return 1
-        if not isinstance(problem, Problem) or (arguments.get("dimension") is not None and problem.structure.sphere):
-            return 1
-        # a mixture without noise has a discontinuous drift and a solver of its own
-        if by_clusters(problem.structure) and not problem.parameters["eigenvalues"].any():
-            return 1
-        return FEW if sampled(problem.structure, algorithm.flow) else TOGETHER
-    except Exception:
+    except ValueError:
         return 1  # it cannot be made: solving it alone records why
+    if job.solver == "exit_time" and (arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))):
+        return 1
+    # others have a solver of their own, which takes one at a time
+    if "fields" not in problem.kinds or "snr = inf" in problem.kinds or algorithm.kinds:
+        return 1
+    if arguments.get("dimension") is not None and problem.structure.sphere:
+        return 1
+    return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 
 
 def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack:
     """The answers at these points; `size` is what `together` said of their group."""
-    rows = _many(job, points, size, swept) if size > 1 else [_one(job, point, swept) for point in points]
-    return stacked([point.name for point in points], rows)
+    rows: dict[int, Row] = {}
+
+    def attempt(place: int, function: Callable[[], Any]) -> Any:
+        """What a step of this point gives, or None where it fails: then the point has its error as text; its warnings are kept."""
+        row = rows.setdefault(place, Row())
+        with caught, warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                return function()
+            except Exception as error:
+                row.failed = " ".join(f"{type(error).__name__}: {error}".split())
+                return None
+            finally:
+                row.warning = "; ".join(dict.fromkeys([*filter(None, [row.warning]), *(str(one.message) for one in heard)]))
+
+    def answer(place: int, function: Callable[[], Any]) -> None:
+        found = attempt(place, lambda: checked(row_of(function()), swept))
+        if found is not None:
+            found.warning = rows[place].warning
+            rows[place] = found
+
+    if size == 1:
+        for place, point in enumerate(points):
+            answer(place, lambda point=point: job.run(point.values))
+    else:
+        way = _odes if job.solver == "solve_ode" else _exits
+        way({place: point for place, point in enumerate(points)}, job, size, attempt, answer)
+    return stacked([point.name for point in points], [rows[place] for place in range(len(points))])
 
 
-def _one(job: Job, point: Point, swept: list[str]) -> Row:
-    """One point by itself, with its warnings; or its error as text."""
-    with caught, warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        try:
-            row = checked(row_of(job.run(point.values)), swept)
-        except Exception as error:
-            return Row(failed=_message(error))
-    row.warning = "; ".join(dict.fromkeys(str(one.message) for one in heard))
-    return row
+@float64
+def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
+    """solve_ode at each point: prepared each, run together, finished each. Starts are checked once for all problems that they fit alike."""
+    doors = {place: attempt(place, lambda point=point: _asked(prepare_ode, job, point)) for place, point in points.items()}
+    good = {place: door for place, door in doors.items() if door is not None}
+    for place, path in zip(good, solve([prepared for _, prepared in good.values()], size), strict=True):
+        answer(place, lambda place=place, path=path: finish_ode(good[place][0], _or_raise(path)))
 
 
-def _message(error: Exception) -> str:
-    """The error as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+@float64
+def _exits(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
+    """exit_time by the ODE at each point, likewise."""
+    asked = {place: attempt(place, lambda point=point: _asked(prepare_exits, job, point)) for place, point in points.items()}
+    cases = {place: one.case() for place, one in asked.items() if one is not None and not one.away.any()}
+    found: dict[int, Any] = {}
+    for names in by_program(cases, size):
+        found |= dict(zip(names, run_cases([cases[name] for name in names], size), strict=True))
+
+    def finished(place: int) -> Any:
+        times = finish_exits(asked[place], _or_raise(found[place]))
+        if times.left < times.runs:
+            warn_if_no_growth(asked[place])
+        return times
+
+    for place, one in asked.items():
+        if one is not None:
+            # who has left at once has nothing to integrate with the others
+            answer(place, partial(finished, place) if place in found else partial(job.run, points[place].values))
 
 
-def _many(job: Job, points: list[Point], size: int, swept: list[str]) -> list[Row]:
-    """Points as lanes of one program; those that it does not take, and all of them if it fails, one by one, where errors are told."""
-    made: dict[int, Any] = {}
-    for place, point in enumerate(points):
-        try:
-            made[place] = job.made(point.values)
-        except Exception:
-            continue
-    try:
-        found = (ode_lanes if job.solver == "solve_ode" else exit_lanes)(made, size)
-    except Exception:
-        found = {}
-    return [checked(found[place], swept) if place in found else _one(job, point, swept) for place, point in enumerate(points)]
+def _asked(prepare: Callable[..., Any], job: Job, point: Point) -> Any:
+    problem, algorithm, begin, arguments = job.made(point.values)
+    return prepare(problem, algorithm, begin, **arguments)
+
+
+def _or_raise(found: Any) -> Any:
+    if isinstance(found, Exception):
+        raise found
+    return found

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics import checks, files
 from sgdynamics.results import load, save
+from sgdynamics.sweeps.answers import Stack, Variable
 from sgdynamics.sweeps.identity import digest
-from sgdynamics.sweeps.jobs import FORMAT, Job
-from sgdynamics.sweeps.rows import Stack, Variable
+from sgdynamics.sweeps.shared import FORMAT, Job
 from sgdynamics.version import __version__
 
 STALE = 3600.0  # seconds after which an unfinished file belongs to nobody
@@ -47,10 +47,9 @@ class Store:
             raise checks.reject("store", str(folder), "the folder holds other files and no manifest.json: give a new or an empty folder")
         self.pieces.mkdir(parents=True, exist_ok=True)
         if not self.manifest.exists():
-            unfinished = self.folder / f".manifest.{os.getpid()}.part"
-            unfinished.write_text(json.dumps(mine, indent=1) + "\n")
-            unfinished.replace(self.manifest)
-        for left in self.pieces.glob(".*.part"):
+            with files.whole(self.manifest) as unfinished:
+                unfinished.write_text(json.dumps(mine, indent=1) + "\n")
+        for left in self.pieces.glob(files.UNFINISHED):
             try:
                 if time.time() - left.stat().st_mtime > STALE:
                     left.unlink()

@@ -14,8 +14,6 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.limits.ode import solve_ode
-from sgdynamics.limits.sde import solve_sde
 from sgdynamics.papers.dimension_free.figures import TIME, letters, panels, spread
 from sgdynamics.papers.dimension_free.formulas import Setting, plateau, setting
 from sgdynamics.papers.escaping_mediocrity.corrected import exit_time_corrected
@@ -29,7 +27,9 @@ from sgdynamics.papers.escaping_mediocrity.formulas import (
 )
 from sgdynamics.problems import random_start
 from sgdynamics.problems.starts import start
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.sde import solve_sde
+from sgdynamics.solvers.simulate import simulate
 
 LONGEST = 40.0  # in the slides' time: far beyond every exit
 

@@ -12,10 +12,10 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.limits.ode import solve_ode
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
 from sgdynamics.problems import random_start
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.simulate import simulate
 
 TIME = "$t$ = steps $\\gamma/(d\\,p)$"
 FLOW = 1e-12  # a learning rate that is gradient flow to rounding, and runs the program that other rates have compiled

@@ -11,12 +11,12 @@ from sgdynamics import checks, plot
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL, Regime, regime
 from sgdynamics.limits.mean_field import solve_mean_field
-from sgdynamics.limits.ode import solve_ode
 from sgdynamics.papers.dimension_free.figures import FLOW, TIME, spread
 from sgdynamics.papers.dimension_free.formulas import setting
 from sgdynamics.papers.dimension_free.wide_figures import repeated
 from sgdynamics.problems import random_start
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.simulate import simulate
 
 CORNERS = {  # regime: (gamma, p, d)
     "classical": (0.2, 4, 100),

@@ -13,7 +13,7 @@ from sgdynamics.analysis.schedules import OptimalSchedule, optimal_schedule
 from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems import TeacherStudent, random_start
 from sgdynamics.problems.starts import Start, start
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.simulate import simulate
 
 DIMENSION = 1000
 SAVES = 25  # points of the risk's curve

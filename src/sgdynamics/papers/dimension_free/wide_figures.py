@@ -19,7 +19,7 @@ from sgdynamics.plot import mean_field_density
 from sgdynamics.problems import random_start
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, mean_field_random_start
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.simulate import simulate
 
 
 def repeated(begin: Start, width: int) -> MeanFieldStart:

@@ -12,7 +12,8 @@ from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.limits.spiked import drift, numbers_of
 from sgdynamics.papers.effective_dynamics.spiked import saddle_variance, stationary_variance
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start
-from sgdynamics.simulation.spiked import SPAN, simulate_spiked
+from sgdynamics.simulation.spiked import SPAN
+from sgdynamics.solvers.simulate import simulate
 
 SNRS = (0.8, 1.2)
 SHOWN = 12  # runs that are drawn
@@ -34,7 +35,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for snr in SNRS:
         problem = SpikedTensor(order=2, snr=snr)
         begin = spiked_random_start(problem, dimension=n, seed=seed, runs=runs)
-        found[snr] = simulate_spiked(problem, OnePassSGD(lr=c), begin, steps=steps, dimension=n, seed=seed + 1)
+        found[snr] = simulate(problem, OnePassSGD(lr=c), begin, steps=steps, dimension=n, seed=seed + 1)
     t = np.asarray(found[SNRS[0]].t)
     band = np.sqrt(np.array([saddle_variance(t, snr, c) for snr in SNRS]) / n)
     data = xr.Dataset(

@@ -13,13 +13,13 @@ import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
-from sgdynamics.limits.ode import solve_ode
-from sgdynamics.limits.sde import solve_sde
 from sgdynamics.papers.escaping_mediocrity.corrected import exit_time_corrected
 from sgdynamics.papers.escaping_mediocrity.formulas import exit_time_annealed, exit_time_quenched
 from sgdynamics.problems import TeacherStudent, random_start
 from sgdynamics.problems.starts import Start, start
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.sde import solve_sde
+from sgdynamics.solvers.simulate import simulate
 
 TIME = "$t$ = steps $\\gamma/(p\\,d)$"
 COLOURS = {"SGD": "C0", "SDE": "C1", "ODE": "k"}

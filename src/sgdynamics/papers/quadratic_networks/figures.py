@@ -14,13 +14,13 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.limits.ode import solve_ode
 from sgdynamics.papers.quadratic_networks.escape_figures import noise_share
 from sgdynamics.papers.quadratic_networks.formulas import closest_solution, conserved_S, plateau, solution_overlaps, tail
 from sgdynamics.papers.quadratic_networks.landscape import degrees_of_freedom, manifold_dimension
 from sgdynamics.problems.starts import Start, broadcast_runs, random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.simulate import simulate
 
 P, P_STAR, ETA, EPSILON = 6, 3, 0.01, 0.01
 RUNS, POINTS = 10, 61

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.limits.dmft import solve_dmft
 from sgdynamics.papers.rough_landscapes.formulas import THRESHOLD, Setting, fraction_recovered
-from sgdynamics.simulation import simulate
+from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.simulate import simulate
 
 REPLICATES = 8  # of DMFT: its standard errors are from them
 RECOVERED = 0.99  # of |m|, where the loss need not be below its threshold yet

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.limits.dmft import solve_dmft
+from sgdynamics.controls import Schedule, describe_schedule
 from sgdynamics.limits.mean_field import solve_mean_field
-from sgdynamics.limits.ode import solve_ode
-from sgdynamics.limits.sde import solve_sde
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start, random_start, start
-from sgdynamics.problems.teacher_student import MultiIndex
 from sgdynamics.problems.wide_starts import MeanFieldStart
-from sgdynamics.records import KINDS, PROBLEMS, algorithm_from, start_of
-from sgdynamics.simulation import simulate
+from sgdynamics.records import algorithm_from, problem_from, start_of
+from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.solvers.sde import solve_sde
+from sgdynamics.solvers.simulate import simulate
 from sgdynamics.sweeps.identity import digest, plain
 
 FORMAT = 1  # of a store
@@ -34,7 +35,14 @@ SOLVERS: dict[str, Callable[..., Any]] = {
     "simulate": simulate,
     "exit_time": exit_time,
 }
-MAKERS: dict[str, Callable[..., Any]] = {**PROBLEMS, "MultiIndex": MultiIndex, "Problem": Problem}
+# arguments of a problem that, left out, follow from others
+FOLLOWS = {
+    "teacher_activation": ("activation",),
+    "teacher_head": ("teacher_width",),
+    "teacher_gram": ("teacher_width", "covariance"),
+    "gram": ("signals", "directions", "covariance"),
+    "width": ("mixture",),
+}
 OBJECTS = ("problem", "algorithm", "start")
 MOST_KEPT = 1000  # problems and algorithms in memory
 WHEN = ("times", "alpha", "steps")
@@ -65,15 +73,16 @@ class Job:
             if not self.anything and name not in known:
                 close = checks.did_you_mean(name, known)
                 raise checks.reject(name, self.arguments[name], f"{self.name} has no such argument: {close}it takes {', '.join(known)}")
-        self.kinds: dict[str, str] = {}
-        self.values: dict[str, Any] = {}
-        for name, value in (("problem", problem), ("algorithm", algorithm)):
-            if value is not None:
-                self.kinds[name], self.values[name] = _problem_values(value) if name == "problem" else _algorithm_values(value)
         if start is not None and not isinstance(start, (Start, SpikedStart, MeanFieldStart, Mapping)) and not callable(start):
             raise checks.reject("start", start, "give what sgd.start or sgd.random_start returns, a record, or a function")
         self.start = dict(start) if isinstance(start, Mapping) else start
-        self.record = not isinstance(problem, (Problem, SpikedTensor))
+        self.records = {name: dict(value) for name, value in given.items() if isinstance(value, Mapping)}
+        self.problem: Any = problem_from(problem) if isinstance(problem, Mapping) else problem
+        if problem is not None and not isinstance(self.problem, (Problem, SpikedTensor)):
+            raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), another problem of the library, or a record of one")
+        self.algorithm: Any = algorithm_from(algorithm) if isinstance(algorithm, Mapping) else algorithm
+        if algorithm is not None and not isinstance(self.algorithm, (OnePassSGD, FixedData)):
+            raise checks.reject("algorithm", algorithm, "give sgd.OnePassSGD(...), another algorithm of the library, or a record of one")
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -94,10 +103,7 @@ class Job:
                 return []
             random = self.start.get("kind", "overlaps" if {"M", "m"} & set(self.start) else "random") == "random"
             return [name for name in inspect.signature(random_start if random else start).parameters if name != "problem"]
-        if section not in self.values:
-            return []
-        maker = {**MAKERS, **KINDS}[self.kinds[section]]
-        return [name for name in inspect.signature(maker).parameters if name != "self"]
+        return list(contents(getattr(self, section)))
 
     def closed(self, section: str) -> str:
         if section == "start" and self.start is not None:
@@ -108,36 +114,18 @@ class Job:
 
     def inner(self, path: tuple[str, ...]) -> None:
         """Refuse a path into a dictionary of numbers that is not there."""
-        place: Any = self.values.get(path[0], {}) if path[0] != "start" else self.start
+        place: Any = getattr(self, path[0])
         for step in path[1:]:
-            if hasattr(place, "describe"):
-                place = place.describe()
-            if not isinstance(place, Mapping) or step not in place:
-                known = list(place) if isinstance(place, Mapping) else []
+            known = contents(place)
+            if step not in known:
                 raise checks.reject("over", ".".join(path), f"there is no {step!r}: {checks.did_you_mean(step, known)}{', '.join(known)}")
-            place = place[step]
+            place = known[step]
 
     def vary(self, paths: set[tuple[str, ...]]) -> None:
         """Say which parameters the points give: what the base has for them does not count."""
         self.varied = paths
-        first = {path[:2] for path in paths}
-        for name in ("algorithm", "problem"):
-            values = self.values.get(name, {})
-            for path in paths:
-                if path[0] == name and len(path) > 2 and hasattr(values[path[1]], "describe"):
-                    values[path[1]] = values[path[1]].describe()
-        values = self.values.get("problem", {})
-        if self.kinds.get("problem") == "TeacherStudent" and not self.record:
-            if ("problem", "teacher_width") in first and not np.any(np.asarray(values["teacher_head"]) - 1.0):
-                del values["teacher_head"]  # ones, as many as there are
-            follows = plain(values["activation"]) == plain(values["teacher_activation"])
-            if ("problem", "activation") in first and ("problem", "teacher_activation") not in first and follows:
-                raise checks.reject(
-                    "over",
-                    "activation",
-                    "the teacher has the student's activation, and it is not clear whether it should follow: sweep teacher_activation too "
-                    '(lambda activation: activation), or give the problem as a record {"kind": "TeacherStudent", ...}',
-                )
+        if ("problem", "teacher_width") in paths and np.all(self.problem.teacher_head == 1.0):
+            self.problem = self.problem.replace(teacher_head=None)  # ones, as many as there are
         given = set(self.arguments) | {path[1] for path in paths if path[0] == "arguments"}
         missing = [name for name in self.needs if name not in given and name not in OBJECTS]
         if missing:
@@ -148,24 +136,36 @@ class Job:
 
     def describe(self) -> dict[str, Any]:
         """What the points share, as plain values: user's functions by name and source hash."""
-        shared: dict[str, Any] = {"solver": self.solver}
-        for name in ("problem", "algorithm"):
-            if name in self.values:
-                shared[name] = {"kind": self.kinds[name], **self._fixed(name, self.values[name])}
-        shared["start"] = self._fixed("start", self.start) if isinstance(self.start, dict) else self.start
+        shared: dict[str, Any] = {"solver": plain(self.solver)}
+        for name, value in (("problem", self.problem), ("algorithm", self.algorithm)):
+            if value is not None:
+                kind = value.describe()["kind"]
+                shared[name] = {"kind": kind, **self._fixed(name, self.records.get(name) or self._stated(value))}
+        shared["start"] = self._fixed("start", self.start) if isinstance(self.start, dict) else plain(self.start)
         shared["arguments"] = self._fixed("arguments", self.arguments)
-        return plain(shared)
+        return shared
 
-    def _fixed(self, section: str, values: dict[str, Any]) -> dict[str, Any]:
-        kept = copy.copy(values)
-        for path in self.varied:
-            if path[0] != section:
+    def _stated(self, value: Any) -> Mapping[str, Any]:
+        """What an object records of itself, but for what it was not told and what therefore follows from something that varies."""
+        if not isinstance(value, Problem):
+            return contents(value)
+        arguments, found = value.arguments, {}
+        for name, part in value.describe().items():
+            given = arguments.get(name)
+            if given is None and part is not None and any(("problem", lead) in self.varied for lead in FOLLOWS.get(name, ())):
                 continue
-            if len(path) == 2:
-                kept.pop(path[1], None)
-            elif path[1] in kept:
-                kept = _changed(kept, path[1:], None)
-        return kept
+            if given is not None and isinstance(part, Mapping) and "function" in part:
+                # its record is only a name: what a function closes over counts too
+                part = {**part, **plain(given)} if "kinks" in part else plain(given)
+            found[name] = part
+        return found
+
+    def _fixed(self, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        inside = [path[1:] for path in self.varied if path[0] == section]
+        left_out = {"kind", "rerunnable"} if section in ("problem", "algorithm") else set()
+        left_out |= {path[0] for path in inside if len(path) == 1}
+        kept = plain({name: value for name, value in values.items() if name not in left_out})
+        return changed(kept, {path: None for path in inside if len(path) > 1 and path[0] in kept})
 
     @property
     def identity(self) -> str:
@@ -174,45 +174,33 @@ class Job:
 
     def known(self) -> dict[str, Any]:
         """Fixed values by bare name, for parameters that depend on them."""
-        found: dict[str, Any] = dict(self.arguments)
-        for section in (self.values.get("problem"), self.values.get("algorithm"), self.start):
-            if isinstance(section, dict):
-                found = {**section, **found}
-        return found
+        sections = (self.start if isinstance(self.start, dict) else None, self.algorithm, self.problem, self.arguments)
+        return {name: value for section in sections for name, value in contents(section).items()}
 
     def made(self, values: Mapping[tuple[str, ...], Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
         """Problem, algorithm, start and arguments at a point."""
-        parts: dict[str, Any] = {"arguments": self.arguments, **self.values}
-        if isinstance(self.start, dict):
-            parts["start"] = self.start
-        parameters = {}
+        changes: dict[str, dict[tuple[str, ...], Any]] = {"problem": {}, "algorithm": {}, "start": {}, "arguments": {}}
         for path, value in values.items():
-            parameters[path[-1]] = value
-            if path[0] in parts:
-                parts[path[0]] = _changed(parts[path[0]], path[1:], value)
-        arguments = parts["arguments"]
-        problem, algorithm = None, None
-        if "problem" in parts:
-            problem = self._kept("problem", values, lambda: MAKERS[self.kinds["problem"]](**parts["problem"]))
-        if "algorithm" in parts:
-            record = {"kind": self.kinds["algorithm"], **parts["algorithm"]}
-            algorithm = self._kept("algorithm", values, lambda: algorithm_from(record))
+            changes[path[0]][path[1:]] = value
+        problem, algorithm = (self._kept(name, changes[name]) for name in ("problem", "algorithm"))
+        arguments = changed(self.arguments, changes["arguments"])
         begin = self.start
         if isinstance(begin, dict):
-            begin = start_of(problem, parts["start"], arguments.get("dimension")) if problem is not None else parts["start"]
+            begin = changed(begin, changes["start"])
+            begin = begin if problem is None else start_of(problem, begin, arguments.get("dimension"))
         elif callable(begin):
-            begin = begin(problem, {**self.known(), **parameters})
+            begin = begin(problem, {**self.known(), **{path[-1]: value for path, value in values.items()}})
         return problem, algorithm, begin, arguments
 
-    def _kept(self, section: str, values: Mapping[tuple[str, ...], Any], make: Callable[[], Any]) -> Any:
+    def _kept(self, section: str, changes: dict[tuple[str, ...], Any]) -> Any:
         """Problems and algorithms never change, and grids ask for the same few again and again."""
-        key = (section, *(pair for pair in values.items() if pair[0][0] == section))
+        base, key = getattr(self, section), (section, *changes.items())
         try:
             found = self._made.get(key)
         except TypeError:
-            return make()  # a list among the values
+            return changed(base, changes)  # a list among the values
         if found is None:
-            found = make()
+            found = changed(base, changes)
             if len(self._made) < MOST_KEPT:
                 self._made[key] = found
         return found
@@ -232,10 +220,28 @@ def path_names(paths: set[tuple[str, ...]]) -> set[str]:
     return {path[1] for path in paths if path[0] == "arguments"}
 
 
-def _changed(values: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """A copy with one value set, however deep."""
-    inside = value if len(path) == 1 else _changed(values[path[0]], path[1:], value)
-    return {**values, path[0]: inside}
+def contents(value: Any) -> Mapping[str, Any]:
+    """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
+    if isinstance(value, (SpikedTensor, OnePassSGD, FixedData)):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    found = describe_schedule(value)[0] if isinstance(value, Schedule) else value.describe() if hasattr(value, "describe") else value
+    if not isinstance(found, Mapping) or "source_sha256" in found:
+        return {}
+    if isinstance(value, Problem):  # as it was told, and what it was not told as it is
+        found = {**found, **{name: part for name, part in value.arguments.items() if part is not None or name not in found}}
+    return found if found is value else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
+
+
+def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    """A dictionary or an object with something else at these places inside, however deep."""
+    if not changes or () in changes:
+        return changes.get((), value)
+    inside: dict[str, dict[tuple[str, ...], Any]] = {}
+    for path, new in changes.items():
+        inside.setdefault(path[0], {})[path[1:]] = new
+    known = contents(value)
+    parts = {name: changed(known.get(name), below) for name, below in inside.items()}
+    return {**known, **parts} if isinstance(value, Mapping) or not hasattr(value, "replace") else value.replace(**parts)
 
 
 def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]]:
@@ -247,43 +253,3 @@ def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]
     named = [part for part in parameters if part.kind in (part.POSITIONAL_OR_KEYWORD, part.KEYWORD_ONLY)]
     anything = any(part.kind is part.VAR_KEYWORD for part in parameters)
     return [part.name for part in named], anything, [part.name for part in named if part.default is part.empty]
-
-
-def _problem_values(value: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(value, Mapping):
-        values = dict(value)
-        kind = values.pop("kind", None)
-        if not isinstance(kind, str) or kind not in PROBLEMS:
-            close = checks.did_you_mean(kind, PROBLEMS)
-            raise checks.reject("problem kind", kind, f"{close}choose one of {', '.join(PROBLEMS)}, or give a problem itself")
-        _refuse_unknown("problem", kind, values, PROBLEMS[kind])
-        return kind, values
-    if not isinstance(value, (Problem, SpikedTensor)) or value.kind not in MAKERS:
-        raise checks.reject("problem", value, "give sgd.TeacherStudent(...), another problem of the library, or a record of one")
-    values = {name: part for name, part in value.describe().items() if name not in ("kind", "rerunnable")}
-    for name, part in values.items():
-        if isinstance(part, Mapping) and "function" in part:
-            # a record only names a user's function: take the function itself
-            values[name] = getattr(value, "user_loss" if name == "loss" and value.kind == "Problem" else name)
-    return value.kind, values
-
-
-def _algorithm_values(value: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(value, Mapping):
-        values = dict(value)
-        kind = values.pop("kind", None)
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise checks.reject("algorithm kind", kind, f"{checks.did_you_mean(kind, KINDS)}choose one of {', '.join(KINDS)}")
-        _refuse_unknown("algorithm", kind, values, KINDS[kind])
-        return kind, values
-    kind = type(value).__name__
-    if kind not in KINDS or not is_dataclass(value):
-        raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...), another algorithm of the library, or a record of one")
-    return kind, {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _refuse_unknown(what: str, kind: str, values: Mapping[str, Any], maker: Callable[..., Any]) -> None:
-    known = list(inspect.signature(maker).parameters)
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{what}: {kind} has no {name!r}: {checks.did_you_mean(name, known)}it takes {', '.join(known)}")

@@ -1,0 +1,259 @@
+"""Problems of fields as a solver sees them: overlaps M, Q and the head, their mean step by Gaussian expectations, the chain as one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.clock import Clock
+from sgdynamics.controls import numbers_at
+from sgdynamics.dynamics.interface import Dynamics, Prepared
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
+from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
+from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
+from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, rates_at
+from sgdynamics.limits.sde import SdePaths, step_length
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
+from sgdynamics.samples.spectrum import eigenvalues
+from sgdynamics.simulation.direct import DirectSGD
+from sgdynamics.simulation.exact import ExactChain, check_room
+from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.simulation.fixed_exact import ExactFixedData
+from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.stability import warn_unstable
+
+KINKED_TOLERANCE = 1e-6  # where sampled expectations have kinks in the overlaps, an integrator cannot use, nor need, more
+WARN_ABOVE = 1e-4  # relative error of an expectation that a user should hear of
+
+
+class FieldDynamics(Dynamics):
+    """A `Problem` under one-pass SGD."""
+
+    methods: ClassVar[tuple[str, ...]] = ("exact", "direct")
+    assumptions: ClassVar[str] = "Gaussian inputs, one pass"
+    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+        "M": ("overlaps with the signals, W W*^T", ("unit", "signal")),
+        "Q": ("Gram matrix of the rows, W W^T", ("unit", "unit_other")),
+        "a": ("head", ("unit",)),
+    }
+
+    def __init__(self, problem: Problem, algorithm: Any) -> None:
+        self.definition, self.algorithm = problem, algorithm
+
+    @property
+    def structure(self) -> Structure:
+        return self.definition.structure
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.definition.parameters
+
+    def start(self, start: Any, runs: int | None = None) -> Start:
+        return broadcast_runs(checked_start(self.definition, start), runs)
+
+    def at_dimension(self, dimension: Any) -> tuple[int, np.ndarray]:
+        return check_dimension(self.definition, dimension, small=True)
+
+    def check_numbers(self, when: Clock) -> None:
+        self.definition.check_numbers(float(self.place(when)[-1]), "t" if self.has_data else "alpha")
+
+    def states(self, begin: Start) -> dict[str, np.ndarray]:
+        return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
+
+    def public_states(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"M": states["M"].sum(axis=1), "Q": states["Q"].sum(axis=1), "a": states["a"]}
+
+    def prepare(
+        self,
+        begin: Start,
+        when: Clock,
+        dimension: int | None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        rule: Rule | None = None,
+    ) -> Prepared:
+        flow = self.algorithm.flow
+        finite = None if dimension is None or flow else finite_numbers(self.definition, dimension, self.algorithm.batch)
+        rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
+        field = MeanStep(self.structure, rule, self.algorithm.batch, flow)
+        each, finite = replicated(self.structure, rule, flow, finite)
+        shared = {"problem": self.parameters, "algorithm": self.algorithm.parameters, "finite": finite}
+        states = self.states(begin)
+        case = Case(field, each, shared, states, self.variable(when), {}, alone="points" in each)
+        return Prepared(self, begin, when, dimension, rtol, atol, replace(case, tolerance=self._tolerance(case, rtol, atol)))
+
+    def _tolerance(self, case: Case, rtol: float | None, atol: float | None) -> dict[str, Any]:
+        """Local: a thousandth of what is asked for, or of what the expectations are known to; atol counts in the largest overlap."""
+        floor = 0.0
+        if rtol is None:
+            rtol = RTOL
+            if expectation_of(self.structure).sampled(self.algorithm.flow):
+                rtol = max(RTOL, _error_at_start(case))
+                floor = KINKED_TOLERANCE if self.structure.kinks else 0.0
+        atol = rtol * (ATOL / RTOL) if atol is None else atol
+        scale = max(1.0, float(np.abs(case.states["Q"]).max()))
+        return {"rtol": np.float64(max(MARGIN * rtol, floor)), "atol": np.float64(max(MARGIN * atol, floor) * scale)}
+
+    def risks(self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int) -> list[Risks]:
+        timed = [one.dynamics.timed(state, one.when) for one, state in zip(group, states, strict=True)]
+        return risks_by(self.structure, group[0].case.field.rule, [one.dynamics.parameters for one in group], timed, size=size)
+
+    def timed(self, states: dict[str, np.ndarray], when: Clock) -> dict[str, np.ndarray]:
+        """Overlaps (..., time, ...), with alpha where numbers of the problem depend on it."""
+        overlaps = {name: states[name] for name in ("M", "Q", "a")}
+        if not self.definition.scheduled:
+            return overlaps
+        return {**overlaps, "alpha": np.broadcast_to(self.place(when), overlaps["a"].shape[:-1])}
+
+    def risk_of(self, states: dict[str, np.ndarray], when: Clock, dimension: int | None) -> tuple[np.ndarray, float]:
+        return population_risk(self.definition, self.timed(states, when))
+
+    def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
+        longer = finer_rule(self.definition, prepared.case.field.rule, states["Q"])
+        if longer is None:
+            return None
+        found = self.prepare(prepared.begin, prepared.when, prepared.dimension, prepared.rtol, prepared.atol, longer)
+        return replace(found, case=replace(found.case, tolerance=prepared.case.tolerance))
+
+    def doubts(self, worst: float) -> tuple[str, ...]:
+        if worst <= WARN_ABOVE:
+            return ()
+        return (f"expectations are known only to {worst:.1e} (relative): {expectation_of(self.structure).advice}",)
+
+    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any) -> Simulator:
+        if method == "exact":
+            check_room(self.definition, self.algorithm, sizes)
+            return ExactChain(self.definition, self.algorithm, begin, dimension, sizes)
+        return DirectSGD(self.definition, self.algorithm, begin, dimension, sizes, dtype)
+
+    def paths_of_sde(self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool) -> SdePaths:
+        """Paths of the SDE, as a simulator whose steps have lengths; a block of few coordinates has no Gaussian fluctuations."""
+        check_dimension(self.definition, dimension)
+        return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
+
+    def sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+        """A step of the SDE that is short enough, and its error."""
+        return step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
+
+    def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
+        watch = FieldWatch(self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion)
+        nodes = {name: value[0] for name, value in expectation_of(self.structure).risk_nodes(watch.rule).items()}
+        return watch, {"problem": self.parameters, "watch": nodes}
+
+    def _floor(self, when: Clock) -> Any:
+        """The label noise's share of the risk, at each time where it depends on it."""
+        problem = self.definition
+        return np.array([problem.at(place).noise_floor for place in self.place(when)]) if problem.scheduled else problem.noise_floor
+
+    def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
+        M, Q = states["M"], states["Q"]
+        found = {"M": M.sum(axis=2), "Q": Q.sum(axis=2), "a": states["a"], "risk": risk}
+        if "train_risk" in states:
+            found["train_risk"] = states["train_risk"]
+        if self.structure.has_excess:
+            found["excess_risk"] = risk - self._floor(when)
+        if self.definition.classifies:
+            found["accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
+        if self.structure.blocks > 1:
+            found |= {"M_block": M, "Q_block": Q}
+        return found
+
+    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+        return MEANINGS
+
+    def coordinates(self) -> dict[str, Any]:
+        if self.structure.blocks == 1:
+            return {}
+        return {"eigenvalue": ("block", eigenvalues(self.parameters), {"long_name": "covariance eigenvalue"})}
+
+
+MEANINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    **FieldDynamics.variables,
+    "risk": ("population risk", ()),
+    "train_risk": ("mean loss over the data set", ()),
+    "excess_risk": ("excess risk", ()),
+    "accuracy": ("share classified right", ()),
+    "M_block": ("overlaps, block by block", ("block", "unit", "signal")),
+    "Q_block": ("Gram matrix, block by block", ("block", "unit", "unit_other")),
+}
+
+
+class FixedDataDynamics(FieldDynamics):
+    """A `Problem` whose data set is read again and again: gradient descent, multi-pass and persistent SGD, Langevin."""
+
+    has_data: ClassVar[bool] = True
+    assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set"
+
+    def check_controls(self) -> None:
+        pass
+
+    def place(self, when: Clock) -> np.ndarray:
+        return when.t
+
+    def warn_before(self, begin: Start, dimension: int) -> None:
+        warn_unstable(self.definition, self.algorithm, begin, self.algorithm.samples(dimension))
+
+    def simulator(
+        self,
+        method: str,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        *,
+        dtype: str = "float64",
+        seed: int = 0,
+        shared_data: bool = False,
+        **more: Any,
+    ) -> Simulator:
+        if method == "exact":
+            if shared_data:
+                raise checks.reject(
+                    "shared_data", shared_data, "the exact law keeps no data set that runs could share: take method='direct'"
+                )
+            return ExactFixedData(self.definition, self.algorithm, begin, dimension, sizes, seed)
+        return DirectFixedData(self.definition, self.algorithm, begin, dimension, sizes, dtype, seed, shared_data)
+
+
+@dataclass(frozen=True)
+class FieldWatch(Watch):
+    """The excess risk, minus the largest overlap, or a user's function of the state. Holds no numbers, so that none is compiled in."""
+
+    structure: Structure
+    rule: Rule
+    criterion: str | Callable[[dict[str, Any]], Any]
+
+    def value(self, shared: Any, state: Any) -> Any:
+        structure, parameters = self.structure, shared["problem"]
+        if self.criterion == "overlap":
+            return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))
+        if callable(self.criterion):
+            return jnp.asarray(self.criterion(public_state(state)), dtype=state["a"].dtype)
+        now = numbers_at(parameters, 0.0)
+        value = risk_at(structure, self.rule, shared["watch"], now, state)
+        return value - 0.5 * now["noise"] if structure.has_excess else value
+
+
+def public_state(state: dict[str, Any]) -> dict[str, Any]:
+    """M (units x signals), Q (units x units) and a of the full rows: what a user's criterion sees."""
+    return {"M": jnp.sum(state["M"], axis=0), "Q": jnp.sum(state["Q"], axis=0), "a": state["a"]}
+
+
+def _error_at_start(case: Case) -> float:
+    """The relative standard error of a sampled drift at the start, from the spread of the replicates."""
+    form = Flat(case.field, tuple((name, value.shape[1:]) for name, value in case.states.items()))
+    every = np.asarray(rates_at(form, case.each, case.shared, case.states))
+    if not np.all(np.isfinite(every)):
+        raise ValueError(
+            "problem: its drift is not finite at the start: the loss, an activation or the target gives NaN or infinity; "
+            "make it finite for every real field"
+        )
+    error = np.linalg.norm(every.std(axis=0, ddof=1), axis=-1) / np.sqrt(len(every))
+    return float(np.max(error / np.maximum(np.linalg.norm(every.mean(axis=0), axis=-1), 1e-300)))

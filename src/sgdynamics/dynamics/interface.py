@@ -1,0 +1,381 @@
+"""`Dynamics`: what a solver needs of a problem and an algorithm. Every solver asks only for these few functions.
+
+A state is a dictionary of arrays; its mean step makes the ODE, one step at finite d the simulation, its risk what is plotted. Problems of
+fields, spiked tensors and mixtures at snr = infinity are instances, each with faster ways of its own; a user's own subclass needs `rate`,
+`step` and `risk`, or those of them that are asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.clock import Clock
+from sgdynamics.controls import numbers_at, scheduled
+from sgdynamics.functions import function_identity
+from sgdynamics.gaussian.risk import SHORT, TOLERANCE, Risks
+from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, run_cases
+from sgdynamics.limits.long_times import ran_out
+from sgdynamics.results import largest_share
+from sgdynamics.simulation.own import OwnChain
+from sgdynamics.simulation.running import Simulator
+
+MOST_DIMENSION = 10**18  # beyond it counters of 64 bits overflow
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """Where runs of a dynamics of one's own start: named arrays with a leading axis of runs."""
+
+    values: dict[str, np.ndarray]
+
+    @property
+    def runs(self) -> int:
+        return len(next(iter(self.values.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One mean path, checked and chosen before anything runs; `case` is None where a dynamics has an integrator of its own."""
+
+    dynamics: Dynamics
+    begin: Any
+    when: Clock
+    dimension: int | None
+    rtol: float | None
+    atol: float | None
+    case: Any = None
+
+    @property
+    def key(self) -> Any:
+        return id(self) if self.case is None else self.case.key
+
+    @property
+    def variable(self) -> np.ndarray:
+        """Save points in the variable of the integration: t, or alpha where the learning rate depends on it."""
+        return self.dynamics.variable(self.when)
+
+
+@dataclass(frozen=True)
+class Path:
+    """A solution: its states (run, time, ...) and risks, where runs ended, what a result says of it, and what a user is told."""
+
+    states: dict[str, np.ndarray]
+    risk: np.ndarray
+    attributes: dict[str, Any]
+    ends: dict[str, np.ndarray]
+    warnings: tuple[str, ...] = ()
+
+
+class Dynamics:
+    """A dynamics of one's own: named arrays, their mean step, one step at finite d, a risk. Subclass it and give it as the problem.
+
+    `variables`: name -> (what it is, names of its axes), such as {"m": ("overlap", ())}; a state is a dictionary of these arrays.
+    `parameters`: a dictionary of numbers. `numbers`, which every function below receives, has "problem" (these parameters), "algorithm"
+    (lr, head_rate), "batch", "dimension" (d, infinite for the limit) and "alpha", all JAX values: read at alpha where they change with it.
+    What is static (shapes, functions) may be attributes. A start is a dictionary of arrays, with a leading axis of runs or without.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("own dynamics",)
+    letter: ClassVar[str] = "d"  # the dimension's name
+    methods: ClassVar[tuple[str, ...]] = ("exact",)  # of simulate
+    has_data: ClassVar[bool] = False  # whether a data set is read again and again
+    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
+    algorithm: Any = None
+    definition: Any = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {}
+
+    def rate(self, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        """d state/dt at one state, t = lr steps/d: the mean increment of one step over lr/d. JAX."""
+        raise NotImplementedError
+
+    def step(self, numbers: dict[str, Any], state: dict[str, Any], key: Any) -> dict[str, Any]:
+        """The state after one step at dimension d, its random numbers from a JAX key. JAX."""
+        raise NotImplementedError
+
+    def risk(self, numbers: dict[str, Any], state: dict[str, Any]) -> Any:
+        """The population risk of one state. JAX."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the record of a result."""
+        return {"kind": type(self).__name__, **function_identity(type(self)), "rerunnable": False}
+
+    # what a solver calls; the ways below need no more than the functions above
+
+    def bound(self, algorithm: Any) -> Self:
+        """This dynamics with an algorithm."""
+        found = copy.copy(self)
+        found.algorithm, found.definition = algorithm, self
+        return found
+
+    @property
+    def problem(self) -> Any:
+        """What a result records."""
+        return self.definition
+
+    def has(self, name: str) -> bool:
+        """Whether a function of the interface is given."""
+        return getattr(type(self), name) is not getattr(Dynamics, name)
+
+    def start(self, start: Any, runs: int | None = None) -> Any:
+        """A start as an argument, checked, for so many runs."""
+        if not isinstance(start, Mapping) or set(start) != set(self.variables):
+            raise checks.reject("start", start, f"give a dictionary of arrays: {', '.join(self.variables)}")
+        values = {name: checks.numbers(name, value, "give numbers") for name, value in start.items()}
+        for name, value in values.items():
+            axes = len(self.variables[name][1])
+            if value.ndim not in (axes, axes + 1):
+                raise checks.reject(name, value.shape, f"give {axes} axes ({', '.join(self.variables[name][1])}), or one more for runs")
+            values[name] = value if value.ndim == axes + 1 else value[None]
+        most = max(len(value) for value in values.values())
+        wanted = most if runs is None else checks.whole("runs", runs, 1)
+        if any(len(value) not in (1, wanted) for value in values.values()):
+            raise checks.reject("runs", wanted, f"the start has {most} runs: give as many, or a start of one")
+        return States({name: np.broadcast_to(value, (wanted, *value.shape[1:])).copy() for name, value in values.items()})
+
+    def at_dimension(self, dimension: Any) -> tuple[int, np.ndarray]:
+        """The dimension, checked, and its split over blocks of the covariance."""
+        d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
+        return d, np.array([d])
+
+    def states(self, begin: Any) -> dict[str, np.ndarray]:
+        """A start as arrays with a leading axis of runs."""
+        return begin.values
+
+    def public_states(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a user's function of a state sees."""
+        return states
+
+    def case(self, prepared: Prepared) -> Case:
+        """A prepared path for the solve core."""
+        return prepared.case
+
+    def check_controls(self) -> None:
+        """Refuse numbers that depend on alpha where there is none."""
+        if self.algorithm.flow and any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled)):
+            raise checks.reject(
+                "lr", self.algorithm.lr, "gradient flow uses no samples, and numbers of the problem depend on alpha: give lr > 0"
+            )
+
+    def check_numbers(self, when: Clock) -> None:
+        """Refuse numbers that change to what they cannot be, at the times of a run."""
+
+    def place(self, when: Clock) -> np.ndarray:
+        """Where numbers that change are read: at alpha (on fixed data at t)."""
+        return np.zeros(len(when.t)) if when.alpha is None else when.alpha
+
+    def warn_before(self, begin: Any, dimension: int) -> None:
+        """Say beforehand what is likely to go wrong."""
+
+    def variable(self, when: Clock) -> np.ndarray:
+        """Save points in the variable of the integration."""
+        return when.alpha if scheduled(self.algorithm.lr) and when.alpha is not None else when.t
+
+    def numbers(self, dimension: int | None) -> dict[str, Any]:
+        """All numbers, before they are read at an alpha."""
+        return {
+            "problem": self.parameters,
+            "algorithm": self.algorithm.parameters,
+            "batch": np.float64(self.algorithm.batch),
+            "dimension": np.float64(np.inf if dimension is None else dimension),
+        }
+
+    def prepare(self, begin: Any, when: Clock, dimension: int | None, rtol: float | None = None, atol: float | None = None) -> Prepared:
+        """A mean path before it runs."""
+        rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
+        tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
+        each, field = {"none": np.zeros((1, 1))}, OwnField(self.definition, self.algorithm.flow)
+        case = Case(field, each, self.numbers(dimension), self.states(begin), self.variable(when), tolerance)
+        return Prepared(self, begin, when, dimension, rtol, atol, case)
+
+    def paths(self, group: list[Prepared], size: int) -> list[Path | Prepared | ValueError]:
+        """Solutions of cases of one program; a case whose expectations are too coarse comes back with a finer rule, to go again.
+
+        `error_integrator` is measured at a few cases of a group, and the largest of them stands for all.
+        """
+        every = run_cases([one.case for one in group], size)
+        failed = {place: one for place, one in enumerate(every) if isinstance(one, ValueError)}
+        good = [place for place in range(len(group)) if place not in failed]
+        if not good:
+            return list(failed.values())
+        kept, found = [group[place] for place in good], dict[int, Any](failed)
+        solved: list[Solved] = [every[place] for place in good]  # type: ignore[misc]
+        means = [over_replicates(one.states) for one in solved]
+        risks = self.risks(kept, means, size)
+        again = [
+            one.dynamics.finer(one, mean) if risk.worst > TOLERANCE else None for one, mean, risk in zip(kept, means, risks, strict=True)
+        ]
+        found |= {good[row]: one for row, one in enumerate(again) if one is not None}
+        rows = [row for row, one in enumerate(again) if one is None]
+        if not rows:
+            return [found[place] for place in range(len(group))]
+        some = [rows[place] for place in sorted(set(np.linspace(0, len(rows) - 1, SHORT).round().astype(int).tolist()))]
+        looser = [replace(kept[row], case=_looser(kept[row].case)) for row in some]
+        others = [over_replicates(one.states) for one in run_cases([one.case for one in looser], size) if not isinstance(one, ValueError)]
+        shares = zip(self.risks(looser[: len(others)], others, size), some, strict=False)
+        integrator = max((largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares), default=float("nan"))
+        spreads = self._sampling([kept[row] for row in rows], [solved[row] for row in rows], [risks[row].worst for row in rows], size)
+        for row, (quadrature, of_risk) in zip(rows, spreads, strict=True):
+            one = kept[row]
+            ends, texts = told_apart(means[row], solved[row].tired, one.when.t)
+            attributes = {
+                **one.dynamics.described(one.dimension),
+                "integrator": "Dopri8, then LSODA" if solved[row].long else "Dopri8",
+                "error_quadrature": quadrature,
+                "error_quadrature_risk": of_risk if of_risk > 0 else None,
+                "error_integrator": integrator,
+            }
+            doubts = one.dynamics.doubts(risks[row].worst)
+            found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts))
+        return [found[place] for place in range(len(group))]
+
+    def _sampling(self, group: list[Prepared], solved: list[Solved], worst: list[float], size: int) -> list[tuple[float, float]]:
+        """`error_quadrature` and `error_quadrature_risk` of each; that of pairs and grids alone where nothing is sampled."""
+        if len(next(iter(solved[0].states.values()))) == 1:
+            return [(one, 0.0) for one in worst]
+        each = self.risks(group, [one.states for one in solved], size)
+        return [sampling_errors(one.states, risk.risk, bad, risk.sampling) for one, risk, bad in zip(solved, each, worst, strict=True)]
+
+    def risks(self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int) -> list[Risks]:
+        """The risks of each at its states, with any axes before the time's."""
+        return [Risks(one.dynamics.risk_of(state, one.when, one.dimension)[0], 0.0, 0.0) for one, state in zip(group, states, strict=True)]
+
+    def risk_of(self, states: dict[str, np.ndarray], when: Clock, dimension: int | None) -> tuple[np.ndarray, float]:
+        """Risks of states (..., time, ...) at these times, and their largest relative error."""
+        if not self.has("risk"):
+            return np.full(next(iter(states.values())).shape[:2], np.nan), 0.0
+        return np.asarray(_own_risks(self.definition, self.numbers(dimension), states, self.place(when))), 0.0
+
+    def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
+        """The same path with finer expectations, where there are any."""
+        return None
+
+    def doubts(self, worst: float) -> tuple[str, ...]:
+        """What a user is told of the error of expectations."""
+        return ()
+
+    def described(self, dimension: int | None) -> dict[str, Any]:
+        """What a result says of the limit."""
+        limit = f"{self.letter} -> infinity" if dimension is None else f"mean increment at {self.letter}"
+        return {"dimension": dimension, "assumptions": f"{self.assumptions}, {limit}"}
+
+    assumptions: ClassVar[str] = "one pass"
+
+    def simulator(self, method: str, begin: Any, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
+        """Runs at finite d."""
+        checks.choice("method", method, ("exact",))
+        return OwnChain(self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin))
+
+    def watched(self, criterion: Any, begin: Any, dimension: int | None) -> tuple[Watch, Any]:
+        """What `exit_time` watches, and its numbers."""
+        return OwnWatch(self.definition, criterion), self.numbers(dimension)
+
+    def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
+        """The variables of a result."""
+        return {**states, "risk": risk}
+
+    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+        """What each variable of a result is, and its axes after run and time."""
+        return {**self.variables, "risk": ("population risk", ())}
+
+    def coordinates(self) -> dict[str, Any]:
+        """Coordinates of a result beside times and ends."""
+        return {}
+
+
+@dataclass(frozen=True)
+class OwnField(Field):
+    """The mean step of a user's dynamics."""
+
+    definition: Dynamics
+    flow: bool
+
+    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+        lr = shared["algorithm"]["lr"]
+        alpha = t if scheduled(lr) or self.flow else t * shared["batch"] / lr
+        now = {**numbers_at(shared, alpha), "alpha": alpha}
+        moved = self.definition.rate(now, state)
+        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / now["batch"]), moved) if scheduled(lr) else moved
+
+
+@dataclass(frozen=True)
+class OwnWatch(Watch):
+    """The risk, or a user's function of the state."""
+
+    definition: Dynamics
+    criterion: Any
+
+    def value(self, shared: Any, state: Any) -> Any:
+        return jnp.asarray(self.criterion(state) if callable(self.criterion) else self.definition.risk({**shared, "alpha": 0.0}, state))
+
+
+@partial(jax.jit, static_argnums=0)
+def _own_risks(definition: Dynamics, numbers: Any, states: Any, alpha: Any) -> Any:
+    def one(alpha: Any, state: Any) -> Any:
+        return definition.risk({**numbers_at(numbers, alpha), "alpha": alpha}, state)
+
+    return jax.vmap(jax.vmap(one), (None, 0))(alpha, states)
+
+
+def over_replicates(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value.mean(axis=0) for name, value in states.items()}
+
+
+def _looser(case: Case) -> Case:
+    return replace(case, tolerance={name: 10 * value for name, value in case.tolerance.items()})
+
+
+def solve(prepared: list[Prepared], size: int = 1) -> list[Path | ValueError]:
+    """Mean paths: what was prepared is run and finished, those of one program together; what fails is its error."""
+    waiting: dict[int, Any] = dict(enumerate(prepared))
+    done: dict[int, Any] = {}
+    while waiting:
+        again = {}
+        for names in by_program(waiting, size):
+            group = [waiting[name] for name in names]
+            for name, one in zip(names, group[0].dynamics.paths(group, size), strict=True):
+                (again if isinstance(one, Prepared) else done)[name] = one
+        waiting = again
+    return [done[place] for place in range(len(prepared))]
+
+
+def sampling_errors(states: dict[str, np.ndarray], risks: np.ndarray, worst: float, within: float) -> tuple[float, float]:
+    """`error_quadrature` and `error_quadrature_risk` from replicates (first axis) of runs: the spread of their overlaps and risks.
+
+    `worst`: the error of pairs and grids, `within`: that of the risk's own sampling at given overlaps, relative to the risk.
+    """
+    root = np.sqrt(len(risks))
+    share = worst
+    for value in (*states.values(), risks):
+        error, size = value.std(axis=0, ddof=1) / root, np.abs(value.mean(axis=0))
+        # a run that diverged has no largest value
+        finite = np.where(np.isfinite(size), size, -np.inf)
+        largest = finite.max(axis=tuple(range(1, size.ndim)), keepdims=True)
+        share = max(share, largest_share(error, np.broadcast_to(np.where(np.isfinite(largest), largest, np.nan), error.shape)))
+    mean = risks.mean(axis=0)
+    return share, max(within, largest_share(risks.std(axis=0, ddof=1) / root, mean))
+
+
+def told_apart(states: dict[str, np.ndarray], tired: np.ndarray, t: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The last good times of runs that diverged and of runs whose steps ran out (NaN for all others), and the warnings of both."""
+    good = np.all([np.isfinite(value).all(axis=tuple(range(2, value.ndim))) for value in states.values()], axis=0)
+    last = np.where(good.all(axis=1), np.nan, [t[row][-1] if row.any() else 0.0 for row in good])
+    diverged_at, ran_out_at = np.where(tired, np.nan, last), np.where(tired, last, np.nan)
+    texts = []
+    if np.any(np.isfinite(diverged_at)):
+        texts.append(f"the solution diverges after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at); a smaller lr may help")
+    if np.any(np.isfinite(ran_out_at)):
+        texts.append(ran_out(ran_out_at))
+    return {"diverged_at": diverged_at, "ran_out_at": ran_out_at}, texts

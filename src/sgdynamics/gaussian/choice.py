@@ -1,0 +1,29 @@
+"""Which expectation a problem has: the only place that asks for the kind of its loss."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from sgdynamics.gaussian.closed_pairs import ClosedPairs
+from sgdynamics.gaussian.clusters import Clusters
+from sgdynamics.gaussian.expectation import Expectation
+from sgdynamics.gaussian.sampled import Sampled
+from sgdynamics.gaussian.signal_grids import SignalGrids
+from sgdynamics.problems.activations import NAMED
+from sgdynamics.problems.losses import ClusterLoss, CommitteeLoss, TargetLoss, correlation, squared
+from sgdynamics.problems.problem import Structure
+
+
+@lru_cache(maxsize=512)
+def expectation_of(structure: Structure) -> Expectation:
+    """A user's own, where the problem has one; else by the kind of loss, and points for what is of no known kind."""
+    loss = structure.loss
+    if structure.expectation is not None:
+        return structure.expectation
+    if isinstance(loss, ClusterLoss) and loss.student == NAMED["relu"]:
+        return Clusters(structure)
+    if isinstance(loss, CommitteeLoss) and loss.outer in (squared, correlation):
+        return ClosedPairs(structure)
+    if isinstance(loss, TargetLoss) and loss.outer in (squared, correlation):
+        return SignalGrids(structure)
+    return Sampled(structure)

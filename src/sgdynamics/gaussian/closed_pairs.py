@@ -1,0 +1,56 @@
+"""Committees that learn from committees: pairs of students and of students and teachers, in closed form or by series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from sgdynamics.gaussian import four_point, pairs
+from sgdynamics.gaussian.expectation import Overlaps, Rule
+from sgdynamics.gaussian.networks import Networks, Pairs
+from sgdynamics.problems.activations import Activation
+
+
+class ClosedPairs(Networks):
+    """A teacher y = (1/k) sum_r a*_r s*(w*_r.x): every expectation is a sum over pairs of fields (noise: over quadruples)."""
+
+    series = True
+
+    @property
+    def partners(self) -> tuple[Activation, Activation]:
+        return (self.structure.loss.student, self.structure.loss.teacher)
+
+    @property
+    def closed_noise(self) -> Any:
+        return four_point.noise_term(*self.partners)
+
+    def residual(self, parameters: Any, head: Any) -> Any:
+        """c of the students, then of the teachers."""
+        teachers = parameters["teacher_head"] / parameters["teacher_head"].shape[0]
+        return jnp.concatenate([super().residual(parameters, head), teachers])
+
+    def parts(self, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, c: Any, own: Pairs) -> tuple[Any, Any, Any]:
+        """G_ib = E[s'_i lambda_b E0] = A_i Omega_ib + sum_c c_c B_ic Omega_cb (formulas of 004)."""
+        p, (student, teacher) = self.structure.width, self.partners
+        q = jnp.diagonal(omega)
+        cross = pairs.moments(student, teacher, q[:p], q[p:], omega[:p, p:], rule.terms)
+        teachers = pairs.value(teacher, teacher, q[p:], q[p:], omega[p:, p:], rule.terms)
+        K, A, B = (jnp.concatenate([left, right], axis=1) for left, right in zip(own, cross, strict=True))
+        slope = B * c + jnp.eye(p, omega.shape[0], dtype=omega.dtype) * (A @ c)[:, None]
+        excess = 0.5 * (c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:])
+        return slope, K @ c, excess
+
+    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        """For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2."""
+        if not self.structure.loss.quadratic:
+            return super().risk(rule, nodes, parameters, overlaps, head)
+        c, omega = self.residual(parameters, head), overlaps.covariance
+        mean = jnp.sum(c * jnp.diagonal(omega))
+        return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + parameters["noise"])
+
+    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        p, omega = self.structure.width, overlaps.covariance
+        q = jnp.diagonal(omega)
+        cross = pairs.error(*self.partners, q[:p], q[p:], omega[:p, p:], rule.terms)
+        return jnp.maximum(super().error(rule, nodes, parameters, overlaps, head), cross)

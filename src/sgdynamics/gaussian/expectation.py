@@ -1,0 +1,135 @@
+"""What the theory needs of one sample's gradient, as one interface: each way to integrate is a class of its own, a user's too.
+
+Write h_i = dloss/dlambda_i and Omega for the covariance of the fields (students, then signals). Then, by Stein's lemma,
+
+    E[h_i x] = sum_c H_ic w_c   (in covariance block b: eigenvalue_b times the block's part of the rows),   H_ic = E[dh_i/dlambda_c],
+
+so H serves every block; C = E[h h^T] is the noise of SGD; E[dloss/da] moves the head; E[loss] is the risk. At finite d the
+noise needs the norm of the input too: E[h h^T |x_b|^2] = eigenvalue_b (d_b C + 2 D_b C), D_b the derivative of C with respect
+to Omega along eigenvalue_b Omega_b.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.gaussian import curvature
+from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import spectrum
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How finely to integrate: terms of the Mehler series, Sobol points or circles (powers of two) and replicates."""
+
+    terms: int = 64
+    log2_points: int = 12
+    log2_circles: int = 8
+    replicates: int = 4
+    mixture: Any = None  # a rule of gaussian.mixtures, where that is how
+
+
+class Overlaps(NamedTuple):
+    """A state as an expectation sees it: the overlaps of students and signals in every covariance block, and the fields' covariance."""
+
+    blocks: Any  # Omega_b, (blocks, fields, fields)
+    covariance: Any  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
+
+    def means(self, coefficients: Any) -> Any:
+        """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
+        return coefficients @ jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
+
+
+class Moments(NamedTuple):
+    """H (p x fields), C (p x p), E[h h^T (|x_b|^2 - eigenvalue_b d_b)] (blocks x p x p; None at infinite d), E[dloss/da], E[loss], and
+    where inputs have means `shift` (p x signals): E[h_i x] has their part sum_r shift_ir w*_r."""
+
+    stein: Any
+    noise: Any
+    norms: Any
+    head_gradient: Any
+    risk: Any
+    shift: Any = None
+
+    def coefficients(self, parameters: Any) -> Any:
+        """E[h_i x] in block b on the rows and signals, (blocks, p, fields)."""
+        found = spectrum.scaled(parameters, self.stein)
+        if self.shift is None:
+            return found
+        rest = jnp.zeros((self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype)
+        return found + jnp.concatenate([rest, self.shift], axis=1)
+
+
+class Expectation(ABC):
+    """How the expectations of one problem are taken; frozen and hashable, as compiled code depends on it.
+
+    `moments` and `risk` are all that one of your own must have, `sgd.Problem(..., expectation=own)`: pure JAX functions of the numbers
+    `parameters`, the `overlaps` (their `.covariance` is that of the fields, students first) and the head. What is fixed once, such as
+    points, comes from `nodes`, arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them;
+    how fine these are is the `rule`. With `flow` the noise is not needed, and `norms` only where `finite`.
+    """
+
+    series = False  # whether `error` is that of a series, which other nodes would not show
+    advice = "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"  # where the error is large
+
+    @abstractmethod
+    def moments(
+        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+    ) -> Moments:
+        """All of it at one state."""
+
+    @abstractmethod
+    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        """E[loss] at one state, with the nodes of `risk_nodes`."""
+
+    def rule(self, largest: float) -> Rule:
+        """The rule that is fine enough for fields up to the variance `largest`."""
+        return Rule()
+
+    def finer(self, rule: Rule, largest: float) -> Rule | None:
+        """A finer rule for states at which this one is not accurate, where there is one."""
+        return None
+
+    def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
+        """The points that `moments` needs, as arrays with a leading axis of replicates."""
+        return {"none": np.zeros((1, 1))}
+
+    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+        """The points that `risk` needs, likewise ("plain" where they serve nothing else); `quick` for many states, where 1e-4 is plenty."""
+        return self.nodes(rule, flow=True)
+
+    def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
+        """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
+        return self.nodes(rule, flow), None
+
+    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead)."""
+        return jnp.asarray(0.0)
+
+    def sampled(self, flow: bool) -> bool:
+        """Whether anything is an average over replicates of points."""
+        return False
+
+    @property
+    def drift_sampled(self) -> bool:
+        """Whether the drift itself is, not only the noise term."""
+        return False
+
+    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+        """P(the output has the label's sign) of a network that classifies, f = 0 counted as 1/2, with the nodes of `risk_nodes`."""
+        raise NotImplementedError("only a network that classifies clusters has an accuracy")
+
+    def jumps(self, parameters: Any) -> bool:
+        """Whether the drift jumps in the overlaps at these numbers, so that a solver has to slide along surfaces."""
+        return False
+
+    def curvatures(
+        self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+    ) -> tuple[list[curvature.Curvature], bool]:
+        """E[h_ij x x^T] at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
+        return curvature.sampled(structure, parameters, head, rows, signals), True

@@ -1,0 +1,58 @@
+"""Runs of a user's dynamics at finite d: one step after the other, from a state of named arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics.controls import numbers_at
+from sgdynamics.random import step_key
+from sgdynamics.simulation.running import See, Simulator
+
+LARGEST = 1e100  # values beyond this have diverged
+
+
+class OwnChain(Simulator):
+    """`definition.step(numbers, state, key)`, the numbers read at alpha = steps batch/d."""
+
+    def __init__(self, definition: Any, numbers: dict[str, Any], batch: int, states: dict[str, np.ndarray]) -> None:
+        self.definition, self.numbers, self.states = definition, numbers, states
+        self.share = np.float64(batch / numbers["dimension"])
+
+    def initial(self, chosen: np.ndarray) -> Any:
+        return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
+
+    def advance(
+        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
+    ) -> tuple[Any, Any, Any]:
+        return _advance(self.definition, see, self.numbers, self.share, state, keys, np.int64(begin), np.int64(end), seen, given)
+
+    def overlaps(self, state: Any) -> dict[str, Any]:
+        return state
+
+    @property
+    def grain(self) -> int:
+        return 1
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance(
+    definition: Any, see: See | None, numbers: Any, share: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+) -> tuple[Any, Any, Any]:
+    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        state, good, seen = carry
+        now = {**numbers_at(numbers, number * share), "alpha": number * share}
+
+        def one(state: Any, key: Any, seen: Any) -> tuple[Any, Any]:
+            moved = definition.step(now, state, step_key(key, number))
+            return moved, seen if see is None else see(given, seen, number + 1, moved)
+
+        state, seen = jax.vmap(one)(state, keys, seen)
+        fine = jnp.stack([jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1) for leaf in jax.tree.leaves(state)]).all(axis=0)
+        return state, jnp.where(fine, number + 1, good), seen
+
+    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))

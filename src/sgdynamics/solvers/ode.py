@@ -1,0 +1,68 @@
+"""The ballistic limit: overlaps and head follow an ODE, whose right-hand side is the mean increment of one step (`limits.drift`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, solve
+from sgdynamics.precision import float64
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.problems.starts import Start
+from sgdynamics.solvers.doors import Door, closed, opened
+
+
+@float64
+def solve_ode(
+    problem: Problem | SpikedTensor | Dynamics,
+    algorithm: OnePassSGD,
+    start: Start | SpikedStart | Any,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> xr.Dataset:
+    """The overlaps and the risk as d -> infinity, or with the exact mean increment of one step at `dimension`.
+
+    lr = 0 is gradient flow. Give exactly one of `times`, `alpha`, `steps`; any number of starts is solved at once, to times as late as 1e8.
+    An explicit method of order 8 with adaptive steps; where it needs too many (late times), LSODA goes on from where it stopped.
+    `rtol`, `atol`: the accuracy wanted of the overlaps; the local tolerance is a thousandth of it, as errors add up. Unless given rtol is
+    1e-8, or where the expectations are sampled, and not known better than that, their own relative error at the start; atol is rtol/100.
+    Attributes: `error_integrator`, the largest relative change of the risk when the tolerance is ten times looser;
+    `error_quadrature`, the estimated error of the expectations: of pairs and grids relative to their own scale, of sampling on the overlaps
+    and the risk relative to their largest values in the run; `error_quadrature_risk`, that of sampling relative to the risk of the same
+    time, which is large where the risk is near 0.
+    A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`. Where the integrator runs out of steps
+    instead, what it reached is kept, and the coordinate `ran_out_at` says how far that is.
+    Spiked tensors follow m and r2 (Proposition 3.1 of High-dimensional limit theorems for SGD, with a ridge and a batch); a ReLU mixture at
+    snr = infinity slides along the surfaces where its drift jumps (`limits.sliding`).
+    """
+    door, prepared = prepare_ode(
+        problem, algorithm, start, times=times, alpha=alpha, steps=steps, dimension=dimension, rtol=rtol, atol=atol
+    )
+    (path,) = solve([prepared])
+    if isinstance(path, ValueError):
+        raise path
+    return finish_ode(door, path)
+
+
+def prepare_ode(
+    problem: Any, algorithm: Any, start: Any, *, rtol: float | None = None, atol: float | None = None, **where: Any
+) -> tuple[Door, Prepared]:
+    """The checks of solve_ode, and what it will run."""
+    rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
+    atol = None if atol is None else checks.number("atol", atol, above=0.0)
+    door = opened("solve_ode", problem, algorithm, start, **where)
+    return door, door.dynamics.prepare(door.begin, door.when, door.dimension, rtol, atol)
+
+
+def finish_ode(door: Door, path: Path) -> xr.Dataset:
+    """The result of a path."""
+    return closed(door, "solve_ode", path.states, path.attributes, path.ends, risk=path.risk, warnings=path.warnings)

@@ -1,0 +1,94 @@
+"""Finite dimension: the exact chain in the compressed space, and SGD itself in d dimensions; fresh samples or a fixed data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics import checks
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.clock import time_of_steps
+from sgdynamics.dynamics.interface import Dynamics
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.problems.starts import Start
+from sgdynamics.simulation.running import CHECK_STEPS, run_until
+from sgdynamics.solvers.doors import closed, opened
+
+
+def simulate(
+    problem: Problem | SpikedTensor | Dynamics,
+    algorithm: OnePassSGD | FixedData,
+    start: Start | SpikedStart | Any,
+    *,
+    times: Any = None,
+    alpha: Any = None,
+    steps: Any = None,
+    dimension: int,
+    runs: int | None = None,
+    seed: int = 0,
+    method: str = "exact",
+    dtype: str = "float64",
+    progress: bool | None = None,
+    shared_data: bool = False,
+    stop_at: float | None = None,
+) -> xr.Dataset:
+    """SGD at dimension d: one pass over fresh samples, or an algorithm on a fixed data set.
+
+    method="exact": the compressed chain, equal in law to SGD at any d >= signals + width (with momentum 2 width), at a cost without d.
+    method="direct": SGD on d-dimensional weights, from a start with the same overlaps (dtype="float32" halves its memory).
+    Give exactly one of `times`, `alpha`, `steps`; save points are rounded to whole steps. A start of one run serves any number
+    of runs, one of n runs serves n. The same seed gives the same numbers, whatever the save points and the number of runs.
+    The attribute `error_sampling` is the largest relative standard error of the mean risk over runs.
+    A run that diverges is NaN from then on, with its last finite time in `diverged_at`; the others go on.
+    `progress`: True or False, or None for a bar on a terminal only.
+    With `GradientDescent`, `MultiPassSGD`, `PersistentSGD` or `Langevin` the result also has `train_risk`, the mean loss over the data set;
+    method="exact" then is the exact law by Gaussian conditioning, without a data set, at a cost that grows with the steps squared, and
+    method="direct" keeps the n x d data sets (float32 halves them, and sees the same data). There, and only there:
+    `shared_data=True` lets all runs read one data set, from random directions with the start's overlaps (direct only);
+    `stop_at` ends a run whose train risk is below it, seen every 100 steps, with the time in `stopped_at`; it then costs nothing.
+    On the sphere such a run counts as diverged when it steps further than the sphere's diameter at a train risk above its first;
+    for phase retrieval a warning says beforehand when samples are beyond the stability limit of the learning rate.
+    A `SpikedTensor` has its own exact chain in (m, r2), its vector form ("direct", O(n) a step) and, at small n, the tensors themselves
+    (method="tensor", O(n^k) a step): what the other two are checked against.
+    """
+    where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
+    shared_data = checks.flag("shared_data", shared_data)
+    door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, whole_steps=True)
+    dynamics, d = door.dynamics, door.dimension
+    assert d is not None
+    assert door.when.step is not None
+    checks.choice("method", method, dynamics.methods)
+    checks.choice("dtype", dtype, ("float64", "float32"))
+    if method == "exact" and dtype != "float64":
+        raise checks.reject(
+            "dtype", dtype, f"the exact chain is biased at large {dynamics.letter} in float32: leave it at float64, or take method='direct'"
+        )
+    if not dynamics.has_data:
+        for name, value, default in (("shared_data", shared_data, False), ("stop_at", stop_at, None)):
+            if value is not default:
+                raise checks.reject(name, value, "this is for algorithms on a fixed data set (sgd.GradientDescent, ...): leave it out")
+    stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
+    more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
+    simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
+    dynamics.warn_before(door.begin, d)
+    label = f"{method} simulation, {dynamics.letter} = {d}"
+    states, last, stopped = run_until(simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at)
+    attributes = {
+        "seed": door.seed,
+        "dimension": d,
+        "dtype": dtype,
+        "assumptions": dynamics.assumptions + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
+    }
+    if dynamics.has_data:
+        attributes |= {"samples": algorithm.samples(d), "shared_data": int(shared_data), "stop_at": stop_at}
+    ends = {"diverged_at": np.where(last >= 0, time_of_steps(algorithm, last, d), np.nan)}
+    result = closed(door, f"simulate-{method}", states, attributes, ends, sampled="runs")
+    if stop_at is None:
+        return result
+    stopped_at = np.where(stopped >= 0, time_of_steps(algorithm, stopped, d), np.nan)
+    meaning = {"long_name": f"time at which the train risk was below stop_at, seen every {CHECK_STEPS} steps"}
+    return result.assign_coords(stopped_at=("run", stopped_at, meaning))

@@ -1,0 +1,119 @@
+"""What is supported: which question is answered for which kind of problem and algorithm. Everyone refuses through this one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sgdynamics import checks
+
+# what a problem or an algorithm says of itself (`kinds`), and how a reader knows it
+KINDS: dict[str, str] = {
+    "fields": "a problem of fields (TeacherStudent, MultiIndex, Problem) under one-pass SGD",
+    "mixture": "a Gaussian mixture, or inputs with means",
+    "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps",
+    "several inputs": "samples of several inputs, or with own draws",
+    "spiked tensor": "SpikedTensor",
+    "own dynamics": "a subclass of Dynamics",
+    "other update": "one-pass SGD with another update than plain steps",
+    "fixed data": "an algorithm on a fixed data set",
+}
+_JUMPS = "without noise the drift jumps where a unit is orthogonal to a cluster, and {what}"
+_FIELDS = "this question is answered for problems with Gaussian inputs, not for {what}"
+_PLAIN = (
+    "this is made for plain SGD, update=None; other updates are for sgd.simulate, and for sgd.exit_time with "
+    'method="exact" or "direct", of problems that are stated by fields'
+)
+_FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
+_MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
+_WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
+_SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
+_THEORY = {"other update": _PLAIN, "fixed data": _FRESH}
+
+# question -> kind -> why not, and what to do instead; what is not here is answered
+REFUSED: dict[str, Mapping[str, str]] = {
+    "solve_ode": {"other update": _PLAIN, "fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
+    "solve_sde": {
+        **_THEORY,
+        "snr = inf": _JUMPS.format(
+            what="an SDE has no meaning there: use solve_ode (d -> infinity), simulate (exact at any d), or a finite snr"
+        ),
+        "own dynamics": "the noise of one's own dynamics is not known to the library: use solve_ode and simulate",
+    },
+    "solve_mean_field": {
+        **_THEORY,
+        "mixture": _WIDE,
+        "snr = inf": _WIDE,
+        "several inputs": _WIDE,
+        "spiked tensor": _WIDE,
+        "own dynamics": _WIDE,
+    },
+    "solve_dmft": {
+        "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
+        "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
+    },
+    "simulate": {},
+    "exit_time by the ODE": {
+        **_THEORY,
+        "snr = inf": _JUMPS.format(what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'),
+    },
+    "exit_time by runs": {
+        "fixed data": "first passages are not watched on a fixed data set: save a trajectory and take sgd.exit_time_of(...)"
+    },
+    "fixed_points": {**_THEORY, "snr = inf": _JUMPS.format(what="it has no roots there: give a finite snr"), "own dynamics": _OWN},
+    "hessian_spectrum": {
+        "mixture": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
+        "snr = inf": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
+        "several inputs": "the Hessian is built for samples of one input; use fixed_points for stability",
+        "spiked tensor": _SPIKED,
+        "own dynamics": _OWN,
+    },
+    "increment_covariance": {**_THEORY, "spiked tensor": _SPIKED, "own dynamics": _OWN},
+    "regime": {
+        **_THEORY,
+        "mixture": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
+        "snr = inf": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
+        "several inputs": f"{_MAP}; these samples have several inputs",
+        "spiked tensor": f"{_MAP}; a spiked tensor has no width: see sgd.effective_scaling",
+        "own dynamics": _MAP,
+    },
+    "optimal_schedule": {
+        "snr = inf": _JUMPS.format(what="it has no gradient: give a finite snr"),
+        "spiked tensor": _SPIKED,
+        "own dynamics": _OWN,
+    },
+    "certify": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
+    "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
+    "sweep": {},
+}
+# where it is the algorithm that does not fit, the error names that argument
+_ARGUMENT = {"other update": "update", "fixed data": "algorithm"}
+
+
+def require(question: str, problem: Any, algorithm: Any = None) -> None:
+    """Refuse what is no problem, and what this question is not answered for."""
+    kinds = getattr(problem, "kinds", None)
+    if kinds is None or isinstance(problem, type):
+        raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
+    for kind in (*kinds, *getattr(algorithm, "kinds", ())):
+        if kind in REFUSED[question]:
+            argument = _ARGUMENT.get(kind, "problem")
+            value = {"problem": problem, "algorithm": algorithm, "update": getattr(algorithm, "update", None)}[argument]
+            raise checks.reject(argument, value, REFUSED[question][kind])
+
+
+def supported() -> str:
+    """The table of what is supported, as Markdown: questions in rows, kinds of problems and algorithms in columns, and why not."""
+    reasons: list[str] = []
+    lines = ["| | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
+    for question, refused in REFUSED.items():
+        cells = []
+        for kind in KINDS:
+            if kind not in refused:
+                cells.append("yes")
+                continue
+            if refused[kind] not in reasons:
+                reasons.append(refused[kind])
+            cells.append(f"no ({reasons.index(refused[kind]) + 1})")
+        lines.append(f"| `{question}` | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))])

@@ -1,0 +1,70 @@
+"""Problems and algorithms as pytrees: their numbers are what JAX maps, traces and differentiates, the rest is static.
+
+JAX puts tracers, and things that are no numbers at all, where the numbers are: nothing is checked or computed when one is put together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from sgdynamics import checks
+
+Kind = TypeVar("Kind")
+
+
+def number(value: Any) -> Any:
+    """A number as Python's own; a tracer or an array as it is."""
+    return value.item() if getattr(value, "shape", None) == () and not checks.is_traced(value) else value
+
+
+def traced(value: Any) -> Any:
+    """Numbers in float64; what is a tracer, or made of numbers, as it is."""
+    return np.asarray(value, dtype=np.float64)[()] if isinstance(value, (int, float, np.generic, np.ndarray)) else value
+
+
+def settled(children: Any) -> Any:
+    """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
+
+    def one(value: Any) -> Any:
+        return np.asarray(value)[()] if isinstance(value, jax.Array) and not checks.is_traced(value) else value
+
+    return jax.tree.map(one, children)
+
+
+def same(self: Any, other: object) -> bool:
+    """Whether two of the same kind have the same functions, shapes and numbers: an __eq__."""
+    if type(self) is not type(other):
+        return NotImplemented
+    (mine, form), (theirs, other_form) = jax.tree.flatten(self), jax.tree.flatten(other)
+    return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
+
+
+def form(self: Any) -> int:
+    """A __hash__: of what is static, as numbers may be arrays."""
+    return hash(jax.tree.structure(self))
+
+
+def numbered(*numbers: str) -> Callable[[type[Kind]], type[Kind]]:
+    """A frozen dataclass as a pytree: these fields are its numbers, the others are static."""
+
+    def register(cls: Any) -> type[Kind]:
+        rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
+
+        def flatten(one: Any) -> tuple[list[Any], tuple[Any, ...]]:
+            return [(jax.tree_util.GetAttrKey(name), getattr(one, name)) for name in numbers], tuple(getattr(one, name) for name in rest)
+
+        def unflatten(static: tuple[Any, ...], children: Any) -> Any:
+            made = object.__new__(cls)
+            made.__dict__.update(zip((*numbers, *rest), (*settled(children), *static), strict=True))
+            return made
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+        cls.__eq__, cls.__hash__ = same, form
+        return cls
+
+    return register
