@@ -11,7 +11,7 @@ from sgdynamics.dynamics import fields, spiked
 from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
 from sgdynamics.solvers import dmft
-from sgdynamics.sweeps import front
+from sgdynamics.sweeps import sweeping
 
 
 class Work(BaseException):
@@ -20,7 +20,7 @@ class Work(BaseException):
 
 # what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
 PLACES = [
-    *((module, "meter") for module in (running, dmft, effective, effective_scaling, schedules, certify, front)),
+    *((module, "meter") for module in (running, dmft, effective, effective_scaling, schedules, certify, sweeping)),
     *((module, "rule_for") for module in (fields, exit_times, fixed_points, regimes)),
     (mean_field, "_numbers"),
     (spiked, "integrate_spiked"),

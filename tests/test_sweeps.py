@@ -169,7 +169,7 @@ def test_same_numbers_in_this_process_and_in_two():
 
 
 def test_exit_times_as_a_batch(monkeypatch):
-    monkeypatch.setattr("sgdynamics.sweeps.shared.Job.run", None)  # one by one would fail
+    monkeypatch.setattr("sgdynamics.sweeps.job.Job.run", None)  # one by one would fail
     problem = {"kind": "TeacherStudent", "width": 1, "constraint": "sphere"}
     over = {"lr": [0.05, 0.1], "noise": [0.0, 0.05, 0.1]}
     start = {"M": [[0.05]], "Q": [[1.0]]}

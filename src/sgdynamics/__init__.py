@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Activation",
     "Certificate",
+    "Dynamics",
     "EffectiveDynamics",
     "EffectiveScaling",
     "ExitTimes",
@@ -80,6 +81,7 @@ __all__ = [
     "solve_sde",
     "start",
     "start_from",
+    "supported",
     "sweep",
     "updates",
 ]

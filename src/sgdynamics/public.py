@@ -33,6 +33,7 @@ from sgdynamics.analysis.schedules import OptimalSchedule as OptimalSchedule
 from sgdynamics.analysis.schedules import optimal_schedule as optimal_schedule
 from sgdynamics.comparison import compare as compare
 from sgdynamics.controls import piecewise_rate as piecewise_rate
+from sgdynamics.dynamics.interface import Dynamics as Dynamics
 from sgdynamics.gaussian.expectation import Expectation as Expectation
 from sgdynamics.gaussian.expectation import Moments as Moments
 from sgdynamics.limits.covariance import increment_covariance as increment_covariance
@@ -63,6 +64,7 @@ from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
 from sgdynamics.solvers.ode import solve_ode as solve_ode
 from sgdynamics.solvers.sde import solve_sde as solve_sde
 from sgdynamics.solvers.simulate import simulate as simulate
+from sgdynamics.support import supported as supported
 from sgdynamics.sweeps import PowerLaw as PowerLaw
 from sgdynamics.sweeps import fit_exponent as fit_exponent
 from sgdynamics.sweeps import sweep as sweep

@@ -69,6 +69,8 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
     A random start is drawn at `dimension` unless it names its own.
     """
     values = _plain_record("start", record)
+    if "own dynamics" in problem.kinds:
+        return values  # its variables, which it checks itself
     kind = values.pop("kind", "random" if not {"M", "m"} & set(values) else "overlaps")
     checks.choice("start kind", kind, ("random", "overlaps"))
     if kind == "overlaps":

@@ -11,6 +11,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.analysis import certify as module
 from sgdynamics.analysis.certify import _fit, _intercept, _law, _limit, _Theory, certify
+from sgdynamics.dynamics import fields
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.solvers.ode import solve_ode
@@ -50,7 +51,7 @@ def test_direct_runs_at_another_rate_fail(monkeypatch, good):
     def wrong(problem, algorithm, *rest):
         return DirectSGD(problem, replace(algorithm, lr=1.25 * algorithm.lr), *rest)
 
-    monkeypatch.setattr(module, "DirectSGD", wrong)
+    monkeypatch.setattr(fields, "DirectSGD", wrong)
     found = certify(PROBLEM, ALGORITHM, START, **SETTINGS)
     assert not found.passed
     assert failed(found) == {"exact = direct: law", "exact = direct: means"}
@@ -170,7 +171,7 @@ def test_a_fixed_data_set(monkeypatch):
     def wrong(problem, algorithm, *rest):
         return DirectFixedData(problem, replace(algorithm, lr=1.3 * algorithm.lr), *rest)
 
-    monkeypatch.setattr(module, "DirectFixedData", wrong)
+    monkeypatch.setattr(fields, "DirectFixedData", wrong)
     assert "exact = direct: law" in failed(certify(PROBLEM, algorithm, START, **FIXED))
     monkeypatch.undo()
     solve = module.solve_dmft

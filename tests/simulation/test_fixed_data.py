@@ -343,7 +343,7 @@ def test_stability_limit():
 BAD = {
     "method": ({"method": "chain"}, "method = 'chain'.*choose one of"),
     "dtype": ({"dtype": "float16"}, "dtype = 'float16'"),
-    "exact in float32": ({"method": "exact", "dtype": "float32"}, "exact law is computed in float64"),
+    "exact in float32": ({"method": "exact", "dtype": "float32"}, "leave it at float64, or take method='direct'"),
     "shared exact": ({"method": "exact", "shared_data": True}, "shared_data = True.*method='direct'"),
     "shared_data": ({"shared_data": 3}, "shared_data = 3"),
     "stop_at": ({"stop_at": 0.0}, "stop_at = 0.0.*above 0"),

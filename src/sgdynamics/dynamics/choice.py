@@ -10,7 +10,7 @@ from sgdynamics.dynamics.fields import FieldDynamics, FixedDataDynamics
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked import SpikedDynamics
-from sgdynamics.supported import require
+from sgdynamics.support import require
 
 
 def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:

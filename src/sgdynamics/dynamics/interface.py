@@ -8,6 +8,7 @@ fields, spiked tensors and mixtures at snr = infinity are instances, each with f
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.clock import Clock
-from sgdynamics.controls import numbers_at, scheduled
+from sgdynamics.controls import describe_schedule, numbers_at, scheduled
 from sgdynamics.functions import function_identity
 from sgdynamics.gaussian.risk import SHORT, TOLERANCE, Risks
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, run_cases
@@ -110,14 +111,22 @@ class Dynamics:
 
     def describe(self) -> dict[str, Any]:
         """Plain values for the record of a result."""
-        return {"kind": type(self).__name__, **function_identity(type(self)), "rerunnable": False}
+        numbers = jax.tree.map(
+            lambda leaf: describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist(), self.parameters, is_leaf=scheduled
+        )
+        return {"kind": type(self).__name__, "parameters": numbers, **function_identity(type(self)), "rerunnable": False}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same dynamics with other values of its fields, where it is a dataclass."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     # what a solver calls; the ways below need no more than the functions above
 
     def bound(self, algorithm: Any) -> Self:
         """This dynamics with an algorithm."""
         found = copy.copy(self)
-        found.algorithm, found.definition = algorithm, self
+        for name, value in (("algorithm", algorithm), ("definition", self)):
+            object.__setattr__(found, name, value)  # a user's may be frozen
         return found
 
     @property
@@ -128,6 +137,10 @@ class Dynamics:
     def has(self, name: str) -> bool:
         """Whether a function of the interface is given."""
         return getattr(type(self), name) is not getattr(Dynamics, name)
+
+    def _need(self, name: str) -> None:
+        if not self.has(name):
+            raise checks.reject("problem", self.definition, f"{type(self).__name__} has no {name}, which this question needs: define it")
 
     def start(self, start: Any, runs: int | None = None) -> Any:
         """A start as an argument, checked, for so many runs."""
@@ -194,6 +207,7 @@ class Dynamics:
 
     def prepare(self, begin: Any, when: Clock, dimension: int | None, rtol: float | None = None, atol: float | None = None) -> Prepared:
         """A mean path before it runs."""
+        self._need("rate")
         rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
         tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
         each, field = {"none": np.zeros((1, 1))}, OwnField(self.definition, self.algorithm.flow)
@@ -275,11 +289,13 @@ class Dynamics:
 
     def simulator(self, method: str, begin: Any, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
         """Runs at finite d."""
-        checks.choice("method", method, ("exact",))
+        self._need("step")
         return OwnChain(self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin))
 
     def watched(self, criterion: Any, begin: Any, dimension: int | None) -> tuple[Watch, Any]:
         """What `exit_time` watches, and its numbers."""
+        if not callable(criterion):
+            self._need("risk")
         return OwnWatch(self.definition, criterion), self.numbers(dimension)
 
     def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:

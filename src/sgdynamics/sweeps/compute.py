@@ -15,8 +15,8 @@ from sgdynamics.limits.integration import by_program, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import Row, Stack, checked, row_of, stacked
+from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
-from sgdynamics.sweeps.shared import Job
 
 TOGETHER = 64  # points of one program: enough to hide the cost of small operations
 FEW = 8  # where expectations are sampled every point is real work, and small groups keep all cores busy

@@ -13,7 +13,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.sweeps.identity import digest, label, plain
-from sgdynamics.sweeps.shared import Job
+from sgdynamics.sweeps.job import Job
 
 Path = tuple[str, ...]
 MOST_POINTS = 10**7  # of a grid: the list of its points alone takes gigabytes then

@@ -18,8 +18,8 @@ from typing import Any
 from sgdynamics import checks
 from sgdynamics.sweeps.answers import Row, Stack, stacked
 from sgdynamics.sweeps.compute import compute
+from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
-from sgdynamics.sweeps.shared import Job
 
 WORTH_PROCESSES = 30.0  # seconds of work left: several times what it takes to start Python and compile in each
 TO_JUDGE = 5.0  # seconds of work before that is estimated

@@ -19,7 +19,7 @@ from sgdynamics import checks, files
 from sgdynamics.results import load, save
 from sgdynamics.sweeps.answers import Stack, Variable
 from sgdynamics.sweeps.identity import digest
-from sgdynamics.sweeps.shared import FORMAT, Job
+from sgdynamics.sweeps.job import FORMAT, Job
 from sgdynamics.version import __version__
 
 STALE = 3600.0  # seconds after which an unfinished file belongs to nobody

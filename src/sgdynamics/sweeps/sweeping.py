@@ -17,9 +17,9 @@ from sgdynamics.results import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset, joined
 from sgdynamics.sweeps.compute import together
 from sgdynamics.sweeps.identity import plain
+from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Plan, Point, groups, plan
 from sgdynamics.sweeps.running import answers, refuse_inside_a_start
-from sgdynamics.sweeps.shared import Job
 from sgdynamics.sweeps.store import Store
 from sgdynamics.version import __version__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.controls import Schedule, describe_schedule
 from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.records import algorithm_from, problem_from, start_of
@@ -78,7 +78,7 @@ class Job:
         self.start = dict(start) if isinstance(start, Mapping) else start
         self.records = {name: dict(value) for name, value in given.items() if isinstance(value, Mapping)}
         self.problem: Any = problem_from(problem) if isinstance(problem, Mapping) else problem
-        if problem is not None and not isinstance(self.problem, (Problem, SpikedTensor)):
+        if problem is not None and not hasattr(self.problem, "kinds"):
             raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), another problem of the library, or a record of one")
         self.algorithm: Any = algorithm_from(algorithm) if isinstance(algorithm, Mapping) else algorithm
         if algorithm is not None and not isinstance(self.algorithm, (OnePassSGD, FixedData)):
@@ -222,7 +222,7 @@ def path_names(paths: set[tuple[str, ...]]) -> set[str]:
 
 def contents(value: Any) -> Mapping[str, Any]:
     """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
-    if isinstance(value, (SpikedTensor, OnePassSGD, FixedData)):
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "replace"):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     found = describe_schedule(value)[0] if isinstance(value, Schedule) else value.describe() if hasattr(value, "describe") else value
     if not isinstance(found, Mapping) or "source_sha256" in found:

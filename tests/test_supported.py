@@ -1,0 +1,112 @@
+"""The table of what is supported is true: every cell answers, or refuses with the reason that the table gives."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.support import KINDS, REFUSED, supported
+from tests.before_work import Work, stop_before_work
+
+
+class Decay(sgd.Dynamics):
+    variables: ClassVar = {"m": ("overlap", ())}
+
+    def rate(self, numbers, state):
+        return {"m": -state["m"]}
+
+    def step(self, numbers, state, key):
+        return {"m": state["m"] * (1 - numbers["algorithm"]["lr"] / numbers["dimension"])}
+
+    def risk(self, numbers, state):
+        return state["m"] ** 2
+
+
+def two_tokens(fields, signals, head, draws):
+    return 0.5 * (jnp.sum(fields) - jnp.sum(signals) - draws["noise"]) ** 2
+
+
+PROBLEMS = {
+    "fields": lambda: sgd.TeacherStudent(width=2, activation="erf"),
+    "mixture": lambda: sgd.GaussianMixture("binary", snr=10.0),
+    "snr = inf": lambda: sgd.GaussianMixture("binary", snr=math.inf),
+    "several inputs": lambda: sgd.Problem(two_tokens, width=2, signals=1, tokens=2, draws={"noise": "normal"}),
+    "spiked tensor": lambda: sgd.SpikedTensor(),
+    "own dynamics": Decay,
+    "other update": lambda: sgd.TeacherStudent(width=2, activation="erf"),
+    "fixed data": lambda: sgd.TeacherStudent(width=2, activation="erf"),
+}
+
+
+def algorithm_of(kind, question):
+    if kind == "other update":
+        return sgd.OnePassSGD(lr=0.1, update=sgd.updates.normalised())
+    return sgd.GradientDescent() if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=0.1)
+
+
+def start_of(kind, problem):
+    if kind == "own dynamics":
+        return {"m": 0.5}
+    return sgd.start(problem, m=0.5, r2=1.0) if kind == "spiked tensor" else sgd.random_start(problem, dimension=50, seed=1)
+
+
+CALLS = {
+    "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
+    "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),
+    "solve_mean_field": lambda p, a, s: sgd.solve_mean_field(p, a, s, times=[1.0]),
+    "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, steps=[1]),
+    "simulate": lambda p, a, s: sgd.simulate(p, a, s, steps=[1], dimension=50),
+    "exit_time by the ODE": lambda p, a, s: sgd.exit_time(p, a, s),
+    "exit_time by runs": lambda p, a, s: sgd.exit_time(p, a, s, method="exact", dimension=50),
+    "fixed_points": lambda p, a, s: sgd.fixed_points(p, a, tries=4),
+    "hessian_spectrum": lambda p, a, s: sgd.hessian_spectrum(p, s, dimension=50),
+    "increment_covariance": lambda p, a, s: sgd.increment_covariance(p, a, s),
+    "regime": lambda p, a, s: sgd.regime(p, a, dimension=50),
+    "optimal_schedule": lambda p, a, s: sgd.optimal_schedule(p, s, alpha=1.0),
+    "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
+    "functional": lambda p, a, s: sgd.functional.rule(p, s),
+    "sweep": lambda p, a, s: sgd.sweep("simulate", problem=p, algorithm=a, start=s, steps=[1], dimension=50, over={"lr": [0.1]}),
+}
+
+
+@pytest.mark.parametrize("question", REFUSED)
+def test_every_cell_is_true(question, monkeypatch):
+    for kind in KINDS:
+        problem = PROBLEMS[kind]()
+        if question == "solve_dmft" and kind == "other update":
+            continue  # an update belongs to one-pass SGD
+        algorithm = algorithm_of(kind, question)
+        if question == "hessian_spectrum" and kind in ("other update", "fixed data"):
+            continue  # no algorithm is asked for
+        start = start_of(kind, problem)
+        if question == "solve_mean_field" and kind in ("fields", "other update", "fixed data"):
+            start = sgd.mean_field_random_start(problem, dimension=50)
+        with monkeypatch.context() as patch:
+            stop_before_work(patch)
+            reason = REFUSED[question].get(kind)
+            if reason is None:
+                with contextlib.suppress(Work):
+                    CALLS[question](problem, algorithm, start)
+                continue
+            with pytest.raises(ValueError, match=re.escape(reason)):
+                CALLS[question](problem, algorithm, start)
+
+
+def test_the_documentation_prints_it():
+    text = supported()
+    assert text.count("\n| `") == len(REFUSED)
+    assert all(kind in text.splitlines()[0] for kind in KINDS)
+    assert all(reason in text for refused in REFUSED.values() for reason in refused.values())
+
+
+def test_what_is_no_problem_is_refused():
+    for nothing in (None, 3, np.zeros(2), sgd.TeacherStudent):
+        with pytest.raises(ValueError, match=r"problem = .*give sgd.TeacherStudent"):
+            sgd.solve_ode(nothing, sgd.OnePassSGD(), None, times=[1.0])
