@@ -43,7 +43,7 @@ class Law:
 @trees.numbered("numbers")
 @dataclass(frozen=True)
 class Update:
-    """How a gradient becomes a step: its law and its numbers (traced). Made by the functions below."""
+    """How a gradient becomes a step: its law (compiled code depends on it) and its numbers (traced). Made by the functions below."""
 
     law: Law
     numbers: dict[str, Any] = field(default_factory=dict)
