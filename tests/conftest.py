@@ -22,13 +22,18 @@ MANY_MAPS = 30_000
 C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def room_for_programs():
+def make_room() -> None:
     """Every compiled program takes maps of memory, of which Linux gives a process 65530; one more and the compiler crashes."""
-    yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs():
+    """Programs of the modules before are dropped where they take too much room."""
+    yield
+    make_room()
 
 
 def slow(names, later):

@@ -126,8 +126,7 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
     structure = layout.structure
     blocks, columns, folds = structure.blocks, layout.columns, layout.folds
-    tokens = () if structure.sample.tokens is None else (structure.sample.tokens,)
-    inside_shape = (folds, layout.steps, layout.batch, *tokens, blocks, layout.inside)
+    inside_shape = (folds, layout.steps, layout.batch, *structure.sample.token_shape, blocks, layout.inside)
     noise_shape = (folds, layout.steps, layout.batch, structure.sample.draw_normals)
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)

@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.fixed_data import first_selection, kick_size, move, next_selection
+from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
+from sgdynamics.algorithms.one_pass import descend
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -106,9 +107,9 @@ def begin(
     """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, inputs), those of the draws (n, ...), uniforms (n)."""
     structure, sample = layout.structure, layout.structure.sample
     k = structure.signals
-    n, tokens = noise.shape[0], () if sample.tokens is None else (sample.tokens,)
+    n = noise.shape[0]
     draws = sample.drawn(parameters, noise)
-    each = jnp.moveaxis(normals, -1, 0).reshape(n, *tokens, *normals.shape[:-1])
+    each = jnp.moveaxis(normals, -1, 0).reshape(n, *sample.token_shape, *normals.shape[:-1])
     x = sample.inputs(parameters, each, draws)
     A = jnp.moveaxis(x.reshape(-1, *x.shape[-2:]), 0, -1).astype(normals.dtype)
     signals = jnp.einsum("brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest")
@@ -200,23 +201,14 @@ def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
     )
 
 
-def step(
-    layout: Layout,
-    parameters: Any,
-    algorithm: Any,
-    sizes: Any,
-    samples: Any,
-    tolerance: Any,
-    state: Known,
-    draws: Draws,
-    key: Any,
-    number: Any,
-) -> Known:
-    """One step; `sizes` are the dimensions of the blocks, `samples` the size n of the data set that gradients are divided by."""
+def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key: Any, number: Any) -> Known:
+    """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
+    parameters, algorithm, sizes, tolerance = given
     structure, sample = layout.structure, layout.structure.sample
     p, blocks = structure.width, structure.blocks
     dtype = state.A.dtype
     parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
+    samples = jnp.asarray(state.selected.shape[0], dtype)
     fields = fields_of(state.rows, state.A)
     h, head_gradient = sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)
     weight = state.selected.astype(dtype) / (algorithm["divisor"] * samples).astype(dtype)
@@ -283,22 +275,13 @@ def step(
             kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * left))
             opened = opened + jnp.any(left > 0)
         kick = (amount * kick).reshape(p, -1)
-        head_kick = amount * draws.head.astype(dtype) * (0.0 if layout.limit else 1.0)
+        head_kick = None if layout.limit else jnp.sqrt(algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
 
     numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm)
     decay = parameters["weight_decay"].astype(dtype)
-    rows, head = move(
-        numbers,
-        state.rows.reshape(p, -1),
-        state.head,
-        gradient[:p].reshape(p, -1),
-        jnp.sum(head_gradient * weight[:, None], axis=0),
-        kick,
-        head_kick,
-        decay,
-        structure.trained,
-        structure.sphere,
-    )
+    slopes = gradient[:p].reshape(p, -1), jnp.sum(head_gradient * weight[:, None], axis=0)
+    flags = {"trained": structure.trained, "sphere": structure.sphere, "kick": kick, "head_kick": head_kick}
+    rows, head = descend(state.rows.reshape(p, -1), state.head, *slopes, numbers["lr"], numbers["head_rate"], decay, **flags)
     selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
     rows = rows.reshape(state.rows.shape)
     change = state.change
@@ -313,27 +296,16 @@ def step(
 
 
 def advance(
-    layout: Layout,
-    parameters: Any,
-    algorithm: Any,
-    sizes: Any,
-    tolerance: float,
-    most: int,
-    state: Known,
-    keys: Any,
-    given: Any,
-    begin: int,
-    end: int,
+    layout: Layout, numbers: tuple[Any, ...], most: int, state: Known, keys: Any, given: Any, begin: int, end: int
 ) -> tuple[Known, np.ndarray]:
     """All runs (leading axis) from step `begin` to `end`, with memory made on the way for up to `most` directions; the last good steps.
 
-    `given`: (normals (run, step, normals, blocks, n), uniforms (run, step, n) or None, first step) in place of drawn ones, or None.
-    Runs that need more than `most` stop where they are: `short` tells.
+    `numbers`: parameters, algorithm, sizes of the blocks, tolerance. `given`: (normals (run, step, normals, blocks, inputs), uniforms (run,
+    step, n) or None, first step) in place of drawn ones, or None. Runs that need more than `most` stop where they are: `short` tells.
     """
-    numbers = (parameters, algorithm, sizes, np.float64(tolerance))
     now, good = np.full(len(keys), begin, dtype=np.int64), np.full(len(keys), begin, dtype=np.int64)
     while True:
-        state, now, good = _advance(layout, _together(state), *numbers, state, keys, given, now, good, np.int64(end))
+        state, now, good = _advance(layout, _together(state), numbers, state, keys, given, now, good, np.int64(end))
         room = state.P.shape[1]
         if np.all(np.asarray(now) >= end) or room >= most:
             return state, np.asarray(good)
@@ -355,23 +327,11 @@ def short(layout: Layout, state: Known) -> bool:
     return int(np.max(state.opened)) + layout.opened > room or int(np.max(state.spanned)) + layout.spanned > room
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _advance(
-    layout: Layout,
-    together: int,
-    parameters: Any,
-    algorithm: Any,
-    sizes: Any,
-    tolerance: Any,
-    state: Known,
-    keys: Any,
-    given: Any,
-    now: Any,
-    good: Any,
-    end: Any,
+    layout: Layout, together: int, numbers: tuple[Any, ...], state: Known, keys: Any, given: Any, now: Any, good: Any, end: Any
 ) -> tuple[Known, Any, Any]:
     room, n = state.P.shape[1:]
-    samples = jnp.asarray(n // layout.structure.sample.inputs_a_sample, state.A.dtype)
     limit = LARGEST[str(state.A.dtype)]
 
     def one(number: Any, state: Known, key: Any, part: Any) -> Known:
@@ -381,7 +341,7 @@ def _advance(
             draws = draws._replace(normals=part[0][number - given[2]])
             if layout.selects:
                 draws = draws._replace(uniform=part[1][number - given[2]])
-        return step(layout, parameters, algorithm, sizes, samples, tolerance, state, draws, key, number)
+        return step(layout, numbers, state, draws, key, number)
 
     def fits(carry: tuple[Any, Known, Any]) -> Any:
         number, state, _ = carry

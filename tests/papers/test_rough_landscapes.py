@@ -11,6 +11,7 @@ from scipy import integrate, stats
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.fixed_data import kick_size
+from sgdynamics.controls import numbers_at
 from sgdynamics.papers.rough_landscapes import formulas
 from sgdynamics.papers.rough_landscapes.kernels import kernel_dmft
 from sgdynamics.precision import float64
@@ -44,7 +45,7 @@ def curvature(h, h0):
 
 @float64
 def kick(algorithm, step, N):
-    return float(kick_size(algorithm.parameters, step, N))
+    return float(kick_size(numbers_at(algorithm.parameters, step * algorithm.lr), N))
 
 
 def too_far(replicates):

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks, trees
-from sgdynamics.algorithms.one_pass import descend
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
@@ -214,23 +213,3 @@ def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
 def kick_size(algorithm: Any, dimension: Any) -> Any:
     """sqrt(2 T lr/d)."""
     return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)
-
-
-def move(
-    algorithm: Any,
-    rows: Any,
-    head: Any,
-    gradient: Any,
-    head_gradient: Any,
-    kick: Any,
-    head_kick: Any,
-    decay: Any,
-    trained: bool,
-    sphere: bool,
-) -> tuple[Any, Any]:
-    """One step of rows (p, columns of any orthonormal frame) and head; the kicks are what Langevin adds, or None."""
-    lr, rate = algorithm["lr"], algorithm["head_rate"]
-    rows, head = descend(rows, head, gradient, head_gradient, lr, rate, decay, trained=trained, sphere=sphere, kick=kick)
-    if trained and head_kick is not None:
-        head = head + jnp.sqrt(rate) * head_kick
-    return rows, head

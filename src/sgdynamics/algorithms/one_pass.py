@@ -114,8 +114,9 @@ def descend(
     trained: bool,
     sphere: bool,
     kick: Any = None,
+    head_kick: Any = None,
 ) -> tuple[Any, Any]:
-    """One step of size `step` on the rows (p x columns of any orthonormal frame) and the head; `kick` is added to the rows."""
+    """One step of size `step` on the rows (p x columns of any orthonormal frame) and the head; the kicks are what is added to them."""
     rows = rows * (1.0 - step * weight_decay) - step * gradient
     if kick is not None:
         rows = rows + kick
@@ -123,6 +124,7 @@ def descend(
         rows = rows / jnp.sqrt(jnp.sum(rows**2, axis=-1, keepdims=True))
     if trained:
         head = head - head_rate * step * (head_gradient + weight_decay * head)
+        head = head if head_kick is None else head + head_kick
     return rows, head
 
 
@@ -149,8 +151,8 @@ def take_step(
 ) -> Rows:
     """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless an update has its `law`."""
 
-    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any, kick: Any = None) -> tuple[Any, Any]:
-        return descend(rows, head, G, g, step, algorithm["head_rate"], decay, trained=trained, sphere=sphere, kick=kick)
+    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any, **kicks: Any) -> tuple[Any, Any]:
+        return descend(rows, head, G, g, step, algorithm["head_rate"], decay, trained=trained, sphere=sphere, **kicks)
 
     if law is None:
         return Rows(*move(state.rows, state.head, *gradient(state.rows, state.head), weight_decay))

@@ -167,8 +167,7 @@ class _Own:
         state = {name: joined(*one) for name, one in zip(names, sets, strict=True)} | dict(zip(self.scalars, scalars, strict=True))
         more = self.function(state, gradient, ground.lr, ground.dimension, ground.number)
         kick, head_kick = parted(more["weights"])
-        W, a = ground.move(*sets[0], 0.0, 0.0, ground.weight_decay, kick)
-        a = a + ground.head_rate * head_kick if ground.trained else a
+        W, a = ground.move(*sets[0], 0.0, 0.0, ground.weight_decay, kick=kick, head_kick=ground.head_rate * head_kick)
         others = [parted(state[name] + more[name]) for name in self.rows]
         return [(W, a), *others], tuple(state[name] + more[name] for name in self.scalars)
 
@@ -245,7 +244,7 @@ def copies(law: Law | None) -> int:
 
 
 class Ground(NamedTuple):
-    """What an update stands on: gradient(rows, head) of the batch, move(rows, head, G, g, decay, kick) along a gradient, the setting."""
+    """What an update stands on: gradient(rows, head) of the batch, move(rows, head, G, g, decay, kicks) along a gradient, the setting."""
 
     gradient: Callable[[Any, Any], tuple[Any, Any]]
     move: Callable[..., tuple[Any, Any]]

@@ -139,11 +139,12 @@ class _Sweep:
         self.problem = problem
         self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=True)
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
-        self.each, self.seed, self.replicates, self.tolerance, self.dtype = each, seed, replicates, tolerance, dtype
+        self.each, self.seed, self.replicates, self.dtype = each, seed, replicates, dtype
         self.inputs = each * problem.structure.sample.inputs_a_sample
         self.fewer = fewer  # these paths are the first of so many times more
         # the dimension at which n samples are `each` paths; no whole number is needed
-        self.sizes = problem.parameters["fractions"] * (each / algorithm.samples_per_dimension)
+        sizes = problem.parameters["fractions"] * (each / algorithm.samples_per_dimension)
+        self.numbers = (self.parameters, self.algorithm, sizes, np.float64(tolerance))
         self.rank = 0
         self.most = 0
 
@@ -215,11 +216,8 @@ class _Sweep:
         room = min(max(conditioning.SMALLEST, layout.first + 2 * layout.opened), max(self.most, layout.first + layout.opened))
         return _begin(layout, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
 
-    def advance(
-        self, state: conditioning.Known, keys: Any, given: Any, now: int, end: int, most: int = 0
-    ) -> tuple[conditioning.Known, np.ndarray]:
-        numbers = (self.parameters, self.algorithm, self.sizes)
-        state, good = conditioning.advance(self.layout, *numbers, self.tolerance, self.most, state, keys, given, now, end)
+    def advance(self, state: conditioning.Known, keys: Any, given: Any, now: int, end: int) -> tuple[conditioning.Known, np.ndarray]:
+        state, good = conditioning.advance(self.layout, self.numbers, self.most, state, keys, given, now, end)
         if conditioning.short(self.layout, state) and np.any(good < end):
             raise ValueError(
                 f"rank = {self.most - self.layout.first - self.layout.opened} directions are not enough by step {int(good.min())}: give a "
@@ -248,8 +246,7 @@ class _Probe:
     def advanced(self, sweep: _Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
         layout = replace(sweep.layout, probed=True)
         most = 2 * sweep.most + layout.opened
-        numbers = (sweep.parameters, sweep.algorithm, sweep.sizes, sweep.tolerance, most)
-        state, _ = conditioning.advance(layout, *numbers, self.state, keys, given, now, end)
+        state, _ = conditioning.advance(layout, sweep.numbers, most, self.state, keys, given, now, end)
         return _Probe(state, self.slots)
 
     def response(self, fractions: np.ndarray, p: int) -> np.ndarray:

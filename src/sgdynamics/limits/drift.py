@@ -135,9 +135,8 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(bartlett(below.reshape(n, blocks, lower), chi, free, columns))
-    tokens = () if sample.tokens is None else (sample.tokens,)
     found = {
-        "inside": inside.reshape(n, 1, batch, *tokens, blocks, layout.inside),
+        "inside": inside.reshape(n, 1, batch, *sample.token_shape, blocks, layout.inside),
         "noise": noise.reshape(n, 1, batch, sample.draw_normals),
         "outside": outside,
     }

@@ -112,10 +112,8 @@ class _Noise(NamedTuple):
 
 def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
-    tokens = () if sample.tokens is None else (sample.tokens,)
-    z, noise = jnp.split(normals, [normals.shape[1] - sample.draw_normals], axis=1)
-    draws = sample.drawn(parameters, noise)
-    x = sample.inputs(parameters, z.reshape(-1, *tokens, structure.blocks, structure.fields), draws)
+    z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
+    x = sample.inputs(parameters, z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields), draws)
     x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
@@ -294,9 +292,8 @@ class SdePaths(Simulator):
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
         numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
-        return _advance(
-            self.structure, self.rule, self.higher_order, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given
-        )
+        plan = (self.structure, self.rule, self.higher_order)
+        return _advance(plan, see, numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)
@@ -312,26 +309,12 @@ def _path_overlaps(structure: Structure, parameters: Any, state: Path) -> dict[s
     return {"M": M, "Q": Q, "a": state.head}
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1))
 def _advance(
-    structure: Structure,
-    rule: Rule,
-    higher_order: bool,
-    see: See | None,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    numbers: Any,
-    edges: Any,
-    lengths: Any,
-    begins: Any,
-    state: Path,
-    keys: Any,
-    begin: Any,
-    end: Any,
-    seen: Any,
-    given: Any,
+    plan: tuple[Any, ...], see: See | None, given: tuple[Any, ...], state: Path, keys: Any, begin: Any, end: Any, seen: Any, watched: Any
 ) -> tuple[Path, Any, Any]:
+    nodes, parameters, algorithm, numbers, edges, lengths, begins = given
+
     def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
@@ -343,10 +326,10 @@ def _advance(
 
         def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
             key = jax.random.fold_in(key, number)
-            path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
+            path = sde_step(*plan, nodes, now, rates, scales, path, length, key)
             if see is not None:
-                M, Q = _overlaps(structure, parameters, path.rows)
-                seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
+                M, Q = _overlaps(plan[0], parameters, path.rows)
+                seen = see(watched, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
             return path, seen
 
         state, seen = jax.vmap(one)(state, keys, seen)

@@ -231,8 +231,7 @@ class Problem:
         draws = "noise_draw" if sample.draws is None else "draws"
         names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
         more = (self.at(0.0).parameters["user"],) if takes_parameters else ()
-        tokens = () if sample.tokens is None else (sample.tokens,)
-        given = sample.example(self.parameters)
+        tokens, given = sample.token_shape, sample.example(self.parameters)
         arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
         checked_function("loss", loss, arguments, takes=names, call="one sample")
 

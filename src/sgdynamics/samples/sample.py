@@ -50,6 +50,11 @@ class Sample:
     def inputs_a_sample(self) -> int:
         return self.tokens or 1
 
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """The axis of tokens, where there is one."""
+        return () if self.tokens is None else (self.tokens,)
+
     @cached_property
     def _every(self) -> tuple[Draw, ...]:
         """All draws in the order of their normals: the cluster first."""

@@ -54,8 +54,8 @@ class DirectSGD(Simulator):
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
         numbers = (self.parameters, self.algorithm, self.place)
-        shape = (self.structure, self.batch, self.law, self.edges)
-        return _advance(*shape, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+        plan = (self.structure, self.batch, self.law, self.edges)
+        return _advance(plan, see, numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state[:2])
@@ -100,29 +100,16 @@ def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any
     return numpy.stack(M, axis=-3), numpy.stack(Q, axis=-3)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@partial(jax.jit, static_argnums=(0, 1))
 def _advance(
-    structure: Any,
-    batch: int,
-    law: Law | None,
-    edges: tuple[int, ...],
-    see: See | None,
-    parameters: Any,
-    algorithm: Any,
-    place: Place,
-    state: Any,
-    keys: Any,
-    begin: Any,
-    end: Any,
-    seen: Any,
-    given: Any,
+    plan: tuple[Any, ...], see: See | None, numbers: tuple[Any, ...], state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
+    (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
     sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
-    tokens = () if sample.tokens is None else (sample.tokens,)
 
     def one(number: Any, state: Rows, key: Any, seen: Any) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
-        normals = jax.random.normal(data_key, (batch, *tokens, dimension), dtype)
+        normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         x = sample.inputs_in_space(parameters, normals, draws, place)
         now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)

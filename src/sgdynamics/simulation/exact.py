@@ -40,8 +40,8 @@ class ExactChain(Simulator):
     def advance(
         self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
     ) -> tuple[Any, Any, Any]:
-        numbers = (self.parameters, self.algorithm, self.dimension, self.sizes)
-        return _advance(self.layout, see, *numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+        numbers = (self.parameters, self.algorithm, self.dimension)
+        return _advance(self.layout, see, numbers, self.sizes, state, keys, np.int64(begin), np.int64(end), seen, given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _overlaps(self.layout.structure, self.parameters, state)
@@ -97,18 +97,7 @@ def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance(
-    layout: compressed.Layout,
-    see: See | None,
-    parameters: Any,
-    algorithm: Any,
-    dimension: Any,
-    sizes: Any,
-    state: Any,
-    keys: Any,
-    begin: Any,
-    end: Any,
-    seen: Any,
-    given: Any,
+    layout: compressed.Layout, see: See | None, numbers: Any, sizes: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     """All runs from step `begin` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     length = layout.span_steps
@@ -120,7 +109,7 @@ def _advance(
 
         def one(state: Any, key: Any, seen: Any) -> Any:
             draws = compressed.draw_span(layout, step_key(key, index), sizes)
-            return compressed.run_span(layout, parameters, algorithm, dimension, state, draws, first, begin, end, seen, watch)
+            return compressed.run_span(layout, *numbers, state, draws, first, begin, end, seen, watch)
 
         state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false

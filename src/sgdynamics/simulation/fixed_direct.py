@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, move, next_selection
+from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, next_selection
+from sgdynamics.algorithms.one_pass import descend
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -187,7 +188,6 @@ def _step_key(key: Any, number: Any) -> Any:
 def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, place: Place, keys: Any) -> Data:
     """The data set of each key. Drawn in float64, also for float32: both precisions see the same data."""
     sample = structure.sample
-    tokens = () if sample.tokens is None else (sample.tokens,)
     inputs = sample.inputs_a_sample * place.spread.shape[0]
     each = inputs + sample.draw_normals
     chunks = -(-samples * each // ROW_NUMBERS)
@@ -196,7 +196,7 @@ def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, p
     def chunk(key: Any) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
         draws = sample.drawn(parameters, normals[:, inputs:])
-        x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *tokens, -1), draws, place).astype(dtype)
+        x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place).astype(dtype)
         signals = jnp.matmul(x[:, place.axes], place.signals.T, precision=HIGHEST)
         return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
@@ -300,12 +300,12 @@ def fixed_data_step(
     normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if plan.hot else 0, samples if plan.selects else 0)
     if plan.hot:
         noise = (kick_size(algorithm, dimension) * normals).astype(dtype)
-        kick, head_kick = noise[:-p].reshape(rows.shape), noise[-p:]
-    numbers = {name: algorithm[name].astype(dtype) for name in ("lr", "head_rate")}
-    decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}
-    moved, head = move(numbers, rows, head, gradient, head_gradient, kick, head_kick, decay, **flags)
+        kick, head_kick = noise[:-p].reshape(rows.shape), jnp.sqrt(algorithm["head_rate"].astype(dtype)) * noise[-p:]
+    lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
+    flags = {"trained": structure.trained, "sphere": structure.sphere, "kick": kick, "head_kick": head_kick}
+    moved, head = descend(rows, head, gradient, head_gradient, lr, rate, parameters["weight_decay"], **flags)
     if structure.sphere:
-        length = jnp.sum((numbers["lr"] * gradient) ** 2, axis=1)
+        length = jnp.sum((lr * gradient) ** 2, axis=1)
         moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
     if plan.selects:
         selected = next_selection(algorithm, selected, uniforms)

@@ -48,11 +48,8 @@ class ExactFixedData(Simulator):
     ) -> tuple[Any, Any, Any]:
         assert see is None, "first passages are not watched here"
         self.now = end * float(self.algorithm["lr"])
-        numbers = (self.parameters, self.algorithm, self.sizes)
-        known, good = conditioning.advance(
-            self.layout, *numbers, conditioning.ROUNDING["float64"], self.most, state, keys, None, begin, end
-        )
-        return known, good, seen
+        numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING["float64"]))
+        return *conditioning.advance(self.layout, numbers, self.most, state, keys, None, begin, end), seen
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _observe(self.layout, numbers_at(self.parameters, self.now), state)

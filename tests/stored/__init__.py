@@ -1,0 +1,1 @@
+"""Seeded results of every solver, stored: what a change that means to keep every number is held against."""
