@@ -1,0 +1,91 @@
+"""A user's own expectation: closed moments for a loss that the library would sample, without touching the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import functional
+
+NOISE = 0.09
+
+
+@dataclass(frozen=True)
+class Linear(sgd.Expectation):
+    """Linear networks f = (1/p) sum_i a_i lambda_i, y = (1/k) sum_r lambda*_r + sqrt(noise) z under squared loss, isotropic inputs.
+
+    With v = (a/p, -1/k): e = v.F + noise, h_i = a_i e/p, so H = a v^T/p, C = a a^T/p^2 (v^T Omega v + noise).
+    """
+
+    width: int
+    signals: int
+
+    def pieces(self, parameters, overlaps, head):
+        v = jnp.concatenate([head / self.width, jnp.full(self.signals, -1.0 / self.signals)])
+        return v, v @ overlaps.covariance @ v, parameters["user"]["noise"]
+
+    def moments(self, rule, nodes, parameters, overlaps, head, *, finite=False, flow=False):
+        v, square, noise = self.pieces(parameters, overlaps, head)
+        lead = head / self.width
+        outer = lead[:, None] * lead
+        norms = (2 * outer * square)[None] if finite else None
+        gradient = (overlaps.covariance @ v)[: self.width] / self.width
+        return sgd.Moments(lead[:, None] * v, outer * (square + noise), norms, gradient, (square + noise) / 2)
+
+    def risk(self, rule, nodes, parameters, overlaps, head):
+        _, square, noise = self.pieces(parameters, overlaps, head)
+        return (square + noise) / 2
+
+
+def loss(fields, signals, head, draw, parameters):
+    return (jnp.mean(head * fields) - jnp.mean(signals) - jnp.sqrt(parameters["noise"]) * draw) ** 2 / 2
+
+
+def problems():
+    own = sgd.Problem(loss, 2, 1, head="trained", parameters={"noise": NOISE}, expectation=Linear(2, 1))
+    return own, sgd.TeacherStudent(2, 1, "linear", noise=NOISE, head="trained")
+
+
+def begin(problem):
+    return sgd.start(problem, M=[[0.2], [-0.1]], Q=[[1.0, 0.2], [0.2, 0.7]], a=[1.0, 0.5])
+
+
+def test_own_moments_drive_the_ode():
+    own, known = problems()
+    for given in ({}, {"dimension": 30}):
+        one, other = (sgd.solve_ode(each, sgd.OnePassSGD(0.5), begin(each), times=[0.0, 1.0, 4.0], **given) for each in (own, known))
+        for name in ("M", "Q", "a", "risk"):
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-8, atol=1e-10, err_msg=name)
+        assert one.attrs["error_quadrature"] == 0.0
+
+
+def test_own_moments_in_functional_and_exit_time():
+    own, known = problems()
+    with jax.enable_x64(True):
+        risks = []
+        for each in (own, known):
+            state = functional.state(begin(each))
+
+            def final(lr, each=each, state=state):
+                last = functional.solve(each.structure, each.parameters, state, [1.0], lr=lr, last=True)
+                return functional.risk(each.structure, each.parameters, last)
+
+            risks.append(jax.value_and_grad(final)(0.5))
+    np.testing.assert_allclose(risks[0], risks[1], rtol=1e-8)
+    # a relative fall of the risk itself: the library cannot know the noise of a loss that is not its own
+    start, target = (float(problem_risk) for problem_risk in sgd.solve_ode(own, sgd.OnePassSGD(0.5), begin(own), times=[0.0, 2.0]).risk[0])
+    found = sgd.exit_time(own, sgd.OnePassSGD(0.5), begin(own), threshold=1 - target / start)
+    assert float(found.times[0]) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_own_expectation_is_part_of_the_problem():
+    own, _ = problems()
+    assert own == own.replace(expectation=Linear(2, 1))
+    assert own != own.replace(expectation=None)
+    with pytest.raises(ValueError, match="expectation"):
+        own.replace(expectation="closed")
