@@ -36,6 +36,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
+from sgdynamics.samples import spectrum
 
 TOLERANCE = 1e-12  # largest norm of the drift at a root
 PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
@@ -381,7 +382,7 @@ def _jacobians(system: _System, points: _Points) -> np.ndarray:
     jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
     state = system.overlaps(points)
     omega = overlap_matrix(state["M"], state["Q"], system.problem.gram)
-    edge = np.linalg.eigvalsh(np.einsum("b,nbij->nij", system.problem.parameters["eigenvalues"], omega))[:, 0] < NULL
+    edge = np.linalg.eigvalsh(spectrum.variance(system.problem.parameters, omega))[:, 0] < NULL
     if system.edge and edge.any():
         part = points.take(edge)
         near, far = (system.rates(part.y, part.base, times * system.edge)[1] for times in (1, 2))

@@ -33,6 +33,7 @@ from sgdynamics.gaussian.risk import rule_for
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
+from sgdynamics.samples import spectrum
 
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
 ROUNDING = 1e-14  # of an entry of the Hessian, relative to the largest
@@ -94,10 +95,9 @@ def hessian_spectrum(
     A kinked activation has no second derivative at a row that lies on its kink (ReLU at w = 0): refused.
     """
     begin = checked_start(problem, start)
-    if problem.clusters:
-        raise checks.reject(
-            "problem", problem, "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability"
-        )
+    if not problem.structure.sample.plain:
+        fix = "the Hessian is built for one centred input and one normal a sample, not for mixtures, tokens or draws; see fixed_points"
+        raise checks.reject("problem", problem, fix)
     run = checks.whole("run", run, 0)
     if run >= begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}")
@@ -116,7 +116,7 @@ def hessian_spectrum(
         raise ValueError(f"rows {dead} are zero, on the kink of the activation: the risk has no second derivative there; give other rows")
     if dead and limit == "sphere":
         raise ValueError(f"rows {dead} are zero: constraint='sphere' needs rows with a direction; give constraint=None")
-    eigenvalues = np.asarray(problem.parameters["eigenvalues"])
+    eigenvalues = spectrum.eigenvalues(problem.parameters)
     columns = problem.structure.fields
     scale = np.sqrt(np.repeat(eigenvalues, columns))
     rule = rule_for(problem, begin.Q_blocks[run : run + 1], 1.0)

@@ -38,6 +38,7 @@ from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, checked_kind, checked_start, overlap_matrix
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.problems.wide_starts import checked_wide_problem
+from sgdynamics.samples import spectrum
 
 SMALL = 0.05  # a term of this size (relative for noise and width, of an overlap for fluctuations) may be neglected
 LARGE = 0.2  # overlaps that scatter by more than this are moved by a few steps each: no diffusion describes them
@@ -138,7 +139,7 @@ def _refuse(problem: Any) -> None:
     fix = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
     if isinstance(problem, SpikedTensor):
         raise checks.reject("problem", problem, f"{fix}; a spiked tensor has no width: see sgd.effective_scaling")
-    if problem.clusters:
+    if not problem.structure.sample.plain:
         raise checks.reject(
             "problem", problem, f"{fix}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling"
         )
@@ -178,8 +179,7 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     + (lr/B) (|x|^2/d) h h^T: means give flow and noise, variances the scatter, the weight |z|^2 - D on h h^T what finite d adds.
     """
     structure, parameters, p, k = problem.structure, problem.parameters, problem.width, problem.signals
-    eigenvalues = parameters["eigenvalues"]
-    omega = np.einsum("b,bij->ij", eigenvalues, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram))
+    omega = spectrum.variance(parameters, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram))
     fields, head = len(omega), begin.a[0]
     count = max(LEAST_DRAWS, min(DRAWS, MOST_NUMBERS // (fields + p)))
     z = np.random.default_rng(20260).standard_normal((count, fields + p + 1))
@@ -205,7 +205,7 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     def largest(dM: np.ndarray, dQ: np.ndarray) -> float:
         return max(float(np.abs(part).max()) for part in moved(dM, dQ))
 
-    kick = float(eigenvalues @ parameters["fractions"]) * h[:, :, None] * h[:, None]
+    kick = float(spectrum.trace(parameters)) * h[:, :, None] * h[:, None]
     pull = h[:, :, None] * fields_of[:, None]
     along, across = -h[:, :, None] * signals[:, None], -(pull + np.swapaxes(pull, 1, 2))
     decay, still = problem.weight_decay, np.zeros_like(M)
@@ -326,12 +326,11 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     checked_algorithm(algorithm)
     lr = constant_rate(algorithm, "plateaus")
     p, head = problem.width, problem.teacher_head
-    eigenvalues, fractions = problem.parameters["eigenvalues"], problem.parameters["fractions"]
     rule = rule_for(problem, problem.gram, MARGIN)
-    variances = np.einsum("b,bii->i", eigenvalues, problem.gram)
+    variances = np.diag(spectrum.variance(problem.parameters, problem.gram))
     curvature = (head / p) ** 2 * np.asarray(_squared_slopes(problem.structure, rule, variances))
     size = lr * problem.noise / (2 * algorithm.batch)
-    leading = float(eigenvalues @ fractions * size * curvature.sum() / 2)
+    leading = float(spectrum.trace(problem.parameters) * size * curvature.sum() / 2)
     if size == 0:
         return Plateau(0.0, 0.0, 0.0, problem.gram.sum(axis=0), problem.gram.sum(axis=0), np.nan, 0.0)
     roots = [_root(problem, algorithm, rule, replicate, size) for replicate in _replicates(problem.structure, rule)]
@@ -457,9 +456,9 @@ def _directions(structure: Structure) -> np.ndarray:
 
 def _closed(problem: TeacherStudent, rate: float) -> float | None:
     """The plateau in closed form, where there is one; `rate` = lr/B."""
-    eigenvalues, fractions = problem.parameters["eigenvalues"], problem.parameters["fractions"]
+    eigenvalues = spectrum.eigenvalues(problem.parameters)
     if problem.activation == NAMED["linear"] and problem.constraint is None:
-        c = rate * float(eigenvalues @ fractions) * float(np.sum((problem.teacher_head / problem.width) ** 2)) / 2
+        c = rate * float(spectrum.trace(problem.parameters)) * float(np.sum((problem.teacher_head / problem.width) ** 2)) / 2
         return problem.noise / 2 * c / (1 - c)
     gram, head, p = problem.gram[0], problem.teacher_head, problem.width
     if (

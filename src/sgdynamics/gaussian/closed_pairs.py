@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
-from sgdynamics.gaussian import four_point, pairs
+from sgdynamics.gaussian import four_point, mehler, pairs
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.gaussian.networks import Networks, Pairs
 from sgdynamics.problems.activations import Activation
@@ -40,6 +42,27 @@ class ClosedPairs(Networks):
         slope = B * c + jnp.eye(p, omega.shape[0], dtype=omega.dtype) * (A @ c)[:, None]
         excess = 0.5 * (c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:])
         return slope, K @ c, excess
+
+    @property
+    def closed(self) -> bool:
+        found = itertools.combinations_with_replacement(self.partners, 2)
+        return all(pairs.method(one, other) in ("polynomial", "erf", "relu") for one, other in found)
+
+    @property
+    def has_label_series(self) -> bool:
+        return True
+
+    def label_series(
+        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+    ) -> tuple[np.ndarray, float, float]:
+        teacher, weights = self.partners[1], parameters["teacher_head"] / self.structure.signals
+        variances = np.sum(frame**2, axis=1)
+        c = mehler.hermite_coefficients(teacher, variances, terms)
+        rho = frame / np.sqrt(variances)[:, None]
+        found = roots * (weights @ (c[:, powers.sum(axis=1)] * np.prod(rho[:, None] ** powers, axis=2)))
+        length = mehler.terms_for(teacher, teacher, float(variances.max()))
+        gram = pairs.value(teacher, teacher, jnp.asarray(variances), jnp.asarray(variances), frame @ frame.T, length)
+        return found, float(weights @ np.asarray(gram) @ weights), 0.0
 
     def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
         """For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2."""

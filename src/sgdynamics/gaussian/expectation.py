@@ -124,6 +124,25 @@ class Expectation(ABC):
         """P(the output has the label's sign) of a network that classifies, f = 0 counted as 1/2, with the nodes of `risk_nodes`."""
         raise NotImplementedError("only a network that classifies clusters has an accuracy")
 
+    @property
+    def closed(self) -> bool:
+        """Whether every pair of fields has a closed form."""
+        return False
+
+    @property
+    def has_label_series(self) -> bool:
+        """Whether the label has a `label_series`."""
+        return False
+
+    def label_series(
+        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+    ) -> tuple[np.ndarray, float, float]:
+        """E[y(C zeta) h_alpha(zeta)] of the noiseless label, signals C zeta, for alpha = powers (n, K), |alpha| < terms; E[y^2]; an error.
+
+        `roots` are sqrt(|alpha|!/alpha!), h orthonormal Hermite polynomials.
+        """
+        raise NotImplementedError("only the label of a network has a series")
+
     def jumps(self, parameters: Any) -> bool:
         """Whether the drift jumps in the overlaps at these numbers, so that a solver has to slide along surfaces."""
         return False

@@ -9,6 +9,7 @@ Exact with finitely many terms when one of the two is a polynomial. Fails for ki
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -127,3 +128,24 @@ def terms_for(first: Activation, second: Activation, largest: float) -> int:
 
 def _correlation(q1: Any, q2: Any, c: Any) -> Any:
     return safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :]))
+
+
+def hermite_coefficients(activation: Activation, variances: np.ndarray, count: int) -> np.ndarray:
+    """c_n(v) = E[s(sqrt(v) x) h_n(x)], n < count, for each variance: Gauss-Legendre between the kinks; (variances, count)."""
+    nodes, weights = gauss_legendre(300 + 2 * count)
+    roots = np.sqrt(variances)
+    cuts = [np.clip(kink / roots, -REACH, REACH) for kink in activation.kinks]
+    edges = np.sort(np.stack([np.full_like(roots, -REACH), *cuts, np.full_like(roots, REACH)], axis=1), axis=1)
+    lengths = np.diff(edges, axis=1)
+    x = (edges[:, :-1, None] + lengths[..., None] * nodes).reshape(len(roots), -1)
+    weight = (lengths[..., None] * weights).reshape(len(roots), -1)
+    values = np.asarray(activation.derivative(0)(roots[:, None] * x))
+    # h_n sqrt(phi) stays bounded where h_n alone overflows
+    root_density = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
+    weight = weight * values * root_density
+    before, here = np.zeros_like(x), root_density
+    result = np.empty((len(roots), count))
+    for n in range(count):
+        result[:, n] = np.sum(weight * here, axis=1)
+        before, here = here, (x * here - math.sqrt(n) * before) / math.sqrt(n + 1)
+    return result

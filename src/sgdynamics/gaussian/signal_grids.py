@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,21 @@ from sgdynamics.gaussian import curvature, cut_grids
 from sgdynamics.gaussian.conditional import conditional_means
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.gaussian.networks import Networks, Pairs
-from sgdynamics.gaussian.nodes import PIVOT, gauss_hermite_grid, lower_root, safe_root, sobol_normals, solve_forward, solve_lower
+from sgdynamics.gaussian.nodes import (
+    PIVOT,
+    gauss_hermite,
+    gauss_hermite_grid,
+    lower_root,
+    safe_root,
+    sobol_normals,
+    solve_forward,
+    solve_lower,
+)
 from sgdynamics.problems.problem import Structure
 
 GRID = {1: 96, 2: 40, 3: 18}  # Gauss-Hermite nodes an axis over the signals; beyond three signals, Sobol points
+
+LABEL_NODES = {1: 600, 2: 160, 3: 64, 4: 32}  # an axis, for the series of a target, once per solve
 
 # two thirds of the nodes differ from all of them by this share of the error, where that falls like the root of their number: at a jump that
 # was not declared, the slowest case. A smooth target's difference is rounding, and five times that is nothing
@@ -99,6 +111,37 @@ class SignalGrids(Networks):
             scale = jnp.max(jnp.abs(left)) + 1e-300
             worst = jnp.maximum(worst, doubt * jnp.max(jnp.abs(left - right)) / scale)
         return worst
+
+    @property
+    def has_label_series(self) -> bool:
+        return self.structure.signals in LABEL_NODES
+
+    def label_series(
+        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+    ) -> tuple[np.ndarray, float, float]:
+        count = LABEL_NODES[self.structure.signals]
+        (fine, square), (coarse, rough) = (self._label_table(parameters, frame, terms, nodes) for nodes in (count, count * 2 // 3))
+        chosen = tuple(powers.T)
+        apart = math.sqrt(float(np.sum((fine[chosen] - coarse[chosen]) ** 2))) + abs(square - rough)
+        return fine[chosen], square, apart
+
+    def _label_table(self, parameters: Any, frame: np.ndarray, terms: int, count: int) -> tuple[np.ndarray, float]:
+        """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^K nodes."""
+        k = self.structure.signals
+        x, weights = gauss_hermite(count)
+        grid = np.stack(np.meshgrid(*[x] * k, indexing="ij"), axis=-1).reshape(-1, k)
+        label = jax.vmap(lambda signals: self.structure.loss.label(signals, parameters))
+        values = np.asarray(label(jnp.asarray(grid @ frame.T))).reshape((count,) * k)
+        functions = np.ones((count, terms))
+        for n in range(1, terms):
+            lower = functions[:, n - 2] * math.sqrt(n - 1) if n > 1 else 0.0
+            functions[:, n] = (x * functions[:, n - 1] - lower) / math.sqrt(n)
+        weighted = weights[:, None] * functions
+        result, square = values, values**2
+        for _ in range(k):
+            result = np.tensordot(result, weighted, axes=(0, 0))  # each pass moves one axis to the end: after k, all are in order
+            square = np.tensordot(square, weights, axes=(0, 0))
+        return result, float(square)
 
     def curvatures(
         self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray

@@ -4,7 +4,8 @@ Per unit of lr/d, a sample moves (M, Q, a) by
 
     u_M = - h signals^T,   u_Q = - (h lambda^T + lambda h^T) + (lr/B) tr h h^T,   u_a = - head_rate dloss/da
 
-with h = dloss/dlambda and tr = |x|^2/d -> 1 (with covariance blocks: the mean eigenvalue); on the sphere u_M -= M u_Qii/2 and
+with h = dloss/dlambda and tr = |x|^2/d -> 1 (with covariance blocks: the mean eigenvalue); with several inputs a sample summed over them,
+and tr h h^T by their correlation, tr h C h^T; on the sphere u_M -= M u_Qii/2 and
 u_Q_ij -= Q_ij (u_Qii + u_Qjj)/2. Three ways, of which the first that fits is taken:
 
 - squared activations, any width: by Wick. With e = y - f, every part of u is (A e + B e^2) lambda_i lambda_j, and the moments
@@ -27,13 +28,14 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.compressed import sample_gradients
+from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.gaussian.risk import overlaps_at
+from sgdynamics.gaussian.sampled import columns
 from sgdynamics.precision import float64
-from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.losses import CommitteeLoss, squared
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, checked_start, overlap_matrix
+from sgdynamics.problems.starts import Start, checked_start
+from sgdynamics.samples import spectrum
 
 MOST_GRID_POINTS = 400_000
 LOG2_POINTS, REPLICATES = 14, 8
@@ -70,26 +72,19 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
         raise checks.reject("run", run, f"the start has {begin.runs} runs")
     structure = problem.structure
     parameters = problem.parameters
-    blocks = overlap_matrix(begin.M_blocks[run], begin.Q_blocks[run], problem.gram)
-    omega = np.einsum("b,bij->ij", parameters["eigenvalues"], blocks)
+    overlaps = overlaps_at(structure, parameters, {"M": begin.M_blocks[run], "Q": begin.Q_blocks[run]})
     # lr/B times |x|^2/d
-    push = constant_rate(algorithm, "increments") / algorithm.batch * float(parameters["eigenvalues"] @ parameters["fractions"])
+    push = constant_rate(algorithm, "increments") / algorithm.batch * float(spectrum.trace(parameters))
     names, kinds = _coordinates(structure)
     project = _projection(structure, names, begin.M[run], begin.Q[run]) if structure.sphere else np.eye(len(names))
     shift = _decay(structure, names, parameters, algorithm, begin, run)
-    loss = structure.loss
-    committee = isinstance(loss, CommitteeLoss) and loss.outer is squared
-    if committee and loss.student == loss.teacher == NAMED["square"]:
-        mean, covariance = _wick(structure, parameters, algorithm, omega, begin.a[run], push, kinds)
+    if structure.loss.quadratic:
+        mean, covariance = _wick(structure, parameters, algorithm, np.asarray(overlaps.covariance), begin.a[run], push, kinds)
         error, method = np.zeros_like(covariance), "wick"
     else:
         points, weights, exact = _points(structure)
-        overlaps = overlaps_at(structure, parameters, {"M": begin.M_blocks[run], "Q": begin.Q_blocks[run]})
-        means = np.asarray(overlaps.means(parameters["cluster_coefficients"])) if structure.clusters else None
-        found = [
-            _averages(structure, parameters, algorithm, omega, begin.a[run], push, kinds, z, w, means)
-            for z, w in zip(points, weights, strict=True)
-        ]
+        given = (structure, parameters, algorithm, overlaps, begin.a[run], push, kinds)
+        found = [_averages(*given, z, w) for z, w in zip(points, weights, strict=True)]
         mean, second = (np.mean([part[index] for part in found], axis=0) for index in (0, 1))
         covariance = second - np.outer(mean, mean)
         each = np.array([project @ (part[1] - np.outer(part[0], part[0])) @ project.T for part in found])
@@ -184,17 +179,16 @@ def _wick(
 
 def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
     """Points for the fields and the label noise: an exact grid for polynomials where it is small enough, else Sobol replicates."""
-    loss = structure.loss
-    student, teacher = (loss.student.degree, loss.teacher.degree) if isinstance(loss, CommitteeLoss) else (None, None)
-    if student is not None and teacher is not None and loss.outer is squared:
+    degree = structure.loss.gradient_degree
+    if degree is not None:
         # u has twice the degree of h, and its square four times
-        count = 2 * (student - 1 + max(student, teacher)) + 1
+        count = 2 * degree + 1
         if count**structure.fields * 3 <= MOST_GRID_POINTS:
             rules = [gauss_hermite(count)] * structure.fields + [gauss_hermite(3)]
             grid = np.stack(np.meshgrid(*[nodes for nodes, _ in rules], indexing="ij"), axis=-1).reshape(-1, len(rules))
             weight = np.prod(np.stack(np.meshgrid(*[weights for _, weights in rules], indexing="ij"), axis=-1).reshape(grid.shape), axis=1)
             return [grid], [weight], True
-    points = sobol_normals(structure.fields + 1, LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
+    points = sobol_normals(sum(columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
     return list(points), [np.full(points.shape[1], 1 / points.shape[1])] * REPLICATES, False
 
 
@@ -202,35 +196,47 @@ def _averages(
     structure: Structure,
     parameters: Any,
     algorithm: OnePassSGD,
-    omega: np.ndarray,
+    overlaps: Overlaps,
     head: np.ndarray,
     push: float,
     kinds: list,
     z: np.ndarray,
     weights: np.ndarray,
-    means: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E[u] and E[u u^T] over weighted points; of a mixture, every point once with every cluster."""
-    values, vectors = np.linalg.eigh(omega)
-    fields = z[:, :-1] @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
-    draws = z[:, -1]
-    p = structure.width
-    if means is not None:
-        weights = np.concatenate([share * weights for share in parameters["cluster_weights"]])
-        draws = np.repeat(parameters["cluster_labels"], len(fields))
-        fields = np.concatenate([fields + mean for mean in means])
-    h, head_gradient = (np.asarray(part) for part in _gradients(structure, parameters, fields[:, :p], fields[:, p:], head, draws))
-    lam, signals = fields[:, :p], fields[:, p:]
-    columns = []
-    for kind, i, j in kinds:
-        if kind == "M":
-            columns.append(-h[:, i] * signals[:, j])
-        elif kind == "Q":
-            columns.append(-h[:, i] * lam[:, j] - h[:, j] * lam[:, i] + push * h[:, i] * h[:, j])
-        else:
-            columns.append(-algorithm.head_rate * head_gradient[:, i])
-    u = np.stack(columns, axis=1)
-    return weights @ u, (weights[:, None] * u).T @ u
+    """E[u] and E[u u^T] over weighted points, each once with every case of the draws that have few."""
+    sample, p = structure.sample, structure.width
+    tokens, (size, free) = sample.inputs_a_sample, columns(structure)
+    values, vectors = np.linalg.eigh(overlaps.covariance)
+    centred = np.asarray(sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2))
+    centred = centred @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    shares, cases = sample.cases(parameters)
+    first: Any = 0.0
+    second: Any = 0.0
+    for index, share in enumerate(np.asarray(shares)):
+        case = {name: jnp.broadcast_to(value[index], (len(z), *value.shape[1:])) for name, value in cases.items()}
+        draws = sample.drawn(parameters, jnp.asarray(z[:, -free:]), case)
+        means = sample.mean_coefficients(parameters, draws)
+        fields = centred if means is None else centred + np.asarray(overlaps.means(means.reshape(-1, tokens, structure.signals)))
+        rows = fields.reshape(-1, structure.fields)
+        h, head_gradient = _gradients(structure, parameters, rows[:, :p], rows[:, p:], head, sample.given(draws))
+        by_token = h.reshape(-1, tokens, p)
+        along = np.einsum("nti,ntf->nif", by_token, fields)
+        mixed = np.asarray(sample.mixed(parameters, by_token, -2))
+        kick = np.einsum("nti,ntj->nij", mixed, mixed)
+        every = np.concatenate([along, push * kick, np.asarray(head_gradient)[:, :, None]], axis=2)
+        u = np.stack([_increment(structure, algorithm, every, *one) for one in kinds], axis=1)
+        first, second = first + share * (weights @ u), second + share * ((weights[:, None] * u).T @ u)
+    return first, second
+
+
+def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, kind: str, i: int, j: int) -> np.ndarray:
+    """u of one coordinate, from h lambda^T of all fields, the kicks and dloss/da side by side."""
+    p, fields = structure.width, structure.fields
+    if kind == "M":
+        return -every[:, i, p + j]
+    if kind == "Q":
+        return -every[:, i, j] - every[:, j, i] + every[:, i, fields + j]
+    return -algorithm.head_rate * every[:, i, -1]
 
 
 @partial(jax.jit, static_argnums=0)

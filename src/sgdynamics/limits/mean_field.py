@@ -26,12 +26,11 @@ from jax.flatten_util import ravel_pytree
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.clock import Clock, clock
-from sgdynamics.gaussian import pairs
+from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.long_times import Followed, follow, ran_out
 from sgdynamics.limits.mean_field_series import Basis
 from sgdynamics.precision import float64
-from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
@@ -270,10 +269,9 @@ def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way
     flags = (problem.structure.trained, problem.structure.sphere)
     degree = loss.student.degree
     terms = FIRST_TERMS.get(k, 12) if degree is None else degree + 1
-    closed = isinstance(loss, CommitteeLoss) and pairs.method(loss.student, loss.student) in ("polynomial", "erf", "relu")
-    closed = closed and all(pairs.method(one, loss.teacher) in ("polynomial", "erf", "relu") for one in (loss.student, loss.teacher))
-    possible = closed and perpendicular is None
-    series_fits = series.size(k, terms) <= LARGEST_BASIS and (isinstance(loss, CommitteeLoss) or k in series.TARGET_NODES)
+    expectation = expectation_of(problem.structure)
+    possible = expectation.closed and perpendicular is None
+    series_fits = series.size(k, terms) <= LARGEST_BASIS and expectation.has_label_series
     if expectations == "pairs" and not possible:
         raise checks.reject(
             "expectations",

@@ -26,20 +26,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sgdynamics.gaussian import mehler, pairs
-from sgdynamics.gaussian.nodes import REACH, gauss_hermite, gauss_legendre
+from sgdynamics.gaussian import pairs
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.mehler import hermite_coefficients
 from sgdynamics.problems.activations import Activation
-from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 
 CHUNK = 2**18  # terms times particles at a time: they then stay in the processor's cache
 NEGLIGIBLE = 1e-14  # kappa_j^2 below which radial terms are left out
-TARGET_NODES = {1: 600, 2: 160, 3: 64, 4: 32}  # an axis, for the coefficients of a target, once per solve
 
 
 @dataclass(frozen=True)
@@ -110,27 +108,6 @@ def radial_shares(count: int, perpendicular: float) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * j + 1) / (perpendicular + 2 * j))])
 
 
-def hermite_coefficients(activation: Activation, variances: np.ndarray, count: int) -> np.ndarray:
-    """c_n(v) = E[s(sqrt(v) x) h_n(x)], n < count, for each variance: Gauss-Legendre between the kinks; (variances, count)."""
-    nodes, weights = gauss_legendre(300 + 2 * count)
-    roots = np.sqrt(variances)
-    cuts = [np.clip(kink / roots, -REACH, REACH) for kink in activation.kinks]
-    edges = np.sort(np.stack([np.full_like(roots, -REACH), *cuts, np.full_like(roots, REACH)], axis=1), axis=1)
-    lengths = np.diff(edges, axis=1)
-    x = (edges[:, :-1, None] + lengths[..., None] * nodes).reshape(len(roots), -1)
-    weight = (lengths[..., None] * weights).reshape(len(roots), -1)
-    values = np.asarray(activation.derivative(0)(roots[:, None] * x))
-    # h_n sqrt(phi) stays bounded where h_n alone overflows
-    root_density = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
-    weight = weight * values * root_density
-    before, here = np.zeros_like(x), root_density
-    result = np.empty((len(roots), count))
-    for n in range(count):
-        result[:, n] = np.sum(weight * here, axis=1)
-        before, here = here, (x * here - math.sqrt(n) * before) / math.sqrt(n + 1)
-    return result
-
-
 def table(activation: Activation, terms: int, lowest: float, highest: float, nodes: int) -> dict[str, Any]:
     """c_n(v) for n < terms + 2 as Chebyshev series in log v on [lowest, highest]."""
     middle, half = np.log(highest * lowest) / 2, np.log(highest / lowest) / 2
@@ -143,45 +120,13 @@ def table(activation: Activation, terms: int, lowest: float, highest: float, nod
 
 def labels(problem: Problem, basis: Basis) -> tuple[np.ndarray, float, float]:
     """Hermite coefficients of the noiseless label on the basis (those with j > 0 are 0), E[y^2], and the coefficients' estimated error."""
-    loss = problem.structure.loss
     shape = layout(basis)
     flat = shape.radial == 0
     frame = problem.parameters["frame"][0] * math.sqrt(problem.covariance[0][0])
     result = np.zeros(len(flat))
-    if isinstance(loss, CommitteeLoss):
-        weights = problem.parameters["teacher_head"] / problem.signals
-        variances = np.sum(frame**2, axis=1)
-        c = hermite_coefficients(loss.teacher, variances, basis.terms)
-        rho = frame / np.sqrt(variances)[:, None]
-        monomials = np.prod(rho[:, None] ** shape.powers[flat], axis=2)
-        result[flat] = shape.roots[flat] * (weights @ (c[:, shape.degree[flat]] * monomials))
-        length = mehler.terms_for(loss.teacher, loss.teacher, float(variances.max()))
-        gram = pairs.value(loss.teacher, loss.teacher, jnp.asarray(variances), jnp.asarray(variances), frame @ frame.T, length)
-        return result, float(weights @ np.asarray(gram) @ weights), 0.0
-    fine, square = _target(loss, problem, frame, basis, TARGET_NODES[problem.signals])
-    coarse, rough = _target(loss, problem, frame, basis, TARGET_NODES[problem.signals] * 2 // 3)
-    result[flat] = fine[tuple(shape.powers[flat].T)]
-    apart = math.sqrt(float(np.sum((result[flat] - coarse[tuple(shape.powers[flat].T)]) ** 2))) + abs(square - rough)
-    return result, square, apart
-
-
-def _target(loss: Any, problem: Problem, frame: np.ndarray, basis: Basis, count: int) -> tuple[np.ndarray, float]:
-    """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^k nodes."""
-    k = basis.signals
-    x, weights = gauss_hermite(count)
-    grid = np.stack(np.meshgrid(*[x] * k, indexing="ij"), axis=-1).reshape(-1, k)
-    label = jax.vmap(lambda signals: loss.label(signals, problem.parameters))
-    values = np.asarray(label(jnp.asarray(grid @ frame.T))).reshape((count,) * k)
-    functions = np.ones((count, basis.terms))
-    for n in range(1, basis.terms):
-        lower = functions[:, n - 2] * math.sqrt(n - 1) if n > 1 else 0.0
-        functions[:, n] = (x * functions[:, n - 1] - lower) / math.sqrt(n)
-    weighted = weights[:, None] * functions
-    result, square = values, values**2
-    for _ in range(k):
-        result = np.tensordot(result, weighted, axes=(0, 0))  # each pass moves one axis to the end: after k, all are in order
-        square = np.tensordot(square, weights, axes=(0, 0))
-    return result, float(square)
+    given = (problem.parameters, frame, basis.terms, shape.powers[flat], shape.roots[flat])
+    result[flat], square, error = expectation_of(problem.structure).label_series(*given)
+    return result, square, error
 
 
 def output(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> Any:

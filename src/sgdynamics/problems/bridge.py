@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import TOLERANCE_AGAIN, Start, check_dimension, checked_start
 
@@ -61,8 +60,8 @@ def overlaps_of(
         _fits(problem, p, signals.shape[1], d)
     a = _head(head, runs, p, problem)
     if output_scale is not None:
-        mixture = isinstance(problem, GaussianMixture)
-        a = a * checks.number("output_scale", output_scale, above=0.0) * (1 if mixture else p)
+        summed = problem is not None and not problem.mean_output
+        a = a * checks.number("output_scale", output_scale, above=0.0) * (1 if summed else p)
     sizes = np.array([d]) if problem is None else problem.block_dimensions(d)
     edges = np.cumsum(sizes)[:-1]
     students, teachers = np.split(W, edges, axis=-1), np.split(signals, edges, axis=-1)
@@ -138,11 +137,11 @@ def _one_gram(gram: np.ndarray, problem: Problem | None, scale: float) -> None:
         return
     if problem is None:
         raise ValueError(f"teacher has Gram matrices that differ by {apart:.3g} between runs: give each run to overlaps_of on its own")
-    name = "teacher_gram" if problem.kind == "TeacherStudent" else "gram"
+    name = problem.gram_argument
     rows = "teacher" if scale == 1.0 else f"({scale:g} * teacher)"
     one = gram[0, 0] if gram.shape[1] == 1 else gram[0]
     shown = np.array2string(one, precision=4, separator=", ", threshold=16).replace("\n", "")
     fix = f"make the problem with {name} = {rows} @ {rows}.T" + (", block by block" if gram.shape[1] > 1 else "")
-    if isinstance(problem, GaussianMixture):
+    if name is None:
         fix = "give the orthonormal means of the mixture"
     raise ValueError(f"teacher has the Gram matrix {shown}, {apart:.3g} away from the problem's: {fix}, or check teacher_scale")

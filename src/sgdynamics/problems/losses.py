@@ -46,8 +46,31 @@ def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
     raise checks.reject("loss", value, f"give one of {', '.join(LOSSES)} or a JAX function of (output, label)")
 
 
+Parts = dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]
+
+
+class Loss:
+    """What is asked of any loss, answered for one of which nothing is known."""
+
+    quadratic = False  # whether all of it is squares, so that Wick's theorem gives every moment
+    gradient_degree: int | None = None  # in the fields, where it is a polynomial
+
+    def own_parts(self) -> Parts:
+        """The functions in it that this library has not made, by the argument that gave them, each with what it is of (fields, signals)."""
+        return {}
+
+    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any] | None:
+        """What the loss compares, where that is all it sees."""
+        return None
+
+
+def _own_activation(name: str, activation: Activation, of: Callable[..., Any]) -> Parts:
+    known = activation.coefficients is not None or any(activation is one for one in NAMED.values())
+    return {} if known else {name: (activation.f, lambda fields, signals: activation(of(fields, signals)))}
+
+
 @dataclass(frozen=True)
-class NetworkLoss:
+class NetworkLoss(Loss):
     """A two-layer network f = (1/p) sum_i a_i s(lambda_i) against a label: what teachers and targets share."""
 
     student: Activation
@@ -63,9 +86,20 @@ class NetworkLoss:
     def label(self, signals: Any, parameters: Any) -> Any:
         raise NotImplementedError
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def own_parts(self) -> Parts:
+        outer: Parts = {} if self.outer in LOSSES.values() else {"loss": (self.outer, None)}
+        return _own_activation("activation", self.student, lambda fields, signals: fields) | self.own_label() | outer
+
+    def own_label(self) -> Parts:
+        """Those of the label."""
+        return {}
+
+    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any]:
         label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
-        return self.outer(self.output(fields, head), label)
+        return self.output(fields, head), label
+
+    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+        return self.outer(*self.output_and_label(fields, signals, head, noise_draw, parameters))
 
 
 @dataclass(frozen=True)
@@ -76,8 +110,17 @@ class CommitteeLoss(NetworkLoss):
 
     @property
     def quadratic(self) -> bool:
-        """Whether all of it is squares, so that Wick's theorem gives every moment."""
         return self.outer is squared and self.student == self.teacher == NAMED["square"]
+
+    @property
+    def gradient_degree(self) -> int | None:
+        student, teacher = self.student.degree, self.teacher.degree
+        if student is None or teacher is None or self.outer is not squared:
+            return None
+        return student - 1 + max(student, teacher)
+
+    def own_label(self) -> Parts:
+        return _own_activation("teacher_activation", self.teacher, lambda fields, signals: signals)
 
     def label(self, signals: Any, parameters: Any) -> Any:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
@@ -99,12 +142,15 @@ class TargetLoss(NetworkLoss):
     cuts: tuple[tuple[tuple[float, ...], float], ...] = ()  # (normal, level): normal . signals = level
     cut_dimensions: int = 0  # how many dimensions the normals span
 
+    def own_label(self) -> Parts:
+        return {"target": (self.target, lambda fields, signals: self.target(signals))}
+
     def label(self, signals: Any, parameters: Any) -> Any:
         return self.target(signals)
 
 
 @dataclass(frozen=True)
-class ClusterLoss:
+class ClusterLoss(Loss):
     """Cross-entropy of a cluster's label y in {0, 1}: log(1 + e^f) - y f, f = sum_i a_i s(lambda_i) (no 1/p)."""
 
     student: Activation
@@ -113,18 +159,24 @@ class ClusterLoss:
     def kinks(self) -> tuple[float, ...]:
         return self.student.kinks
 
+    def own_parts(self) -> Parts:
+        return _own_activation("activation", self.student, lambda fields, signals: fields)
+
     def __call__(self, fields: Any, signals: Any, head: Any, label: Any, parameters: Any) -> Any:
         output = jnp.sum(head * self.student(fields))
         return jax.nn.softplus(output) - label * output
 
 
 @dataclass(frozen=True)
-class UserLoss:
+class UserLoss(Loss):
     """A user's own per-sample loss; it sees the problem's `parameters` only where it asks for them."""
 
     function: Callable[..., Any]
     takes_parameters: bool
     kinks: tuple[float, ...] = ()
+
+    def own_parts(self) -> Parts:
+        return {"loss": (self.function, None)}
 
     def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
         if self.takes_parameters:

@@ -33,6 +33,8 @@ class GaussianMixture(Problem):
     kind: ClassVar[str] = "GaussianMixture"
     classifies: ClassVar[bool] = True
     snr = Number()
+    gram_argument: ClassVar[str | None] = None
+    mean_output: ClassVar[bool] = False
 
     def __init__(
         self,

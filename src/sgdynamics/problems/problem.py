@@ -113,6 +113,8 @@ class Problem:
 
     kind: ClassVar[str] = "Problem"
     weight_decay, gram = Number(), Number()
+    gram_argument: ClassVar[str | None] = "gram"  # None: the signals are orthonormal
+    mean_output: ClassVar[bool] = True  # whether a network's output is a mean over its units, not their sum
     _sealed = False
     _mapped = False  # whether JAX has put its numbers there, which may not be those that it was made of
     _given: dict[str, Any]

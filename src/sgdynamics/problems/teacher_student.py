@@ -54,6 +54,7 @@ class TeacherStudent(_Network):
 
     kind: ClassVar[str] = "TeacherStudent"
     teacher_head = Number()
+    gram_argument: ClassVar[str | None] = "teacher_gram"
 
     def __init__(
         self,

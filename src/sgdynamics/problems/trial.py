@@ -14,25 +14,10 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.precision import float64
-from sgdynamics.problems.activations import NAMED, Activation
-from sgdynamics.problems.losses import LOSSES, ClusterLoss, CommitteeLoss, NetworkLoss, TargetLoss, UserLoss
 from sgdynamics.samples import spectrum
 
 SAMPLES = 64
 MOST_NUMBERS = 1 << 20  # of all samples together: a very wide network is tried on fewer
-
-
-def own_functions(loss: Any) -> bool:
-    """Whether a loss holds a function that this library has not made."""
-    if isinstance(loss, UserLoss):
-        return True
-    activations = [loss.student] + ([loss.teacher] if isinstance(loss, CommitteeLoss) else [])
-    outer = isinstance(loss, NetworkLoss) and loss.outer not in LOSSES.values()
-    return outer or isinstance(loss, TargetLoss) or any(not _known(one) for one in activations)
-
-
-def _known(activation: Activation) -> bool:
-    return activation.coefficients is not None or any(activation is one for one in NAMED.values())
 
 
 @lru_cache(maxsize=64)
@@ -55,7 +40,7 @@ def _drawn(problem: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def try_problem(problem: Any) -> None:
     """The loss and its gradient on samples with rows of norm 1, orthogonal to the signals, and a head of ones."""
-    if not own_functions(problem.structure.loss):
+    if not problem.structure.loss.own_parts():
         return
     p = problem.width
     z, normals = _drawn(problem)
@@ -66,7 +51,7 @@ def try_problem(problem: Any) -> None:
 
 def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
     """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
-    if not own_functions(problem.structure.loss):
+    if not problem.structure.loss.own_parts():
         return
     p = problem.width
     z, normals = _drawn(problem)
@@ -131,28 +116,15 @@ def _compiled(structure: Any, parameters: Any, fields: Any, signals: Any, head: 
 
 def _culprit(problem: Any, point: tuple[Any, ...] | None) -> tuple[str, Any]:
     """Which of the problem's functions is not finite at this point, or which is the only one of the user's: argument and function."""
-    loss = problem.structure.loss
-    if isinstance(loss, UserLoss):
-        return "loss", loss.function
-    parts: dict[str, tuple[Any, Any]] = {}
-    if not _known(loss.student):
-        parts["activation"] = (loss.student.f, lambda fields, signals: loss.student(fields))
-    if isinstance(loss, CommitteeLoss) and not _known(loss.teacher):
-        parts["teacher_activation"] = (loss.teacher.f, lambda fields, signals: loss.teacher(signals))
-    if isinstance(loss, TargetLoss):
-        parts["target"] = (loss.target, lambda fields, signals: loss.target(signals))
-    if isinstance(loss, NetworkLoss) and loss.outer not in LOSSES.values():
-        parts["loss"] = (loss.outer, None)
+    parts = problem.structure.loss.own_parts()
     if point is not None:
-        fields, signals = point
         for name, (function, call) in parts.items():
-            if call is not None and not np.all(np.isfinite(_eager(call, fields, signals))):
+            if call is not None and not np.all(np.isfinite(_eager(call, *point))):
                 return name, function
-        if "loss" not in parts:  # values are fine, so a gradient is not: that of the student
-            return ("activation", loss.student.f) if "activation" in parts else next((name, part[0]) for name, part in parts.items())
-        # the loss is last: its arguments are finite
-        return "loss", loss.outer
-    name = next(reversed(parts))
+        # values are fine, so a gradient is not: that of the loss, whose arguments are finite, or of the student
+        name = next(name for name in ("loss", "activation", *parts) if name in parts)
+    else:
+        name = next(reversed(parts))
     return name, parts[name][0]
 
 
@@ -166,7 +138,6 @@ def _refuse(
     problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Any, what: str, bad: int, of: int, begun: bool
 ) -> None:
     name, function = _culprit(problem, (fields, signals))
-    loss = problem.structure.loss
     if name in ("activation", "teacher_activation"):
         seen = fields if name == "activation" else signals
         values = _eager(lambda one, _: jax.vmap(function)(one), seen, seen)
@@ -174,9 +145,8 @@ def _refuse(
         place = f"x = {seen[wrong[0] if len(wrong) else 0]:.4g}"
     elif name == "target":
         place = f"signals = {_short(signals)}"
-    elif isinstance(loss, (NetworkLoss, ClusterLoss)):
-        f, y = (float(_eager(one, fields, signals)) for one in _output_and_label(problem, head, given))
-        place = f"output {f:.4g} and label {y:.4g}"
+    elif (compared := _compared(problem, fields, signals, head, given)) is not None:
+        place = "output {:.4g} and label {:.4g}".format(*compared)
     else:
         place = f"fields = {_short(fields)}, signals = {_short(signals)}, head = {_short(head)}, "
         place += ", ".join(f"{name} = {_short(one)}" for name, one in (given if isinstance(given, dict) else {"noise_draw": given}).items())
@@ -189,16 +159,12 @@ def _refuse(
     )
 
 
-def _output_and_label(problem: Any, head: np.ndarray, noise: Any) -> tuple[Any, Any]:
-    loss, parameters = problem.structure.loss, problem.at(0.0).parameters
-
-    def output(fields: Any, signals: Any) -> Any:
-        return loss.output(fields, head)
-
-    def label(fields: Any, signals: Any) -> Any:
-        return loss.label(signals, parameters) + np.sqrt(parameters["noise"]) * noise
-
-    return output, label
+@float64
+def _compared(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Any) -> list[float] | None:
+    """Output and label, where these are what the loss sees."""
+    with jax.ensure_compile_time_eval():
+        found = problem.structure.loss.output_and_label(fields, signals, head, given, problem.at(0.0).parameters)
+        return None if found is None else [float(one) for one in found]
 
 
 def _short(values: np.ndarray) -> str:

@@ -11,7 +11,6 @@ from scipy import special, stats
 from scipy.stats import qmc
 
 from sgdynamics import checks
-from sgdynamics.problems.losses import CommitteeLoss, TargetLoss, squared
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
 from sgdynamics.problems.starts import MOST_DIMENSION, TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
@@ -106,8 +105,7 @@ def mean_field_random_start(
 def checked_wide_problem(problem: Any) -> None:
     """Refuse what has no mean-field limit here."""
     checked_kind(problem)
-    loss = getattr(getattr(problem, "structure", None), "loss", None)
-    if not isinstance(loss, (CommitteeLoss, TargetLoss)) or loss.outer is not squared:
+    if not getattr(getattr(problem, "structure", None), "has_excess", False):
         raise checks.reject("problem", problem, "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'")
     if len(problem.covariance) > 1:
         raise checks.reject("covariance", problem.covariance, "particles are (m, q, a) for inputs of one variance: leave covariance out")

@@ -47,6 +47,11 @@ class Sample:
     means: Callable[[Any], Any] | bool = False  # a function of the draws; True: numbers["means"]
 
     @property
+    def plain(self) -> bool:
+        """Whether a sample is one centred input and one standard normal."""
+        return self == Sample(self.signals)
+
+    @property
     def inputs_a_sample(self) -> int:
         return self.tokens or 1
 
