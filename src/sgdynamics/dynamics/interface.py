@@ -180,9 +180,6 @@ class Dynamics:
         if self.algorithm.flow and any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled)):
             raise checks.reject("lr", self.algorithm.lr, "gradient flow uses no samples, and the problem has numbers that depend on alpha")
 
-    def check_numbers(self, when: Clock) -> None:
-        """Refuse numbers that change to what they cannot be, at the times of a run."""
-
     def place(self, when: Clock) -> np.ndarray:
         """Where numbers that change are read: at alpha (on fixed data at t)."""
         return np.zeros(len(when.t)) if when.alpha is None else when.alpha
