@@ -30,6 +30,7 @@ from sgdynamics.limits.drift import MeanStep, finite_numbers
 from sgdynamics.limits.drift import drift as mean_increment
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
+from sgdynamics.support import require
 
 __all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
 
@@ -50,6 +51,7 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
 
 def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
     """How finely to integrate, for rows up to `margin` times those of the start (in squared length)."""
+    require("functional", problem)
     return rule_for(problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
+from sgdynamics.support import require
 
 
 @trees.numbered("lr", "head_rate", "update")
@@ -93,8 +94,10 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     return float(algorithm.lr)
 
 
-def checked_algorithm(value: Any) -> OnePassSGD:
-    """An algorithm as an argument: refuse what is none."""
+def checked_algorithm(value: Any, question: str | None = None, problem: Any = None) -> OnePassSGD:
+    """An algorithm as an argument: refuse what is none, and what a question is not answered for with this problem."""
+    if question is not None:
+        require(question, problem, value)
     if not isinstance(value, OnePassSGD):
         raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...)")
     return value

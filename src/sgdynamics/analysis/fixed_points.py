@@ -111,9 +111,9 @@ def fixed_points(
     With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is "marginal".
     Of a `SpikedTensor` all fixed points are found, from its closed equations; then the other arguments have no meaning.
     """
-    if isinstance(problem, SpikedTensor):
+    checked_algorithm(algorithm, "fixed_points", problem)
+    if "spiked tensor" in problem.kinds:
         return spiked_fixed_points(problem, algorithm)
-    checked_algorithm(algorithm)
     constant_rate(algorithm, "fixed points")
     tries = checks.whole("tries", tries, 0, MOST_TRIES)
     unphysical = checks.flag("unphysical", unphysical)

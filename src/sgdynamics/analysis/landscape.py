@@ -34,6 +34,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
 from sgdynamics.samples import spectrum
+from sgdynamics.support import require
 
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
 ROUNDING = 1e-14  # of an entry of the Hessian, relative to the largest
@@ -94,10 +95,8 @@ def hessian_spectrum(
     eigenvalues are equal, and null; unless given, 1e-9 of the largest, or the error where that is more.
     A kinked activation has no second derivative at a row that lies on its kink (ReLU at w = 0): refused.
     """
+    require("hessian_spectrum", problem)
     begin = checked_start(problem, start)
-    if not problem.structure.sample.plain:
-        fix = "the Hessian is built for one centred input and one normal a sample, not for mixtures, tokens or draws; see fixed_points"
-        raise checks.reject("problem", problem, fix)
     run = checks.whole("run", run, 0)
     if run >= begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs: give 0..{begin.runs - 1}")

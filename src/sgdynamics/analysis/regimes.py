@@ -34,8 +34,7 @@ from sgdynamics.limits.drift import drift
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.problem import Problem, Structure, gram_root
-from sgdynamics.problems.spiked_tensor import SpikedTensor
-from sgdynamics.problems.starts import Start, checked_kind, checked_start, overlap_matrix
+from sgdynamics.problems.starts import Start, checked_start, overlap_matrix
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.problems.wide_starts import checked_wide_problem
 from sgdynamics.samples import spectrum
@@ -115,8 +114,7 @@ def regime(problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: St
     to 1e4). Rates are those of f = (1/p) sum_i; for an own loss without the 1/p only the sizes have a meaning, not the limits in p.
     Source: slides "Dimension-free limits of SGD" (the different regimes), where t is this library's t/p.
     """
-    _refuse(problem)
-    checked_algorithm(algorithm)
+    checked_algorithm(algorithm, "regime", problem)
     d = checks.whole("dimension", dimension, problem.signals + 1)
     begin = _half_learnt(problem) if start is None else checked_start(problem, start)
     lr, p, batch = _largest_rate(algorithm), problem.width, algorithm.batch
@@ -132,17 +130,6 @@ def regime(problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: St
     }
     name, solver, why = _verdict(problem, d, **terms)
     return Regime(name, solver, why, p, problem.signals, d, lr, batch, **terms)
-
-
-def _refuse(problem: Any) -> None:
-    checked_kind(problem)
-    fix = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
-    if isinstance(problem, SpikedTensor):
-        raise checks.reject("problem", problem, f"{fix}; a spiked tensor has no width: see sgd.effective_scaling")
-    if not problem.structure.sample.plain:
-        raise checks.reject(
-            "problem", problem, f"{fix}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling"
-        )
 
 
 def _largest_rate(algorithm: OnePassSGD) -> float:

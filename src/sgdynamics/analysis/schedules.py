@@ -23,12 +23,12 @@ from scipy import optimize
 from sgdynamics import checks, functional
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.controls import Schedule, piecewise_rate
-from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.progress import meter
+from sgdynamics.support import require
 
 RANGE = (1e-3, 30.0)  # where learning rates are searched unless the caller says, in units of the width
 GRID = 33  # constant rates that are tried at once, then again between the neighbours of the best
@@ -195,9 +195,8 @@ def optimal_schedule(
     head_rate = checks.number("head_rate", head_rate, 0.0)
     iterations = checks.whole("iterations", iterations, 1, 10**6)
     restarts, seed = checks.whole("restarts", restarts, 0, 10**6), checks.whole("seed", seed, 0)
+    require("optimal_schedule", problem)
     begin = checked_start(problem, start)
-    if expectation_of(problem.structure).jumps(problem.parameters):
-        raise checks.reject("problem", problem, "without noise on its clusters the drift jumps and has no gradient: give a finite snr")
     low, high = _checked_range(problem, lr)
     if dimension is not None:
         dimension = check_dimension(problem, dimension)[0]

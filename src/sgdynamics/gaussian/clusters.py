@@ -30,9 +30,6 @@ class Clusters(Sampled):
     def sampled(self, flow: bool) -> bool:
         return self.drift_sampled
 
-    def jumps(self, parameters: Any) -> bool:
-        return spectrum.noiseless(parameters)
-
     def rule(self, largest: float) -> Rule:
         return Rule(mixture=mixtures.rule_for(self.structure.width))
 

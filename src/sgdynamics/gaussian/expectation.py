@@ -143,10 +143,6 @@ class Expectation(ABC):
         """
         raise NotImplementedError("only the label of a network has a series")
 
-    def jumps(self, parameters: Any) -> bool:
-        """Whether the drift jumps in the overlaps at these numbers, so that a solver has to slide along surfaces."""
-        return False
-
     def curvatures(
         self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
     ) -> tuple[list[curvature.Curvature], bool]:

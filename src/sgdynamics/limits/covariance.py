@@ -66,7 +66,7 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
 
     For squared activations it is the one of Escaping mediocrity, (60)-(62), there for width 1, with the misprints of (62) corrected.
     """
-    checked_algorithm(algorithm)
+    checked_algorithm(algorithm, "increment_covariance", problem)
     begin = checked_start(problem, start)
     if not 0 <= checks.whole("run", run, 0) < begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs")

@@ -190,8 +190,8 @@ def solve_mean_field(
     the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
     """
     checks.outside_jit("solve_mean_field")
+    checked_algorithm(algorithm, "solve_mean_field", problem)
     checked_wide_problem(problem)
-    checked_algorithm(algorithm)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)
     perpendicular = (

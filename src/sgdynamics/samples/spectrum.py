@@ -42,8 +42,3 @@ def growth(numbers: Any, shares: Any = None) -> Any:
 def trace(numbers: Any) -> Any:
     """sum_b l_b f_b: the mean of |x|^2/d."""
     return numbers["eigenvalues"] @ numbers["fractions"]
-
-
-def noiseless(numbers: Any) -> bool:
-    """Whether inputs are their means: a mixture at snr = infinity."""
-    return not np.any(numbers["eigenvalues"])
