@@ -11,7 +11,7 @@ from sgdynamics import checks
 KINDS: dict[str, str] = {
     "fields": "a problem of fields (TeacherStudent, MultiIndex, Problem) under one-pass SGD",
     "mixture": "a Gaussian mixture, or inputs with means",
-    "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps",
+    "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps (and which is a mixture)",
     "several inputs": "samples of several inputs, or with own draws",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
@@ -43,7 +43,6 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "solve_mean_field": {
         **_THEORY,
         "mixture": _WIDE,
-        "snr = inf": _WIDE,
         "several inputs": _WIDE,
         "spiked tensor": _WIDE,
         "own dynamics": _WIDE,
@@ -63,7 +62,6 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "fixed_points": {**_THEORY, "snr = inf": _JUMPS.format(what="it has no roots there: give a finite snr"), "own dynamics": _OWN},
     "hessian_spectrum": {
         "mixture": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
-        "snr = inf": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
         "several inputs": "the Hessian is built for samples of one input; use fixed_points for stability",
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
@@ -72,7 +70,6 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "regime": {
         **_THEORY,
         "mixture": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
-        "snr = inf": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
         "several inputs": f"{_MAP}; these samples have several inputs",
         "spiked tensor": f"{_MAP}; a spiked tensor has no width: see sgd.effective_scaling",
         "own dynamics": _MAP,
@@ -109,6 +106,8 @@ def supported() -> str:
     for question, refused in REFUSED.items():
         cells = []
         for kind in KINDS:
+            if kind == "snr = inf" and kind not in refused:
+                kind = "mixture"
             if kind not in refused:
                 cells.append("yes")
                 continue

@@ -145,19 +145,7 @@ def exit_time(
     before anything is learned). A function of the state {"M", "Q", "a"} (JAX arrays of one run) stands in place of the risk.
     Problems whose loss is not squared are judged by the risk. `max_time` (in t) is 50 times the width unless given.
     """
-    asked = prepare_exits(
-        problem,
-        algorithm,
-        start,
-        threshold=threshold,
-        method=method,
-        dimension=dimension,
-        runs=runs,
-        seed=seed,
-        max_time=max_time,
-        criterion=criterion,
-        progress=progress,
-    )
+    asked = prepare_exits(**locals())
     warn_if_no_growth(asked)
     if asked.away.all():
         times, diverged, tired = np.zeros(len(asked.away)), *np.zeros((2, len(asked.away)), dtype=bool)

@@ -37,7 +37,7 @@ from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.samples import spectrum
 from sgdynamics.shapes import power_of_two
-from sgdynamics.simulation.running import See, Simulator, run
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, run
 
 SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, more of them make one step's noise more Gaussian
 STEP_TOLERANCE = 2e-3  # relative error of the risk that the step length may make, on the noiseless path
@@ -271,12 +271,10 @@ class SdePaths(Stepped):
     def initial(self, chosen: np.ndarray) -> Any:
         return Path(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
         plan = (self.structure, self.rule, self.higher_order)
-        return _advance(plan, see, numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+        return _advance(plan, watch.see, numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)

@@ -34,7 +34,7 @@ from sgdynamics.limits.long_times import follow
 from sgdynamics.limits.sde import Stepped
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
 from sgdynamics.random import normals_and_uniforms
-from sgdynamics.simulation.running import See
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
 from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits
 
 RTOL = 1e-8
@@ -232,11 +232,9 @@ class SpikedPaths(Stepped):
     def initial(self, chosen: np.ndarray) -> Any:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         plan = (self.numbers, self.edges, self.lengths)
-        return _advance_paths(self.bits, see, *plan, state, keys, np.int64(begin), np.int64(end), seen, given)
+        return _advance_paths(self.bits, watch.see, *plan, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return state._asdict()

@@ -19,7 +19,7 @@ from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import step_key
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
-from sgdynamics.simulation.running import See, Simulator, check_reach, moves_a_step
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach, moves_a_step
 
 
 class DirectSGD(Simulator):
@@ -50,12 +50,10 @@ class DirectSGD(Simulator):
         scalars = jax.tree.map(lambda one: jnp.broadcast_to(one.astype(self.dtype), (len(chosen),)), first_scalars(self.law))
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars)
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place)
         plan = (self.structure, self.batch, self.law, self.edges)
-        return _advance(plan, see, numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+        return _advance(plan, watch.see, numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state[:2])

@@ -15,7 +15,7 @@ from sgdynamics.algorithms.updates import copies
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import step_key
-from sgdynamics.simulation.running import See, Simulator, moves_a_step
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, moves_a_step
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28
@@ -37,11 +37,9 @@ class ExactChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return _initial(self.layout, self.T[chosen], self.L[chosen], self.head[chosen])
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
-        return _advance(self.layout, see, numbers, self.sizes, state, keys, np.int64(begin), np.int64(end), seen, given)
+        return _advance(self.layout, watch.see, numbers, self.sizes, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _overlaps(self.layout.structure, self.parameters, state)

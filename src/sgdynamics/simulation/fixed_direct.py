@@ -27,7 +27,7 @@ from sgdynamics.reach import available_bytes
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
 
 HIGHEST = jax.lax.Precision.HIGHEST  # a GPU would multiply float32 with 10 bits of mantissa
 SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them read
@@ -122,14 +122,12 @@ class DirectFixedData(Simulator):
                 rows[place, :, low + k : high] = self.L[run, block][:, : frame.shape[1]] @ frame.T
         return rows
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
-        assert see is None, "first passages are not watched here"
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        assert watch.see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = end * float(self.algorithm["lr"])
         state, good = _advance(self.structure, self.plan, *numbers, self.data, state, keys, np.int64(begin), np.int64(end))
-        return state, good, seen
+        return state, good, watch.seen
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))

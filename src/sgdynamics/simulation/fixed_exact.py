@@ -16,7 +16,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.simulation.exact import GROUP_BYTES
-from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
 
 FIRST_STEP = (1 << 31) - 1  # a step number that no run reaches: what is drawn before the first step
 
@@ -43,13 +43,11 @@ class ExactFixedData(Simulator):
         numbers = (self.parameters, self.algorithm, self.sizes)
         return _begin(self.layout, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
-        assert see is None, "first passages are not watched here"
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        assert watch.see is None, "first passages are not watched here"
         self.now = end * float(self.algorithm["lr"])
         numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING["float64"]))
-        return *conditioning.advance(self.layout, numbers, self.most, state, keys, None, begin, end), seen
+        return *conditioning.advance(self.layout, numbers, self.most, state, keys, None, begin, end), watch.seen
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _observe(self.layout, numbers_at(self.parameters, self.now), state)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sgdynamics.controls import numbers_at
 from sgdynamics.random import step_key
-from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 LARGEST = 1e100  # values beyond this have diverged
 
@@ -26,10 +26,10 @@ class OwnChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
-        return _advance(self.definition, see, self.numbers, self.share, state, keys, np.int64(begin), np.int64(end), seen, given)
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance(
+            self.definition, watch.see, self.numbers, self.share, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given
+        )
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return state

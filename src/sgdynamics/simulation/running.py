@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +24,18 @@ COMPILE_SECONDS = 3.0  # what a batch of another size costs: it is made smaller 
 
 # (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
 See = Callable[[Any, Any, Any, dict[str, Any]], Any]
+Advanced = tuple[Any, Any, Any]  # states, for each run the last step at which it was finite, and what was seen
+
+
+class Watched(NamedTuple):
+    """What is noted after each step: seen (of every run) -> see(given, seen, steps made, state)."""
+
+    seen: Any = None
+    see: See | None = None
+    given: Any = None
+
+
+UNSEEN = Watched()
 
 
 def moves_a_step(algorithm: Any) -> float:
@@ -39,9 +51,7 @@ class Simulator(ABC):
         """The states of these runs at step 0."""
 
     @abstractmethod
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
@@ -248,7 +258,7 @@ def _first_passage_group(
     while now < last and alive.any():
         end = _piece_end(simulator, now, last, piece)
         began = time.perf_counter()
-        state, good, noted = simulator.advance(state, keys, now, end, noted, see, given)
+        state, good, noted = simulator.advance(state, keys, now, end, Watched(noted, see, given))
         when, good = np.asarray(noted["left"]), np.asarray(good)
         piece = _next_piece(simulator, piece, time.perf_counter() - began)
         gone = alive & (when >= 0)

@@ -25,7 +25,7 @@ import numpy as np
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.random import chi, normals_and_uniforms, step_key
-from sgdynamics.simulation.running import See, Simulator
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 SPAN = 64  # steps whose random numbers are drawn together
 LARGEST_DIGITS = {"float64": 200, "float32": 60}  # of |x|^(2k) at which a run has diverged: its risk, and one more step, are still finite
@@ -102,10 +102,8 @@ class SpikedChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
-        return _advance_chain(self.bits, see, self.numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance_chain(self.bits, watch.see, self.numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return state._asdict()
@@ -166,10 +164,10 @@ class SpikedVectors(Simulator):
         x[:, 1] = np.sqrt(self.begin.r2[chosen])
         return jnp.asarray(x)
 
-    def advance(
-        self, state: Any, keys: Any, begin: int, end: int, seen: Any = None, see: See | None = None, given: Any = None
-    ) -> tuple[Any, Any, Any]:
-        return _advance_vectors(self.bits, self.tensor, see, self.numbers, state, keys, np.int64(begin), np.int64(end), seen, given)
+    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance_vectors(
+            self.bits, self.tensor, watch.see, self.numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given
+        )
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _vector_overlaps(np.asarray(state, dtype=np.float64))
