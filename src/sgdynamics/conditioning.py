@@ -279,9 +279,9 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
 
     numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm)
     decay = parameters["weight_decay"].astype(dtype)
-    slopes = gradient[:p].reshape(p, -1), jnp.sum(head_gradient * weight[:, None], axis=0)
+    pulls = gradient[:p].reshape(p, -1), jnp.sum(head_gradient * weight[:, None], axis=0)
     flags = {"trained": structure.trained, "sphere": structure.sphere, "kick": kick, "head_kick": head_kick}
-    rows, head = descend(state.rows.reshape(p, -1), state.head, *slopes, numbers["lr"], numbers["head_rate"], decay, **flags)
+    rows, head = descend(state.rows.reshape(p, -1), state.head, *pulls, numbers["lr"], numbers["head_rate"], decay, **flags)
     selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
     rows = rows.reshape(state.rows.shape)
     change = state.change

@@ -161,4 +161,5 @@ def take_step(
     parts = updates.copies(law)
     sets = list(zip(jnp.split(state.rows, parts), jnp.split(state.head, parts), strict=True))
     sets, scalars = law.step(algorithm["update"], ground, sets, state.scalars)
-    return Rows(*(jnp.concatenate(part) for part in zip(*sets, strict=True)), scalars)
+    rows, heads = zip(*sets, strict=True)
+    return Rows(jnp.concatenate(rows), jnp.concatenate(heads), scalars)

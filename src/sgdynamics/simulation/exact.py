@@ -95,7 +95,16 @@ def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance(
-    layout: compressed.Layout, see: See | None, numbers: Any, sizes: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+    layout: compressed.Layout,
+    see: See | None,
+    numbers: tuple[Any, Any, Any],
+    sizes: Any,
+    state: Any,
+    keys: Any,
+    begin: Any,
+    end: Any,
+    seen: Any,
+    given: Any,
 ) -> tuple[Any, Any, Any]:
     """All runs from step `begin` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     length = layout.span_steps
