@@ -98,7 +98,7 @@ def certify(
     if not fixed and "steps" in when:
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
         given = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
-        when = {"alpha": np.atleast_1d(given) * (algorithm.batch / small)}
+        when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
     setting = _Setting(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
     limit = "other update" not in algorithm.kinds

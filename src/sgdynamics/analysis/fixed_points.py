@@ -34,7 +34,6 @@ from sgdynamics.limits.drift import drift
 from sgdynamics.limits.integration import LARGEST
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
 from sgdynamics.samples import spectrum
 
@@ -88,7 +87,7 @@ class FixedPoint:
 
 @float64
 def fixed_points(
-    problem: Problem | SpikedTensor,
+    problem: Any,
     algorithm: OnePassSGD,
     *,
     starts: Start | None = None,

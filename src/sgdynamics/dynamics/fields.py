@@ -141,7 +141,6 @@ class FieldDynamics(Dynamics):
         return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
 
     def sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
-        """A step of the SDE that is short enough, and its error."""
         return step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:

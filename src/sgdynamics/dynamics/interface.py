@@ -25,6 +25,7 @@ from sgdynamics.functions import function_identity
 from sgdynamics.gaussian.risk import SHORT, TOLERANCE, Risks
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, run_cases
 from sgdynamics.limits.long_times import ran_out
+from sgdynamics.limits.sde import Stepped
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.own import OwnChain
 from sgdynamics.simulation.running import Simulator
@@ -47,7 +48,7 @@ class States:
 class Prepared:
     """One mean path, checked and chosen before anything runs; `case` is None where a dynamics has an integrator of its own."""
 
-    dynamics: Dynamics
+    dynamics: Any  # of one kind, in what runs together
     begin: Any
     when: Clock
     dimension: int | None
@@ -286,6 +287,14 @@ class Dynamics:
         """Runs at finite d."""
         self._need("step")
         return OwnChain(self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin))
+
+    def paths_of_sde(self, begin: Any, dimension: int, sizes: np.ndarray, higher_order: bool) -> Stepped:
+        """Paths of the SDE, as a simulator whose steps have lengths."""
+        raise NotImplementedError
+
+    def sde_step(self, begin: Any, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+        """A step of the SDE that is short enough, and its error."""
+        raise NotImplementedError
 
     def watched(self, criterion: Any, begin: Any, dimension: int | None) -> tuple[Watch, Any]:
         """What `exit_time` watches, and its numbers."""

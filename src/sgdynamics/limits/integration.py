@@ -150,6 +150,10 @@ def integrate(
     )
 
 
+def _below(watch: Watch, shared: Any, level: Any, state: Any) -> Any:
+    return watch.value(shared, state) - level
+
+
 def _size(state: dict[str, Any]) -> Any:
     return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
 
@@ -158,7 +162,7 @@ def _reach(field: Field, watch: Watch | None, each: Any, shared: Any, states: An
     """Every replicate (outer) and every start (inner) of one case, by the explicit method."""
 
     def one(own: Any, state: Any, level: Any) -> Reached:
-        seen = None if watch is None else lambda y: watch.value(shared, y) - level
+        seen = None if watch is None else partial(_below, watch, shared, level)
         found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
         states_found: Any = found.ys
         times_found: Any = found.ts
@@ -220,7 +224,7 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
         begin = float(time[replicate, run])
         rest = t > begin
         try:
-            end, values = _long_run(case, own, state, begin, t[rest], None if case.levels is None else float(case.levels[run]))
+            end, values = _long_run(case, own, state, begin, t[rest], 0.0 if case.levels is None else float(case.levels[run]))
         except ValueError as error:
             return error
         for name, value in values.items() if case.watch is None else ():
@@ -228,10 +232,10 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
         time[replicate, run], left[replicate, run], tired[replicate, run] = end.time, end.ended == "event", end.ended == "tired"
     # stopped before the end without leaving: beyond every bound
     blown = ~left & ~tired & (time < t[-1] * (1 - 1e-12))
-    return Solved(states, bool(full.any()), tired.any(axis=0), np.where(left, time, np.nan), blown)
+    return Solved(states, bool(full.any()), np.any(tired, axis=0, keepdims=True)[0], np.where(left, time, np.nan), blown)
 
 
-def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray, level: float | None) -> Any:
+def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray, level: float) -> Any:
     """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
     form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
     # on the device once, not at each of thousands of calls

@@ -290,7 +290,7 @@ def _path_overlaps(structure: Structure, parameters: Any, state: Path) -> dict[s
 def _advance(
     plan: tuple[Any, ...], see: See | None, given: tuple[Any, ...], state: Path, keys: Any, begin: Any, end: Any, seen: Any, watched: Any
 ) -> tuple[Path, Any, Any]:
-    nodes, parameters, algorithm, numbers, edges, lengths, begins = given
+    (structure, rule, higher_order), (nodes, parameters, algorithm, numbers, edges, lengths, begins) = plan, given
 
     def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
         state, last_good, seen = carry
@@ -303,9 +303,9 @@ def _advance(
 
         def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
             key = jax.random.fold_in(key, number)
-            path = sde_step(*plan, nodes, now, rates, scales, path, length, key)
+            path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
             if see is not None:
-                M, Q = _overlaps(plan[0], parameters, path.rows)
+                M, Q = _overlaps(structure, parameters, path.rows)
                 seen = see(watched, seen, number + 1, {"M": M, "Q": Q, "a": path.head})
             return path, seen
 

@@ -84,7 +84,7 @@ def simulate(
         "assumptions": dynamics.assumptions + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
     }
     if dynamics.has_data:
-        attributes |= {"samples": algorithm.samples(d), "shared_data": int(shared_data), "stop_at": stop_at}
+        attributes |= {"samples": dynamics.algorithm.samples(d), "shared_data": int(shared_data), "stop_at": stop_at}
     ends = {"diverged_at": np.where(last >= 0, time_of_steps(algorithm, last, d), np.nan)}
     result = closed(door, f"simulate-{method}", states, attributes, ends, sampled="runs")
     if stop_at is None:
