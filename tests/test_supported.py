@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from pathlib import Path
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.support import KINDS, REFUSED, supported
+from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported
 from tests.before_work import Work, stop_before_work
 
 
@@ -80,11 +81,9 @@ CALLS = {
 def test_every_cell_is_true(question, monkeypatch):
     for kind in KINDS:
         problem = PROBLEMS[kind]()
-        if question == "solve_dmft" and kind == "other update":
-            continue  # an update belongs to one-pass SGD
         algorithm = algorithm_of(kind, question)
-        if question == "hessian_spectrum" and kind in ("other update", "fixed data"):
-            continue  # no algorithm is asked for
+        if question in WITHOUT_ALGORITHM and kind in ("other update", "fixed data"):
+            continue
         start = start_of(kind, problem)
         if question == "solve_mean_field" and kind in ("fields", "other update", "fixed data"):
             start = sgd.mean_field_random_start(problem, dimension=50)
@@ -102,9 +101,18 @@ def test_every_cell_is_true(question, monkeypatch):
 
 def test_the_documentation_prints_it():
     text = supported()
+    assert text in (Path(__file__).parents[1] / "docs/supported.md").read_text(encoding="utf-8")
     assert text.count("\n| `") == len(REFUSED)
     assert all(kind in text.splitlines()[0] for kind in KINDS)
     assert all(reason in text for refused in REFUSED.values() for reason in refused.values())
+
+
+@pytest.mark.parametrize("kind", ["spiked tensor", "own dynamics"])
+def test_updates_are_not_left_out_silently(kind):
+    problem = PROBLEMS[kind]()
+    algorithm = sgd.OnePassSGD(lr=0.1, update=sgd.updates.momentum(0.5))
+    with pytest.raises(ValueError, match=r"update = momentum.*made for plain SGD"):
+        sgd.simulate(problem, algorithm, start_of(kind, problem), steps=[1], dimension=50)
 
 
 def test_what_is_no_problem_is_refused():

@@ -9,7 +9,7 @@ from sgdynamics import checks
 
 # what a problem or an algorithm says of itself (`kinds`), and how a reader knows it
 KINDS: dict[str, str] = {
-    "fields": "a problem of fields (TeacherStudent, MultiIndex, Problem) under one-pass SGD",
+    "fields": "a problem of fields (TeacherStudent, MultiIndex, Problem)",
     "mixture": "a Gaussian mixture, or inputs with means",
     "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps (and which is a mixture)",
     "several inputs": "samples of several inputs, or with own draws",
@@ -48,6 +48,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "own dynamics": _WIDE,
     },
     "solve_dmft": {
+        "other update": "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm",
         "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
         "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
     },
@@ -83,6 +84,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "sweep": {},
 }
+WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
 _ARGUMENT = {"other update": "update", "fixed data": "algorithm"}
 
@@ -93,10 +95,13 @@ def require(question: str, problem: Any, algorithm: Any = None) -> None:
     if kinds is None or isinstance(problem, type):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
     for kind in (*kinds, *getattr(algorithm, "kinds", ())):
-        if kind in REFUSED[question]:
+        reason = REFUSED[question].get(kind)
+        if kind == "other update" and "fields" not in kinds:
+            reason = _PLAIN  # of problems that have no fields, whatever the question
+        if reason is not None:
             argument = _ARGUMENT.get(kind, "problem")
             value = {"problem": problem, "algorithm": algorithm, "update": getattr(algorithm, "update", None)}[argument]
-            raise checks.reject(argument, value, REFUSED[question][kind])
+            raise checks.reject(argument, value, reason)
 
 
 def supported() -> str:
@@ -106,13 +111,11 @@ def supported() -> str:
     for question, refused in REFUSED.items():
         cells = []
         for kind in KINDS:
-            if kind == "snr = inf" and kind not in refused:
-                kind = "mixture"
-            if kind not in refused:
-                cells.append("yes")
+            reason = refused.get(kind, refused.get("mixture") if kind == "snr = inf" else None)
+            if reason is None:
+                cells.append("-" if kind in _ARGUMENT and question in WITHOUT_ALGORITHM else "yes")
                 continue
-            if refused[kind] not in reasons:
-                reasons.append(refused[kind])
-            cells.append(f"no ({reasons.index(refused[kind]) + 1})")
+            reasons += [] if reason in reasons else [reason]
+            cells.append(f"no ({reasons.index(reason) + 1})")
         lines.append(f"| `{question}` | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))])

@@ -16,6 +16,7 @@ from sgdynamics.problems.starts import Start
 from sgdynamics.progress import meter
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
+from sgdynamics.support import require
 
 
 @float64
@@ -52,6 +53,7 @@ def solve_dmft(
     than ten days is refused as well.
     A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
     """
+    require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
     where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress}
     door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True)
