@@ -17,7 +17,6 @@ Factors, not overlaps, are stepped: W W^T stays positive by construction and not
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.one_pass import Rows, take_step
+from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -148,22 +147,14 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
 
 
 def run_span(
-    layout: Layout,
-    parameters: Any,
-    algorithm: Any,
-    dimension: Any,
-    state: Rows,
-    draws: Draws,
-    first: Any,
-    begin: Any,
-    end: Any,
-    seen: Any = None,
-    see: Callable[[Any, Any, dict[str, Any]], Any] | None = None,
+    layout: Layout, given: tuple[Any, ...], state: Rows, draws: Draws, when: tuple[Any, ...], seen: Any, see: Any
 ) -> tuple[Rows, Any]:
-    """The steps of one span that lie in [begin, end); `first` is the number of the span's first step.
+    """The steps of one span that lie in [begin, end), given (parameters, algorithm, dimension).
 
-    After each of them `see(seen, steps made, overlaps)` may note something, such as the first step at which a run has left a plateau.
+    `when`: the number of the span's first step, begin, end. After each step `see(seen, steps made, overlaps)` may note something, such as
+    the first step at which a run has left a plateau.
     """
+    (parameters, algorithm, dimension), (first, begin, end) = given, when
     number = first + jnp.arange(layout.span_steps).reshape(layout.folds, layout.steps)
     active = (number >= begin) & (number < end)
 
@@ -176,7 +167,7 @@ def run_span(
             x, noise, flag, index = sample
             now, rates = numbers_at((parameters, algorithm), index * (layout.batch / dimension))
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
-            moved = one_step(layout, now, rates, rate, state, x, noise, part.outside, dimension, index)
+            moved = one_step(layout, (now, rates), rate, state, (x, noise, part.outside), dimension, index)
             # a plain step of length 0 changes nothing; others have to be held
             state = moved if layout.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
@@ -212,19 +203,13 @@ def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals
 
 
 def one_step(
-    layout: Layout,
-    parameters: Any,
-    algorithm: Any,
-    rate: Any,
-    state: Rows,
-    x: Any,
-    noise: Any,
-    outside: Any,
-    dimension: Any = None,
-    number: Any = 0,
+    layout: Layout, numbers: tuple[Any, Any], rate: Any, state: Rows, sample: tuple[Any, Any, Any], dimension: Any = None, number: Any = 0
 ) -> Rows:
-    """One step on the compressed rows; x (inputs, blocks, columns) are inputs as seen from there. Plain SGD needs no dimension."""
-    structure = layout.structure
+    """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
+
+    `sample`: inputs x (inputs, blocks, columns) as seen from there, what the loss takes beside them, and what lies outside.
+    """
+    structure, (parameters, algorithm), (x, noise, outside) = layout.structure, numbers, sample
     p = structure.width
 
     def gradient(rows: Any, head: Any) -> tuple[Any, Any]:
@@ -241,8 +226,8 @@ def one_step(
         return found.reshape(p, -1), jnp.mean(head_gradient, axis=0)
 
     flat = state._replace(rows=state.rows.reshape(state.rows.shape[0], -1))
-    flags = {"trained": structure.trained, "sphere": structure.sphere}
-    moved = take_step(layout.update, algorithm, flat, gradient, rate, parameters["weight_decay"], dimension, number, **flags)
+    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
+    moved = take_step(layout.update, algorithm, flat, gradient, stride, dimension, number)
     return moved._replace(rows=moved.rows.reshape(state.rows.shape))
 
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
-from sgdynamics.algorithms.one_pass import descend
+from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -280,8 +280,8 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
     numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm)
     decay = parameters["weight_decay"].astype(dtype)
     pulls = gradient[:p].reshape(p, -1), jnp.sum(head_gradient * weight[:, None], axis=0)
-    flags = {"trained": structure.trained, "sphere": structure.sphere, "kick": kick, "head_kick": head_kick}
-    rows, head = descend(state.rows.reshape(p, -1), state.head, *pulls, numbers["lr"], numbers["head_rate"], decay, **flags)
+    stride = Stride(numbers["lr"], numbers["head_rate"], decay, structure)
+    rows, head = stride.move(state.rows.reshape(p, -1), state.head, pulls, kick, head_kick)
     selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
     rows = rows.reshape(state.rows.shape)
     change = state.change

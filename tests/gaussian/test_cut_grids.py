@@ -51,8 +51,8 @@ def test_a_jumping_target_is_the_committee_of_sign_units(gram):
         )
     for name in ("M", "Q"):
         np.testing.assert_allclose(found[name], expected[name], atol=1e-11)
-    overlaps = (begin.M_blocks, begin.Q_blocks, begin.a)
-    (risk, error), (exact, _) = (population_risk(one, *overlaps) for one in (target, teacher))
+    overlaps = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
+    (risk, error), (exact, _) = (population_risk(one, overlaps) for one in (target, teacher))
     assert risk == pytest.approx(exact, abs=1e-11)
     assert error < 1e-6
 
@@ -70,8 +70,8 @@ def test_the_error_is_honest_where_nothing_is_declared(target, kinks, activation
     silent = sgd.MultiIndex(target, directions=1, width=2, activation=activation)
     for seed in range(3):
         begin = state(declared, seed)
-        overlaps = (begin.M_blocks, begin.Q_blocks, begin.a)
-        (exact, small), (risk, stated) = (population_risk(one, *overlaps) for one in (declared, silent))
+        overlaps = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
+        (exact, small), (risk, stated) = (population_risk(one, overlaps) for one in (declared, silent))
         assert small < 1e-6
         off = float(np.abs(risk - exact).max() / exact.max())
         assert off < stated

@@ -154,7 +154,7 @@ def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
             data, noise = jax.random.split(key)
             x = jax.random.normal(data, (batch, dimension)) * direct.place.spread
             z = jax.random.normal(noise, (batch,))
-            args = (problem.structure, direct.parameters, direct.algorithm, lr / dimension)
+            args = (problem.structure, (direct.parameters, direct.algorithm), lr / dimension)
             return direct_step(*args, first, x, z, direct.place)
 
         after = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(11), count))

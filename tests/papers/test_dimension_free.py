@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, special
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.one_pass import descend
+from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.gallery.judges import dimension_free as judges
 from sgdynamics.papers import dimension_free as paper
 from sgdynamics.problems.starts import overlap_matrix
@@ -29,7 +29,7 @@ def test_units_of_the_slides():
     moved = W + step * ((a * slope * E)[:, None] * x - wd * W), a + eps * step * (s * E - wd * a)
     gradient, head_gradient = -(a * slope * E)[:, None] * x / p, -s * E / p
     rate, decay = float(here.algorithm.lr) / d, here.problem.weight_decay
-    found = descend(W, a, gradient, head_gradient, rate, here.algorithm.head_rate, decay, trained=True, sphere=False)
+    found = Stride(rate, here.algorithm.head_rate, decay, here.problem.structure).move(W, a, (gradient, head_gradient))
     for one, other in zip(found, moved, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     # the printed gamma_a = eps gamma and a step gamma that does not know d are far off

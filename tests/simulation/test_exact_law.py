@@ -123,7 +123,15 @@ def test_one_step_pathwise(batch, options):
     rate = 0.8 / d
     algorithm = {"lr": 0.8, "head_rate": 0.6}
     with jax.enable_x64(True):
-        args = (problem.structure, problem.parameters, algorithm, rate, Rows(weights, begin.a[0]), x, noise, placed(problem, np.array([d])))
+        args = (
+            problem.structure,
+            (problem.parameters, algorithm),
+            rate,
+            Rows(weights, begin.a[0]),
+            x,
+            noise,
+            placed(problem, np.array([d])),
+        )
         after, head = (np.asarray(part) for part in direct_step(*args)[:2])
         # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
         inside, outside = x[:, : k + p], x[:, k + p :]
@@ -136,7 +144,8 @@ def test_one_step_pathwise(batch, options):
         rows = compressed.initial_rows(layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]))
         beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
         seen = np.concatenate([inside, beyond], axis=1)[:, None]
-        moved = compressed.one_step(layout, problem.parameters, algorithm, rate, rows, jnp.asarray(seen), noise, jnp.asarray(lower)[None])
+        sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
+        moved = compressed.one_step(layout, (problem.parameters, algorithm), rate, rows, sample)
         folded = moved._replace(rows=compressed.fold(layout, moved.rows))
         for state in (moved, folded):
             found = compressed.overlaps(problem.structure, problem.parameters, state)

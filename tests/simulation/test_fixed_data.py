@@ -125,7 +125,7 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
         state = simulator.initial(np.arange(3))
     for index in range(3):
         x, signals, noise = (np.asarray(part if simulator.plan.shared else part[index]) for part in simulator.data)
-        np.testing.assert_allclose(signals, np.einsum("brk,nbk->nr", problem.parameters["frame"], x[:, simulator.signal_axes]), atol=1e-13)
+        np.testing.assert_allclose(signals, x[:, simulator.place.axes] @ simulator.place.signals.T, atol=1e-13)
         rows, head = np.asarray(state.rows)[index], np.asarray(state.head)[index]
         np.testing.assert_allclose(found["Q"][index, 0].sum(axis=0), begin.Q[index], atol=1e-12)
         np.testing.assert_allclose(found["M"][index, 0].sum(axis=0), begin.M[index], atol=1e-12)
@@ -137,8 +137,7 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
         np.testing.assert_allclose(found["train_risk"][index], risks, rtol=1e-10)
         np.testing.assert_allclose(found["Q"][index, -1].sum(axis=0), rows @ rows.T, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(found["a"][index, -1], head, rtol=1e-10)
-        axes = simulator.signal_axes
-        M = np.einsum("pbk,brk->pr", rows[:, axes], problem.parameters["frame"])
+        M = rows[:, simulator.place.axes] @ simulator.place.signals.T
         np.testing.assert_allclose(found["M"][index, -1].sum(axis=0), M, rtol=1e-10, atol=1e-12)
 
 
@@ -147,7 +146,7 @@ def test_the_data_have_their_law():
     blocks = made(COMMITTEE, CASES["committee, not rescaled"][1], sgd.random_start(COMMITTEE, dimension=D, runs=3))
     with jax.enable_x64(True):
         blocks.initial(np.arange(3))
-    x, noise = np.asarray(blocks.data.inputs).reshape(-1, D), np.asarray(blocks.data.noise).ravel()
+    x, noise = np.asarray(blocks.data.inputs).reshape(-1, D), np.asarray(blocks.data.given).ravel()
     split = COMMITTEE.block_dimensions(D)[0]
     for part, variance in ((x[:, :split], 0.5), (x[:, split:], 1.5), (noise, 1.0)):
         assert abs(part.var() / variance - 1) < Z * np.sqrt(2 / part.size)
@@ -156,7 +155,7 @@ def test_the_data_have_their_law():
     mixture = made(MIXTURE, sgd.GradientDescent(), sgd.random_start(MIXTURE, dimension=D, runs=3))
     with jax.enable_x64(True):
         mixture.initial(np.arange(3))
-    x, labels = np.asarray(mixture.data.inputs), np.asarray(mixture.data.noise)
+    x, labels = np.asarray(mixture.data.inputs), np.asarray(mixture.data.given)
     assert set(labels.ravel()) == {0.0, 1.0}
     assert abs((x[..., 0] * (2 * labels - 1)).mean() - 1) < Z * 0.5 / np.sqrt(labels.size)
     assert np.abs(x[0] - x[1]).max() > 1

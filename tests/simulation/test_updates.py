@@ -109,7 +109,8 @@ def test_pathwise_against_the_definition(kind, other):
     @jax.jit
     def chain(algorithm, end):
         rows = compressed.initial_rows(layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(a))
-        state, _ = compressed.run_span(layout, problem.parameters, algorithm, np.float64(D), rows, draws, 0, 0, end)
+        given = (problem.parameters, algorithm, np.float64(D))
+        state, _ = compressed.run_span(layout, given, rows, draws, (0, 0, end), None, None)
         return compressed.overlaps(problem.structure, problem.parameters, state)
 
     @jax.jit
@@ -117,8 +118,7 @@ def test_pathwise_against_the_definition(kind, other):
         def step(index, state):
             return direct_step(
                 problem.structure,
-                problem.parameters,
-                algorithm,
+                (problem.parameters, algorithm),
                 LR / D,
                 state,
                 jnp.asarray(x)[index],
@@ -178,7 +178,7 @@ def test_float32_stays_float32(kind):
     place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D]))))
 
     def step(parameters, algorithm, rate, weights, head, x, noise):
-        return direct_step(problem.structure, parameters, algorithm, rate, Rows(weights, head), x, noise, place, MADE[kind].law)
+        return direct_step(problem.structure, (parameters, algorithm), rate, Rows(weights, head), x, noise, place, MADE[kind].law)
 
     with jax.enable_x64(True):
         found = jax.eval_shape(step, *numbers, *arrays)

@@ -103,30 +103,28 @@ def checked_algorithm(value: Any, question: str | None = None, problem: Any = No
     return value
 
 
-def descend(
-    rows: Any,
-    head: Any,
-    gradient: Any,
-    head_gradient: Any,
-    step: Any,
-    head_rate: Any,
-    weight_decay: Any,
-    *,
-    trained: bool,
-    sphere: bool,
-    kick: Any = None,
-    head_kick: Any = None,
-) -> tuple[Any, Any]:
-    """One step of size `step` on the rows (p x columns of any orthonormal frame) and the head; the kicks are what is added to them."""
-    rows = rows * (1.0 - step * weight_decay) - step * gradient
-    if kick is not None:
-        rows = rows + kick
-    if sphere:
-        rows = rows / jnp.sqrt(jnp.sum(rows**2, axis=-1, keepdims=True))
-    if trained:
-        head = head - head_rate * step * (head_gradient + weight_decay * head)
-        head = head if head_kick is None else head + head_kick
-    return rows, head
+Gradient = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Stride(NamedTuple):
+    """How far a step goes: its size, the head's rate beside it, weight decay, and what moves or is held (a problem's structure)."""
+
+    size: Any
+    head_rate: Any
+    weight_decay: Any
+    structure: Any
+
+    def move(self, rows: Any, head: Any, pulls: tuple[Any, Any], kick: Any = None, head_kick: Any = None) -> tuple[Any, Any]:
+        """Rows (p x columns of any orthonormal frame) and head after a step against their gradients; the kicks are added to them."""
+        rows = rows * (1.0 - self.size * self.weight_decay) - self.size * pulls[0]
+        if kick is not None:
+            rows = rows + kick
+        if self.structure.sphere:
+            rows = rows / jnp.sqrt(jnp.sum(rows**2, axis=-1, keepdims=True))
+        if self.structure.trained:
+            head = head - self.head_rate * self.size * (pulls[1] + self.weight_decay * head)
+            head = head if head_kick is None else head + head_kick
+        return rows, head
 
 
 class Rows(NamedTuple):
@@ -138,26 +136,17 @@ class Rows(NamedTuple):
 
 
 def take_step(
-    law: updates.Law | None,
-    algorithm: Any,
-    state: Rows,
-    gradient: Callable[[Any, Any], tuple[Any, Any]],
-    step: Any,
-    weight_decay: Any,
-    dimension: Any,
-    number: Any = 0,
-    *,
-    trained: bool,
-    sphere: bool,
+    law: updates.Law | None, algorithm: Any, state: Rows, gradient: Gradient, stride: Stride, dimension: Any, number: Any
 ) -> Rows:
     """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless an update has its `law`."""
+    if law is None:
+        return Rows(*stride.move(state.rows, state.head, gradient(state.rows, state.head)))
 
     def move(rows: Any, head: Any, G: Any, g: Any, decay: Any, **kicks: Any) -> tuple[Any, Any]:
-        return descend(rows, head, G, g, step, algorithm["head_rate"], decay, trained=trained, sphere=sphere, **kicks)
+        return stride._replace(weight_decay=decay).move(rows, head, (G, g), **kicks)
 
-    if law is None:
-        return Rows(*move(state.rows, state.head, *gradient(state.rows, state.head), weight_decay))
-    ground = updates.Ground(gradient, move, weight_decay, algorithm["lr"], algorithm["head_rate"], dimension, number, trained)
+    setting = (stride.weight_decay, algorithm["lr"], algorithm["head_rate"], dimension, number, stride.structure.trained)
+    ground = updates.Ground(gradient, move, *setting)
     parts = updates.copies(law)
     sets = list(zip(jnp.split(state.rows, parts), jnp.split(state.head, parts), strict=True))
     sets, scalars = law.step(algorithm["update"], ground, sets, state.scalars)

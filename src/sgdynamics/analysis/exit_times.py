@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -194,22 +195,12 @@ class Asked:
         return replace(case, each=each, shared=shared, states=states, watch=self.watch, levels=self.seen["level"][chosen])
 
 
-def prepare_exits(
-    problem: Any,
-    algorithm: Any,
-    start: Any,
-    *,
-    threshold: float = 0.2,
-    method: str = "ode",
-    dimension: Any = None,
-    runs: Any = None,
-    seed: Any = 0,
-    max_time: Any = None,
-    criterion: Any = "risk",
-    progress: Any = None,
-) -> Asked:
-    """The checks of exit_time."""
+def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Any) -> Asked:
+    """The checks of exit_time, whose defaults hold for what is not given."""
     checks.outside_jit("exit_time")
+    bound = inspect.signature(exit_time).bind(problem, algorithm, start, **given)
+    bound.apply_defaults()
+    _, _, _, threshold, method, dimension, runs, seed, max_time, criterion, progress = bound.arguments.values()
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
     question = {"ode": "exit_time by the ODE", "sde": "solve_sde"}.get(method, "exit_time by runs")

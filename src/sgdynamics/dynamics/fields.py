@@ -201,25 +201,14 @@ class FixedDataDynamics(FieldDynamics):
     def warn_before(self, begin: Start, dimension: int) -> None:
         warn_unstable(self.definition, self.algorithm, begin, self.algorithm.samples(dimension))
 
-    def simulator(
-        self,
-        method: str,
-        begin: Start,
-        dimension: int,
-        sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-        **more: Any,
-    ) -> Simulator:
-        if method == "exact":
-            if shared_data:
-                raise checks.reject(
-                    "shared_data", shared_data, "the exact law keeps no data set that runs could share: take method='direct'"
-                )
-            return ExactFixedData(self.definition, self.algorithm, begin, dimension, sizes, seed)
-        return DirectFixedData(self.definition, self.algorithm, begin, dimension, sizes, dtype, seed, shared_data)
+    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, seed: int = 0, **more: Any) -> Simulator:
+        setting = (self.definition, self.algorithm, begin, dimension, sizes)
+        shared_data = more.get("shared_data", False)
+        if method == "direct":
+            return DirectFixedData(*setting, more.get("dtype", "float64"), seed, shared_data)
+        if shared_data:
+            raise checks.reject("shared_data", shared_data, "the exact law keeps no data set to share: take method='direct'")
+        return ExactFixedData(*setting, seed)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,8 @@ def _sphere_remainder(
 
     def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
         x, given = compressed.block_inputs(layout, parameters, compressed.Draws(inside, noise, outside))
-        moved = compressed.one_step(layout, parameters, algorithm, rate, rows, x[0], jax.tree.map(lambda one: one[0], given), outside)
+        sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
+        moved = compressed.one_step(layout, (parameters, algorithm), rate, rows, sample)
         after = compressed.overlaps(free, parameters, moved)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.one_pass import Rows, take_step
+from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
 from sgdynamics.compressed import first_scalars, sample_gradients
 from sgdynamics.controls import numbers_at
@@ -111,7 +111,7 @@ def _advance(
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         x = sample.inputs_in_space(parameters, normals, draws, place)
         now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
-        state = direct_step(structure, now, rates, rates["lr"] / dimension, state, x, sample.given(draws), place, law, number)
+        state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, x, sample.given(draws), place, law, number)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width])
             seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.width]})
@@ -130,18 +130,10 @@ def _advance(
 
 
 def direct_step(
-    structure: Any,
-    parameters: Any,
-    algorithm: Any,
-    rate: Any,
-    state: Rows,
-    x: Any,
-    noise: Any,
-    place: Place,
-    law: Law | None = None,
-    number: Any = 0,
+    structure: Any, numbers: tuple, rate: Any, state: Rows, x: Any, noise: Any, place: Place, law: Law | None = None, number: Any = 0
 ) -> Rows:
     """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
+    parameters, algorithm = numbers
     signals, batch = x[:, place.axes] @ place.signals.T, x.shape[0] // structure.sample.inputs_a_sample
 
     def gradient(weights: Any, head: Any) -> tuple[Any, Any]:
@@ -149,5 +141,5 @@ def direct_step(
         h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
         return h.T @ x / batch, jnp.mean(head_gradient, axis=0)
 
-    decay, flags = parameters["weight_decay"], {"trained": structure.trained, "sphere": structure.sphere}
-    return take_step(law, algorithm, state, gradient, rate, decay, x.shape[1], number, **flags)
+    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
+    return take_step(law, algorithm, state, gradient, stride, x.shape[1], number)

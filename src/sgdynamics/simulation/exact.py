@@ -95,17 +95,8 @@ def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance(
-    layout: compressed.Layout,
-    see: See | None,
-    numbers: tuple[Any, Any, Any],
-    sizes: Any,
-    state: Any,
-    keys: Any,
-    begin: Any,
-    end: Any,
-    seen: Any,
-    given: Any,
-) -> tuple[Any, Any, Any]:
+    layout: compressed.Layout, see: See | None, numbers: Any, sizes: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+) -> Advanced:
     """All runs from step `begin` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     length = layout.span_steps
     watch = None if see is None else partial(see, given)
@@ -116,7 +107,7 @@ def _advance(
 
         def one(state: Any, key: Any, seen: Any) -> Any:
             draws = compressed.draw_span(layout, step_key(key, index), sizes)
-            return compressed.run_span(layout, *numbers, state, draws, first, begin, end, seen, watch)
+            return compressed.run_span(layout, numbers, state, draws, (first, begin, end), seen, watch)
 
         state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false

@@ -17,7 +17,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, next_selection
-from sgdynamics.algorithms.one_pass import descend
+from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -300,8 +300,8 @@ def fixed_data_step(
         noise = (kick_size(algorithm, dimension) * normals).astype(dtype)
         kick, head_kick = noise[:-p].reshape(rows.shape), jnp.sqrt(algorithm["head_rate"].astype(dtype)) * noise[-p:]
     lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
-    flags = {"trained": structure.trained, "sphere": structure.sphere, "kick": kick, "head_kick": head_kick}
-    moved, head = descend(rows, head, gradient, head_gradient, lr, rate, parameters["weight_decay"], **flags)
+    stride = Stride(lr, rate, parameters["weight_decay"], structure)
+    moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
     if structure.sphere:
         length = jnp.sum((lr * gradient) ** 2, axis=1)
         moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
