@@ -12,8 +12,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, files
-from sgdynamics.gallery.claims import WORDS, Judgement
-from sgdynamics.gallery.judges import dimension_free, effective_dynamics, escaping_mediocrity, quadratic_networks, rough_landscapes
+from sgdynamics.gallery.claims import WORDS as WORDS
+from sgdynamics.gallery.entries import LISTED, Entry
 from sgdynamics.results import load, save
 from sgdynamics.version import __version__
 
@@ -36,242 +35,21 @@ DOCUMENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A figure: where its function is, one line of what it shows, what the document claims, and the judge of that."""
-
-    document: str
-    name: str
-    line: str
-    claim: str
-    judge: Callable[[xr.Dataset], Judgement]
-
-    @property
-    def number(self) -> str:
-        return self.name.removeprefix("figure_")
-
-    @property
-    def function(self) -> Callable[..., tuple[Any, xr.Dataset]]:
-        return getattr(importlib.import_module(f"sgdynamics.papers.{self.document}"), self.name)
-
-    def claimed(self, data: xr.Dataset) -> str:
-        return str(data.attrs.get("claim", self.claim))
-
-    def judged(self, data: xr.Dataset) -> Judgement:
-        """What the judge says of the data: the verdict, the numbers measured, and the findings that it rests on."""
-        return self.judge(data)
-
-    def verdict(self, data: xr.Dataset) -> str:
-        """ "reproduced: ...", "differs: ..." or "not decided at this size: ...", with the numbers measured."""
-        return _verdict(self.judged(data))
-
-
-def _verdict(found: Judgement) -> str:
-    return f"{WORDS[found.holds]}: {found.words}"
-
-
 def _judged(entry: Entry, data: xr.Dataset) -> dict[str, Any]:
     """What is kept of a judgement."""
-    found = entry.judged(data)
-    return {"claim": entry.claimed(data), "verdict": _verdict(found), "findings": [one.plain() for one in found.findings]}
+    found = entry.judge(data)
+    return {"claim": entry.claimed(data), "verdict": found.verdict, "findings": [one.plain() for one in found.findings]}
 
 
-def _entries() -> Iterable[Entry]:
-    def of(document: str, *rows: tuple[str, str, str, Any]) -> Iterable[Entry]:
-        return (Entry(document, *row) for row in rows)
-
-    spread = "the SDE has the spread that the ODE lacks, and stochasticity hardly changes the exit time"
-    dmft = "very good agreement between DMFT and the average of runs"
-    yield from of(
-        "escaping_mediocrity",
-        ("figure_1", "SGD and SDE paths beside the ODE, p = 1", spread, escaping_mediocrity.exits_from_one_start),
-        (
-            "figure_2",
-            "measured over predicted exit times against d",
-            "annealed and quenched formulas describe the exit time at any d, and stochasticity can be neglected",
-            escaping_mediocrity.exit_ratios,
-        ),
-        ("figure_3", "fixed and trained heads, p = 20 and 50", "exit times agree, what comes after differs", escaping_mediocrity.heads),
-        ("figure_4", "the ODE against many runs, p = 5 and 20", "the ODE describes the mean of the runs", escaping_mediocrity.mean_of_runs),
-        ("figure_5", "SGD and SDE paths beside the ODE, p = 2", spread, escaping_mediocrity.exits_from_one_start),
-        (
-            "figure_6",
-            "the risk on the sphere, its Hessian at a start, and the samples to leave",
-            "one direction down, to w*, and d - 1 flat ones: n ~ d log d samples to develop correlation with the signal",
-            escaping_mediocrity.golf_course,
-        ),
-    )
-    yield from of(
-        "effective_dynamics",
-        (
-            "figure_1",
-            "matrix PCA below and above its critical snr",
-            "a stable, then an unstable diffusion of m, ending at +-sqrt(lambda - 1)",
-            effective_dynamics.spiked_matrix,
-        ),
-        (
-            "figure_2",
-            "binary mixture: success, end points, fluctuations about an arc",
-            "optimal with probability 1/2; fluctuations of rank 1 about the arcs of Prop. 4.2(2), which are unstable",
-            effective_dynamics.binary_mixture,
-        ),
-        (
-            "figure_3",
-            "XOR mixture: success, end points, fluctuations about two arcs",
-            "optimal with probability 3/32 (29/32 and 3/32 in the caption); fluctuations of rank 2 about the arcs, which are unstable",
-            effective_dynamics.xor_mixture,
-        ),
-        (
-            "order_of_limits",
-            "success on XOR against N at fixed snr (not in the paper)",
-            "3/32 holds where snr >> N; for N >> snr more runs succeed (ours)",
-            effective_dynamics.order_of_limits,
-        ),
-    )
-    yield from of(
-        "rough_landscapes",
-        (
-            "figure_1",
-            "gradient descent from warm starts, against DMFT",
-            "averages follow DMFT; single runs get stuck",
-            rough_landscapes.warm_starts,
-        ),
-        (
-            "figure_2",
-            "GD, SGD and p-SGD: share of runs that recover the signal",
-            "9%, 30% and 99% of the runs recover",
-            rough_landscapes.recovered_shares,
-        ),
-        (
-            "figure_3",
-            "single runs: plateaus and jumps",
-            "GD has long plateaus, p-SGD has none, SGD is in between",
-            rough_landscapes.plateaus,
-        ),
-        ("figure_4", "batch sizes, persistence times, temperatures", "intermediate noise is best", rough_landscapes.intermediate_noise),
-        ("figure_5", "persistent SGD against its DMFT", dmft, rough_landscapes.follows_dmft),
-        ("figure_6", "Langevin against its DMFT", dmft, rough_landscapes.follows_dmft),
-        (
-            "figure_7",
-            "GD and p-SGD from random starts, growing N",
-            "GD stays at a plateau, p-SGD recovers in a time like log N",
-            rough_landscapes.random_starts,
-        ),
-        (
-            "figure_b1",
-            "ridge in place of the sphere",
-            "(B.8) gives the error; double descent in time at small ridge",
-            rough_landscapes.ridges,
-        ),
-        (
-            "figure_b2",
-            "gradients divided by the batch fraction, and not",
-            "dividing is better for p-SGD, not dividing for SGD",
-            rough_landscapes.rescaled_gradient,
-        ),
-        ("figure_b3", "smaller and smaller learning rates", "SGD becomes GD, p-SGD does not", rough_landscapes.small_rates),
-        (
-            "figure_b4",
-            "single runs at several persistence times",
-            "longer persistence leaves fewer plateaus, and delays the start",
-            rough_landscapes.persistence,
-        ),
-    )
-    yield from of(
-        "quadratic_networks",
-        (
-            "figure_1",
-            "all overlaps and the error: ODE and SGD, p = 6, p* = 3",
-            "runs of SGD lie on the ODE",
-            quadratic_networks.runs_on_the_ode,
-        ),
-        (
-            "figure_2",
-            "samples to leave against eta; the best eta against p",
-            "there is a best eta, and it is linear in p",
-            quadratic_networks.best_rates,
-        ),
-        (
-            "figure_3",
-            "distance to the predicted solution",
-            "the start predicts which zero-error solution is reached",
-            quadratic_networks.predicted_solution,
-        ),
-        (
-            "figure_4",
-            "the conserved matrix S",
-            "S is constant through learning (ODE); SGD moves it by its noise alone (ours)",
-            quadratic_networks.conserved,
-        ),
-        (
-            "figure_5",
-            "degrees of freedom against width",
-            "N p - p (p - 1)/2 up to p = N, N (N + 1)/2 beyond",
-            quadratic_networks.numbers_agree,
-        ),
-        (
-            "figure_6",
-            "dimension of the solution manifold",
-            "p (p - 1)/2 - (p - m)(p - m - 1)/2, m = min(p*, N)",
-            quadratic_networks.numbers_agree,
-        ),
-        (
-            "escape_times",
-            "escape times against width (not in the paper)",
-            "more students change only the prefactor of (13), not the rate 16/(p p*)",
-            quadratic_networks.escape_rates,
-        ),
-    )
-    yield from of(
-        "dimension_free",
-        (
-            "regimes",
-            "the map of the regimes, with SGD against every limit in its corners",
-            "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
-            dimension_free.regimes,
-        ),
-        ("classical", "gamma -> 0: gradient flow", "as gamma -> 0 one-pass SGD follows gradient flow", dimension_free.classical),
-        (
-            "high_dimensional",
-            "d -> infinity: the ODE",
-            "the deviation from the ODE is at most exp(C t) sqrt(gamma/(d p))",
-            dimension_free.high_dimensional,
-        ),
-        (
-            "mean_field",
-            "p -> infinity: the density of the units",
-            "as p -> infinity SGD follows the density of (m, q)",
-            dimension_free.mean_field,
-        ),
-        (
-            "mean_field_high_dimension",
-            "p, d -> infinity together",
-            "rows become orthogonal off the signal, like p^-1/2 + d^-1/2",
-            dimension_free.mean_field_high_dimension,
-        ),
-        (
-            "noise_matters",
-            "what the noise of SGD does",
-            "a spread that the ODE lacks, and no change in the order of the exit time",
-            dimension_free.noise_matters,
-        ),
-        (
-            "width_matters",
-            "what width does to the exit time",
-            "overparametrisation gains a constant factor, no power of d",
-            dimension_free.width_matters,
-        ),
-        ("single_index", "samples against d for information exponents 1 to 4", "n ~ d, d log d, d^2, d^3", dimension_free.single_index),
-        (
-            "optimal_schedules",
-            "optimal learning-rate schedules",
-            "annealing gains over the best constant rate, in the ODE and in SGD (ours)",
-            dimension_free.optimal_schedules,
-        ),
-    )
+def _place(entry: Entry) -> tuple[int, bool, str]:
+    """By document; numbered figures first, then the others as their judges stand."""
+    numbered = entry.name.startswith("figure_")
+    return list(DOCUMENTS).index(entry.document), not numbered, entry.name if numbered else ""
 
 
-ENTRIES = tuple(_entries())
+for document in DOCUMENTS:
+    importlib.import_module(f"sgdynamics.gallery.judges.{document}")  # its judges list their figures
+ENTRIES = tuple(sorted(LISTED, key=_place))
 
 
 def find(document: str, number: str) -> Entry:

@@ -79,6 +79,10 @@ class Judgement(NamedTuple):
     words: str
     findings: tuple[Finding, ...]
 
+    @property
+    def verdict(self) -> str:
+        return f"{WORDS[self.holds]}: {self.words}"
+
 
 def judged(words: str, *findings: Finding) -> Judgement:
     """Reproduced where every claim is, "differs" where one does."""
@@ -306,12 +310,24 @@ def counted(claim: str, wrong: int, total: int) -> Finding:
 
 
 class Mean(NamedTuple):
-    """A mean over runs, its standard error, the correlation matrix of its points, and the runs that it rests on."""
+    """A mean over runs, its standard error, the correlation of its points, and the runs that it rests on (both as in `agreement`)."""
 
-    value: np.ndarray
-    error: np.ndarray
-    correlation: np.ndarray
-    runs: int
+    value: Any
+    error: Any
+    correlation: Any = None
+    runs: Any = None
+
+    def over(self, scale: Any) -> Mean:
+        """In units of positive numbers without error."""
+        return self._replace(value=self.value / scale, error=self.error / scale)
+
+    def agrees(self, claim: str, expected: Any, **setting: Any) -> Finding:
+        """`agreement` with the expected numbers."""
+        return agreement(claim, self.value, self.error, expected, runs=self.runs, correlation=self.correlation, **setting)
+
+    def is_above(self, claim: str, **setting: Any) -> Finding:
+        """`larger`: above 0."""
+        return larger(claim, self.value, self.error, runs=self.runs, **setting)
 
 
 def mean_over_runs(values: Any) -> Mean:
@@ -347,13 +363,6 @@ def fitted_power(x: Any, y: Any, error: Any) -> tuple[float, float, float]:
     free = len(x) - 2
     chi2 = float(np.sum((target - design @ found) ** 2))
     return float(found[1]), float(math.sqrt(inverse[1, 1])), float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan
-
-
-def finite_mean(values: Any) -> tuple[float, float, int]:
-    """Mean, standard error and number of what is finite."""
-    good = np.asarray(values)[np.isfinite(values)]
-    error = float(good.std(ddof=1) / math.sqrt(len(good))) if len(good) > 1 else math.nan
-    return float(good.mean()) if len(good) else math.nan, error, len(good)
 
 
 def spanned(values: Any, digits: int = 3) -> str:

@@ -7,12 +7,16 @@ import math
 import numpy as np
 import xarray as xr
 
-from sgdynamics.gallery.claims import Finding, Judgement, agreement, counted, judged, larger, listed, mean_over_runs, share, spanned
+from sgdynamics.gallery.claims import Finding, Judgement, counted, judged, larger, listed, mean_over_runs, share, spanned
+from sgdynamics.gallery.entries import judge_of
 
 FINITE = 0.08  # what a finite dimension of 100 and more leaves open of a variance about an arc, relative
 ZERO = 1e-8  # of the largest eigenvalue: what is less is none
 
 
+@judge_of(
+    "figure_1", "matrix PCA below and above its critical snr", "a stable, then an unstable diffusion of m, ending at +-sqrt(lambda - 1)"
+)
 def spiked_matrix(data: xr.Dataset) -> Judgement:
     """n m^2 against V(t) of the rescaled SDE while m is small, below and above the transition; then where m ends."""
     n, runs, t = data.attrs["n"], data.sizes["run"], data.t.values
@@ -27,40 +31,23 @@ def spiked_matrix(data: xr.Dataset) -> Judgement:
     up = int(np.sum(above.m.values[:, -1] > 0))
     growth = np.log(above.standard_deviation_limit.values[early[-1]] / above.standard_deviation_limit.values[early[0]])
     # m is normal: the mean square of so many has this error. At finite n the variance is 60/n below V (n = 1500: 4%)
-    normal = math.sqrt(2 / runs)
+    normal = {"error": math.sqrt(2 / runs), "runs": None}
     return judged(
         f"lambda = .8: n m^2 is {spanned(stable.value)} of V(t), error {stable.error.mean():.3f}, V at the end "
         f"{n * float(below.standard_deviation_limit[-1]) ** 2:.2f}; lambda = 1.2: {spanned(unstable.value)} of V(t), while sqrt(V) grows "
         f"by e^{growth:.1f}; at the end m^2 = {end.value[0]:.3f}({end.error[0]:.3f}) of lambda - 1, {up} of {runs} at +; n = {n}",
-        agreement(
-            "lambda = .8: m is the stable diffusion, n m^2 = V(t)",
-            stable.value,
-            normal,
-            1.0,
-            tolerance=60 / n,
-            scale=0.4,
-            scale_words="40% of the variance",
-            correlation=stable.correlation,
+        stable._replace(**normal).agrees(
+            "lambda = .8: m is the stable diffusion, n m^2 = V(t)", 1.0, tolerance=60 / n, scale=0.4, scale_words="40% of the variance"
         ),
-        agreement(
+        unstable._replace(**normal).agrees(
             "lambda = 1.2: m is the unstable diffusion while it is small, n m^2 = V(t)",
-            unstable.value,
-            normal,
             1.0,
             tolerance=60 / n + 0.06,
             scale=0.6,
             scale_words="60% of the variance",
-            correlation=unstable.correlation,
         ),
-        agreement(
-            "lambda = 1.2: m ends at +-sqrt(lambda - 1), m^2 to 10%",
-            end.value,
-            end.error,
-            1.0,
-            tolerance=0.1,
-            scale=0.25,
-            scale_words="a quarter of lambda - 1",
-            runs=runs,
+        end.agrees(
+            "lambda = 1.2: m ends at +-sqrt(lambda - 1), m^2 to 10%", 1.0, tolerance=0.1, scale=0.25, scale_words="a quarter of lambda - 1"
         ),
         share("lambda = 1.2: either sign with probability 1/2", up, runs, 0.5, scale=0.2),
     )
@@ -92,23 +79,15 @@ def _around_the_arcs(data: xr.Dataset, rank: int) -> tuple[str, list[Finding]]:
     )
     return words, [
         counted(f"fluctuations about the arcs have rank {rank}, at both snr", sum(one != rank for one in ranks), len(ranks)),
-        agreement(
+        noise._replace(error=math.sqrt(2 / noise.runs), runs=None).agrees(  # of normal numbers
             f"the noise about the arcs is the one printed: rho^2 at t = {t[first]:g}",
-            noise.value,
-            math.sqrt(2 / noise.runs),  # of normal numbers
             1.0,
             tolerance=0.13 + FINITE,  # the sign of the drift makes 13% by then
             scale=0.5,
             scale_words="half of its variance",
-            correlation=noise.correlation,
         ),
-        larger(
-            f"the arcs are unstable: rho^2 grows from t = {t[middle]:g} to {t[end]:g}",
-            grown.value / printed,
-            grown.error / printed,
-            scale=0.5,
-            scale_words="what the printed rate makes",
-            runs=grown.runs,
+        grown.over(printed).is_above(
+            f"the arcs are unstable: rho^2 grows from t = {t[middle]:g} to {t[end]:g}", scale=0.5, scale_words="what the printed rate makes"
         ),
     ]
 
@@ -118,6 +97,11 @@ def _rank(covariance: np.ndarray) -> int:
     return int(np.sum(values > ZERO * values.max()))
 
 
+@judge_of(
+    "figure_2",
+    "binary mixture: success, end points, fluctuations about an arc",
+    "optimal with probability 1/2; fluctuations of rank 1 about the arcs of Prop. 4.2(2), which are unstable",
+)
 def binary_mixture(data: xr.Dataset) -> Judgement:
     runs, good = data.sizes["run"], data.optimal.values[:, -1].astype(bool)
     ring = math.sqrt(data.attrs["ring_radius_squared"])
@@ -132,20 +116,22 @@ def binary_mixture(data: xr.Dataset) -> Judgement:
         f"at three quarters of the time in {stayed:.0%}; end points at {ends.value[0]:.3f}({ends.error[0]:.3f}) of their predicted size, "
         f"each run within {np.abs(size - 1).max():.2f}; {words}",
         share("optimal with probability 1/2", int(good.sum()), runs, 0.5, scale=0.2),
-        agreement(
+        ends.agrees(
             "runs end at the optima and on the arcs of snr = infinity, to 5%",
-            ends.value,
-            ends.error,
             1.0,
             tolerance=0.05,
             scale=0.1,
             scale_words="10% of their distance from 0",
-            runs=runs,
         ),
         *findings,
     )
 
 
+@judge_of(
+    "figure_3",
+    "XOR mixture: success, end points, fluctuations about two arcs",
+    "optimal with probability 3/32 (29/32 and 3/32 in the caption); fluctuations of rank 2 about the arcs, which are unstable",
+)
 def xor_mixture(data: xr.Dataset) -> Judgement:
     runs, good = data.sizes["run"], int(data.optimal.values[:, -1].sum())
     words, findings = _around_the_arcs(data, 2)
@@ -158,6 +144,11 @@ def xor_mixture(data: xr.Dataset) -> Judgement:
     )
 
 
+@judge_of(
+    "order_of_limits",
+    "success on XOR against N at fixed snr (not in the paper)",
+    "3/32 holds where snr >> N; for N >> snr more runs succeed (ours)",
+)
 def order_of_limits(data: xr.Dataset) -> Judgement:
     """Shares of optimal runs, those of several N together: inside the limit (snr >= 10 N), and outside (N >= 3 snr)."""
     runs, N = int(data.attrs["runs"]), data.N.values

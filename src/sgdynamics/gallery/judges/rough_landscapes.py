@@ -19,6 +19,7 @@ from sgdynamics.gallery.claims import (
     RATE,
     Finding,
     Judgement,
+    Mean,
     agreement,
     counted,
     direction,
@@ -29,6 +30,7 @@ from sgdynamics.gallery.claims import (
     occurs,
     share,
 )
+from sgdynamics.gallery.entries import judge_of
 
 FULL = 1000  # N and t of the claims
 DOT = 0.01  # of the axis: the radius of a dot in the figures, which is what "very good agreement" leaves open
@@ -36,6 +38,7 @@ FIFTH = 0.2  # of the change since the start: a DMFT that is wrong by this must 
 REPLICATES = 4  # of DMFT in data that do not say
 RECOVERED, THRESHOLD = 0.99, 1e-7  # of |m|, of the loss
 SHARES = {"GD": 0.09, "SGD": 0.30, "p-SGD": 0.99}  # of figure 2, of 500 runs
+FOLLOWED = "very good agreement between DMFT and the average of runs"  # figures 5 and 6
 APART = 0.2  # between the shares of GD and SGD there
 
 
@@ -81,19 +84,10 @@ def _dmft(data: xr.Dataset) -> list[Finding]:
         both, change = np.hypot(runs_error, theory_error), np.abs(theory - theory[..., :1])
         keep = (both > 0) & (change > 0)
         runs, replicates = int(data.attrs["runs"]), int(data.attrs.get("replicates", REPLICATES))
-        found.append(
-            agreement(
-                f"the average {words} is that of DMFT to {DOT:g}",
-                mean[keep],
-                both[keep],
-                theory[keep],
-                tolerance=DOT,
-                scale=FIFTH * change[keep],
-                scale_words="a fifth of the change since the start",
-                runs=joined_runs((runs_error[keep], runs), (theory_error[keep], replicates)),
-                correlation=_correlation(data, name, runs_error, theory_error, keep),
-            )
-        )
+        runs = joined_runs((runs_error[keep], runs), (theory_error[keep], replicates))
+        gap = Mean(mean[keep], both[keep], _correlation(data, name, runs_error, theory_error, keep), runs)
+        claim, scale = f"the average {words} is that of DMFT to {DOT:g}", FIFTH * change[keep]
+        found.append(gap.agrees(claim, theory[keep], tolerance=DOT, scale=scale, scale_words="a fifth of the change since the start"))
     return found
 
 
@@ -109,10 +103,13 @@ def _correlation(data: xr.Dataset, name: str, runs_error: np.ndarray, theory_err
     return np.asarray(linalg.block_diag(*blocks))
 
 
+@judge_of("figure_5", "persistent SGD against its DMFT", FOLLOWED)
+@judge_of("figure_6", "Langevin against its DMFT", FOLLOWED)
 def follows_dmft(data: xr.Dataset) -> Judgement:
     return _said(data, *_dmft(data))
 
 
+@judge_of("figure_1", "gradient descent from warm starts, against DMFT", "averages follow DMFT; single runs get stuck")
 def warm_starts(data: xr.Dataset) -> Judgement:
     """Of 40 runs a panel at N = 1000: some from m0 = .65 are stuck and some from .5 are not; all from .8 recover."""
     there = np.abs(data.m_seed.values[:, :, -1]) > RECOVERED
@@ -135,6 +132,7 @@ def _mean_difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(each.mean()), float(max(error, 1 / len(each) if each.dtype == bool else error))
 
 
+@judge_of("figure_2", "GD, SGD and p-SGD: share of runs that recover the signal", "9%, 30% and 99% of the runs recover")
 def recovered_shares(data: xr.Dataset) -> Judgement:
     found, runs = data.recovered.values, int(data.attrs["runs"])
     if _is_full(data) and _is_late(data):
@@ -142,12 +140,8 @@ def recovered_shares(data: xr.Dataset) -> Judgement:
         for (name, claimed), value in zip(SHARES.items(), found, strict=True):
             p = (claimed + float(value)) / 2  # both are counts, of which the document's is of 500 runs
             error = math.sqrt(max(p * (1 - p), 1 / runs) * (1 / runs + 1 / 500))
-            findings.append(
-                agreement(
-                    f"{claimed:.0%} of the runs of {name} recover", value, error, claimed, scale=APART,
-                    scale_words=f"{APART:g} of the runs (what SGD and GD are apart)",
-                )
-            )  # fmt: skip
+            claim, apart = f"{claimed:.0%} of the runs of {name} recover", f"{APART:g} of the runs (what SGD and GD are apart)"
+            findings.append(agreement(claim, value, error, claimed, scale=APART, scale_words=apart))
         return _said(data, *findings)
     there = data.loss.isel(time=-1).values < THRESHOLD
     findings = []
@@ -171,6 +165,7 @@ def _ratio(quiet: np.ndarray, seen: np.ndarray) -> tuple[float, np.ndarray]:
     return value, (quiet - value * seen) / max(seen.mean(), 1e-300)
 
 
+@judge_of("figure_3", "single runs: plateaus and jumps", "GD has long plateaus, p-SGD has none, SGD is in between")
 def plateaus(data: xr.Dataset) -> Judgement:
     parts = {name: _ratio(*_quiet(data, name)) for name in SHARES}
     runs, test = data.sizes["run"], _ordered(data)
@@ -192,6 +187,7 @@ def plateaus(data: xr.Dataset) -> Judgement:
 # noise
 
 
+@judge_of("figure_4", "batch sizes, persistence times, temperatures", "intermediate noise is best")
 def intermediate_noise(data: xr.Dataset) -> Judgement:
     """The best curve of a list is none of its ends: by |m| in log t past t = 1, of temperatures by |m| at the end, when they are off."""
     tried = int(data.attrs["runs_exploding"])
@@ -206,20 +202,14 @@ def intermediate_noise(data: xr.Dataset) -> Judgement:
         pairs = [_mean_difference(best, end) for end in (score[0], score[-1])]
         difference, error = np.array(pairs).T
         claim = f"an intermediate {words} is better than both ends of the list"
-        found = _ordered(data)(
-            claim,
-            difference,
-            np.maximum(error, 1e-9),
-            scale=0.05,
-            runs=m.shape[1],
-            scale_words=".05 of |m|",
-            rate=RATE / len(inner),
-        )
+        setting = {"scale": 0.05, "scale_words": ".05 of |m|", "runs": m.shape[1], "rate": RATE / len(inner)}
+        found = _ordered(data)(claim, difference, np.maximum(error, 1e-9), **setting)
         findings.append(_at_the_end(found, data))
     printed = f"as printed {gone:.0%} of the runs at l = .01 explode; {data.attrs['verdict']}" if gone else str(data.attrs["verdict"])
     return judged(printed, *findings)
 
 
+@judge_of("figure_7", "GD and p-SGD from random starts, growing N", "GD stays at a plateau, p-SGD recovers in a time like log N")
 def random_starts(data: xr.Dataset) -> Judgement:
     """GD: medians of |m| at the end; p-SGD: recovery, and a time that grows like log N and not like N.
 
@@ -236,13 +226,11 @@ def random_starts(data: xr.Dataset) -> Judgement:
     else:
         spread = gd
         above, above_error = persistent - gd, np.hypot(gd, np.minimum(persistent, 1 - persistent) + 0.05) * median_error
+    fall, fall_error, test = gd[0] - gd[-1], median_error * math.hypot(spread[0], spread[-1]), _ordered(data)
     findings = [
-        _ordered(data)(
-            "the plateau of GD falls with N", gd[0] - gd[-1], median_error * math.hypot(spread[0], spread[-1]), scale=0.05, runs=runs,
-            scale_words=".05 of |m|",
-        ),
-        _ordered(data)("p-SGD gets further than GD", above, above_error, scale=0.2, runs=runs, scale_words=".2 of |m|"),
-    ]  # fmt: skip
+        test("the plateau of GD falls with N", fall, fall_error, scale=0.05, runs=runs, scale_words=".05 of |m|"),
+        test("p-SGD gets further than GD", above, above_error, scale=0.2, runs=runs, scale_words=".2 of |m|"),
+    ]
     times = data.time_to_recover.values
     if _is_full(data):
         findings.append(counted("half of the runs of p-SGD recover at every N", int((~np.isfinite(times)).sum()), len(times)))
@@ -262,22 +250,20 @@ def _growth(data: xr.Dataset, times: np.ndarray, runs: int, N: np.ndarray, media
         each = np.log(np.where(np.isfinite(data.time_run.values), data.time_run.values, float(data.t[-1])))
         spread = float(each.std(axis=1, ddof=1).max())
     log_law = math.log(math.log(N[last]) / math.log(N[0]))
-    return agreement(
-        claim, math.log(times[last] / times[0]), math.sqrt(2) * spread * median_error, log_law, tolerance=math.log(1.5),
-        scale=math.log(N[last] / N[0]) - log_law, scale_words="a growth like N", runs=runs,
-    )  # fmt: skip
+    grown = Mean(math.log(times[last] / times[0]), math.sqrt(2) * spread * median_error, runs=runs)
+    scale = math.log(N[last] / N[0]) - log_law
+    return grown.agrees(claim, log_law, tolerance=math.log(1.5), scale=scale, scale_words="a growth like N")
 
 
+@judge_of("figure_b4", "single runs at several persistence times", "longer persistence leaves fewer plateaus, and delays the start")
 def persistence(data: xr.Dataset) -> Judgement:
     there = data.loss.isel(time=-1).values < THRESHOLD
     t, m, runs, test = data.t.values, np.abs(data.m.values), data.sizes["run"], _ordered(data)
     early = np.stack([[np.interp(1.0, t, one) for one in curve] for curve in m])
     late, late_error = np.array([_mean_difference(early[0], early[i]) for i in (2, 3)]).T
     more, more_error = _mean_difference(there[-1], there[0])
-    fewer = test(
-        "fewer runs are stuck at the end at tau = 5 than at tau = .05", more, max(more_error, 1 / runs), scale=APART, runs=runs,
-        scale_words=f"{APART:g} of the runs",
-    )  # fmt: skip
+    claim, words = "fewer runs are stuck at the end at tau = 5 than at tau = .05", f"{APART:g} of the runs"
+    fewer = test(claim, more, max(more_error, 1 / runs), scale=APART, runs=runs, scale_words=words)
     return _said(
         data,
         _at_the_end(fewer, data),
@@ -306,6 +292,7 @@ def _ends(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
     return data.mse_own.sel(algorithm=algorithm, **where).isel(time=-1).values
 
 
+@judge_of("figure_b1", "ridge in place of the sphere", "(B.8) gives the error; double descent in time at small ridge")
 def ridges(data: xr.Dataset) -> Judgement:
     test, runs = _ordered(data), data.sizes["run"]
     gain, gain_error = _mean_difference(_ends(data, "SGD", ridge=0.0), _ends(data, "SGD", ridge=1.0))
@@ -334,6 +321,7 @@ def _double_descent(data: xr.Dataset, ridge: float) -> Finding:
     return _ordered(data)(claim, best[0], best[1], scale=0.02, runs=data.sizes["run"], rate=RATE / pairs)
 
 
+@judge_of("figure_b2", "gradients divided by the batch fraction, and not", "dividing is better for p-SGD, not dividing for SGD")
 def rescaled_gradient(data: xr.Dataset) -> Judgement:
     test, findings = _ordered(data), [_formula(data)]
     for name, better, worse in (("p-SGD", "rescaled", "not rescaled"), ("SGD", "not rescaled", "rescaled")):
@@ -343,9 +331,10 @@ def rescaled_gradient(data: xr.Dataset) -> Judgement:
     return _said(data, *findings)
 
 
+@judge_of("figure_b3", "smaller and smaller learning rates", "SGD becomes GD, p-SGD does not")
 def small_rates(data: xr.Dataset) -> Judgement:
     """Differences of the loss to GD of the same run: those of SGD vanish with eta, those of p-SGD stay."""
-    runs = data.sizes["run"]
+    runs, eta = data.sizes["run"], float(data.eta[-1])
     sgd = mean_over_runs(data.difference.sel(other="SGD").isel(rate=-1, time=slice(1, None)).transpose("run", "time").values)
     persistent = data.difference.sel(other="p-SGD")
     when = int(np.argmax(np.abs(persistent.isel(rate=0).mean("run").values)))  # chosen at the largest rate, judged at the smallest
@@ -355,10 +344,7 @@ def small_rates(data: xr.Dataset) -> Judgement:
     kept, kept_error = _mean_difference(least, first / 2)
     return _said(
         data,
-        agreement(
-            f"at eta = {float(data.eta[-1]):g} the average loss of SGD is that of GD to {DOT:g}", sgd.value, sgd.error, 0.0, tolerance=DOT,
-            scale=0.05, runs=runs, correlation=sgd.correlation,
-        ),
-        larger(f"at eta = {float(data.eta[-1]):g} the average loss of p-SGD is not that of GD", size, size_error, scale=0.05, runs=runs),
+        sgd.agrees(f"at eta = {eta:g} the average loss of SGD is that of GD to {DOT:g}", 0.0, tolerance=DOT, scale=0.05),
+        larger(f"at eta = {eta:g} the average loss of p-SGD is not that of GD", size, size_error, scale=0.05, runs=runs),
         larger("the difference of p-SGD does not vanish with eta: half of it stays at least", kept, kept_error, scale=0.02, runs=runs),
-    )  # fmt: skip
+    )
