@@ -186,8 +186,7 @@ class Asked:
 
     def case(self, chosen: Any = None) -> Case:
         """Those that have not (or those chosen) as one solve that stops where they leave; of sampled expectations one replicate."""
-        prepared = self.dynamics.prepare(self.begin, Clock(np.array([self.end]), None, None), self.dimension)
-        case = self.dynamics.case(prepared)
+        case = self.dynamics.prepare(self.begin, Clock(np.array([self.end]), None, None), self.dimension).case
         chosen = ~self.away if chosen is None else chosen
         states = {name: value[chosen] for name, value in case.states.items()}
         each = jax.tree.map(lambda leaf: leaf[:1], case.each)

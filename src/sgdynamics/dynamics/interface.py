@@ -52,8 +52,8 @@ class Prepared:
     begin: Any
     when: Clock
     dimension: int | None
-    rtol: float | None
-    atol: float | None
+    rtol: Any
+    atol: Any
     case: Any = None
 
     @property
@@ -172,10 +172,6 @@ class Dynamics:
         """What a user's function of a state sees."""
         return states
 
-    def case(self, prepared: Prepared) -> Case:
-        """A prepared path for the solve core."""
-        return prepared.case
-
     def check_controls(self, when: Clock) -> None:
         """Refuse numbers that depend on alpha where there is none."""
         if self.algorithm.flow and any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled)):
@@ -201,13 +197,17 @@ class Dynamics:
             "dimension": np.float64(np.inf if dimension is None else dimension),
         }
 
+    def field(self) -> Field:
+        """The mean step as a field of the solve core."""
+        self._need("rate")
+        return OwnField(self.definition, self.algorithm.flow)
+
     def prepare(self, begin: Any, when: Clock, dimension: int | None, rtol: float | None = None, atol: float | None = None) -> Prepared:
         """A mean path before it runs."""
-        self._need("rate")
         rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
         tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
-        each, field = {"none": np.zeros((1, 1))}, OwnField(self.definition, self.algorithm.flow)
-        case = Case(field, each, self.numbers(dimension), self.states(begin), self.variable(when), tolerance)
+        each = {"none": np.zeros((1, 1))}
+        case = Case(self.field(), each, self.numbers(dimension), self.states(begin), self.variable(when), tolerance)
         return Prepared(self, begin, when, dimension, rtol, atol, case)
 
     def paths(self, group: list[Prepared], size: int) -> list[Path | Prepared | ValueError]:

@@ -30,7 +30,7 @@ class SlidingDynamics(FieldDynamics):
         for one in group:
             problem, begin = one.dynamics.definition, one.begin
             numbers = {"weight_decay": problem.weight_decay, "head_rate": one.dynamics.algorithm.head_rate}
-            tolerance = {"rtol": MARGIN * float(one.rtol or RTOL), "atol": MARGIN * float(one.atol or ATOL)}
+            tolerance = {"rtol": MARGIN * one.rtol, "atol": MARGIN * one.atol}
             path = solve_infinite_snr(problem.mixture, begin.M, begin.Q, begin.a, times=one.when.t, error=True, **numbers, **tolerance)
             finite = np.isfinite(path["a"]).all(axis=-1)
             # checked by the risk's own function, which refuses NaN

@@ -13,7 +13,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import constant_rate
 from sgdynamics.clock import Clock
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
-from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Watch
+from sgdynamics.limits.integration import MARGIN, Field, Watch
 from sgdynamics.limits.spiked import SpikedPaths, drift, integrate_spiked, numbers_of, spiked_step_length
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start, spiked_risk
 from sgdynamics.results import largest_share
@@ -53,24 +53,13 @@ class SpikedDynamics(Dynamics):
     def numbers(self, dimension: int | None) -> dict[str, Any]:
         return numbers_of(self.definition, self.algorithm, dimension)
 
-    def prepare(
-        self, begin: SpikedStart, when: Clock, dimension: int | None, rtol: float | None = None, atol: float | None = None
-    ) -> Prepared:
-        rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
-        return Prepared(self, begin, when, dimension, rtol, atol)
-
-    def case(self, prepared: Prepared) -> Case:
-        """The same for the solve core, which finds events."""
-        tolerance = {"rtol": np.float64(MARGIN * RTOL), "atol": np.float64(MARGIN * ATOL)}
-        each, states = {"none": np.zeros((1, 1))}, self.states(prepared.begin)
-        return Case(SpikedField(), each, self.numbers(prepared.dimension), states, prepared.when.t, tolerance)
+    def field(self) -> Field:
+        return SpikedField()
 
     def paths(self, group: list[Prepared], size: int) -> list[Any]:
         """By SciPy: two numbers a start and a closed right-hand side need no compilation, which would take a hundred times the solve."""
         found = []
         for one in group:
-            assert one.rtol is not None
-            assert one.atol is not None
             problem, numbers = one.dynamics.definition, one.dynamics.numbers(one.dimension)
             path, loose = (
                 integrate_spiked(numbers, one.begin, one.when.t, slack * MARGIN * one.rtol, slack * MARGIN * one.atol) for slack in (1, 10)
