@@ -116,9 +116,8 @@ def run(
     from sgdynamics import checks, problem_files
     from sgdynamics.results import save
 
-    kinds = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}[
-        checks.choice("format", format, ("png", "pdf", "both", "none"))
-    ]
+    known = {"png": ("png",), "pdf": ("pdf",), "both": ("png", "pdf"), "none": ()}
+    kinds = known[checks.choice("format", format, tuple(known))]
     plans = problem_files.plans(file)
     _folder(out)
     name = name or file.stem
@@ -167,10 +166,9 @@ def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
     from sgdynamics.tables import exit_row, print_exits
 
     problem, algorithm, start, calls = problem_files.exit_calls(problem_files.read(file))
-    rows = []
-    for arguments in calls.values():
-        rows.append(exit_row(exit_times.exit_time(problem, algorithm, start, progress=False if quiet else None, **arguments)))
-    _answer({"exit_times": rows}, json_, print_exits)
+    progress = False if quiet else None
+    found = [exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments) for arguments in calls.values()]
+    _answer({"exit_times": [exit_row(one) for one in found]}, json_, print_exits)
 
 
 @app.command(short_help="Eigenvalues of the risk's Hessian.")
@@ -246,15 +244,14 @@ def figure(
 ) -> None:
     """Make one figure of a document: picture, data, the claim it checks and the verdict."""
     from sgdynamics import checks, gallery
+    from sgdynamics.tables import print_figure
 
     checks.whole("seed", seed, 0)
     _folder(out)
     found = gallery.make(gallery.find(document, number), out, quick=quick, seed=seed, again=True)
     if found["error"]:
         raise RuntimeError(found["error"])
-    _answer(
-        found, json_, lambda said: print(f"claim: {said['claim']}\n{said['verdict']}\n{', '.join(said['files'])} ({said['seconds']} s)")
-    )
+    _answer(found, json_, print_figure)
 
 
 @app.command(short_help="List every figure with one line each.")

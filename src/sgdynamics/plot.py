@@ -250,16 +250,11 @@ def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
 def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
-    checked_axis(ax)
     if ax is None:
         return plt.subplots(figsize=size, layout="constrained")
-    return ax.figure, ax
-
-
-def checked_axis(ax: Any) -> None:
-    """Refuse what is no axis of matplotlib's."""
-    if ax is not None and not (hasattr(ax, "figure") and hasattr(ax, "errorbar")):
+    if not (hasattr(ax, "figure") and hasattr(ax, "errorbar")):
         raise checks.reject("ax", ax, "give an axis of matplotlib, or none for a new one")
+    return ax.figure, ax
 
 
 def _text(argument: str, value: Any) -> str | None:
@@ -341,29 +336,26 @@ def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], lab
 def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
     """The density mu_t of the particles at a save point, all runs or one: of (m, q) for one signal, of (m_1, m_2) for more."""
     checks.result("result", result, "q", "M", "time", "signal", "run", "t", fix="give what solve_mean_field returns")
-    count = result.sizes["time"]
-    if isinstance(time, bool) or not isinstance(time, (int, np.integer)) or not -count <= time < count:
-        raise checks.reject("time", time, f"the result has {count} save points: give -{count}..{count - 1}")
+    point = result.isel(time=_place("time", time, result.sizes["time"], "save points", ""))
     bins = checks.whole("bins", bins, 1, 10_000)
-    point = result.isel(time=int(time))
     if run is not None:
-        runs = result.sizes["run"]
-        if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -runs <= run < runs:
-            raise checks.reject("run", run, f"the result has {runs} runs: give -{runs}..{runs - 1}, or None for all")
-        point = point.isel(run=[run])
+        point = point.isel(run=[_place("run", run, result.sizes["run"], "runs", ", or None for all")])
     M = np.asarray(point["M"]).reshape(-1, result.sizes["signal"])
     one = M.shape[1] == 1
     x, y = M[:, 0], np.asarray(point["q"]).reshape(-1) if one else M[:, 1]
     good = np.isfinite(x) & np.isfinite(y)
     if not good.any():
         raise checks.reject("time", time, "every run has diverged by then: take an earlier save point")
-    import matplotlib.pyplot as plt
-
-    checked_axis(ax)
-    fig, ax = plt.subplots(figsize=(5, 4), layout="constrained") if ax is None else (ax.figure, ax)
+    fig, ax = _axes(ax, (5, 4))
     *_, image = ax.hist2d(x[good], y[good], bins=bins, density=True, cmin=1e-300)
     fig.colorbar(image, ax=ax, label="density")
     ax.set_xlabel("$m$" if one else "$m_1$")
     ax.set_ylabel("$q$" if one else "$m_2$")
     ax.set_title(f"$t/p$ = {float(point['t']):g}")
     return fig, ax
+
+
+def _place(argument: str, value: Any, count: int, what: str, more: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -count <= value < count:
+        raise checks.reject(argument, value, f"the result has {count} {what}: give -{count}..{count - 1}{more}")
+    return int(value)

@@ -18,6 +18,7 @@ from sgdynamics.problem_files import SAMPLED, method_of
 from sgdynamics.sweeps.answers import MISSING
 
 ROWS = 11  # lines of a table of times
+PACKAGES = ("jax", "jaxlib", "diffrax", "optimistix", "numpy", "scipy", "xarray", "h5netcdf", "matplotlib", "typer", "rich", "distributed")
 
 
 def plain(value: Any) -> Any:
@@ -114,28 +115,17 @@ def compared(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, Any]:
         rms = math.sqrt(float(np.mean(inner**2))) if inner.size else math.nan
         rows.append({"variable": name, "largest_gap": float(np.nanmax(gap)), "largest_z": _largest(z), "rms_z": rms, "numbers": z.size})
     about = {key: found.attrs[key] for key in ("theory", "simulation", "runs", "runs_left_out")}
-    return {
-        **about,
-        "same_problem": _same(theory, simulation, "problem"),
-        "same_algorithm": _same(theory, simulation, "algorithm"),
-        "variables": rows,
-    }
-
-
-def _same(one: xr.Dataset, other: xr.Dataset, name: str) -> bool:
-    return one.attrs.get(name) == other.attrs.get(name)
-
-
-def _finite(value: float) -> float:
-    """NaN (null) in place of an infinity: half of the runs had not left, and `left` tells how many had."""
-    return value if math.isfinite(value) else math.nan
+    same = {f"same_{name}": theory.attrs.get(name) == simulation.attrs.get(name) for name in ("problem", "algorithm")}
+    return {**about, **same, "variables": rows}
 
 
 def exit_row(found: Any) -> dict[str, Any]:
     """One method's exit times."""
     with np.errstate(all="ignore"):
         row = {"method": found.method, "dimension": found.dimension, "runs": found.runs, "left": found.left, "mean": found.mean}
-        row |= {"standard_error": found.standard_error, "median": _finite(float(found.quantile(0.5))), "max_time": found.max_time}
+        # NaN (null) in place of an infinity: half of the runs had not left, and `left` tells how many had
+        median = float(found.quantile(0.5)) if math.isfinite(found.quantile(0.5)) else math.nan
+        row |= {"standard_error": found.standard_error, "median": median, "max_time": found.max_time}
         row |= {"alpha": float(np.nanmean(found.alpha)) if found.left and found.lr else math.nan, "times": found.times}
     return row
 
@@ -155,15 +145,8 @@ def sweep_summary(result: xr.Dataset, names: list[str]) -> dict[str, Any]:
     said = [str(text) for text in np.ravel(result["failed"].values)]
     errors = [text for text in said if text and text != MISSING]
     sizes = {str(name): int(size) for name, size in result.sizes.items()}
-    return {
-        "over": names,
-        "points": len(said),
-        "sizes": sizes,
-        "variables": [str(name) for name in result.data_vars],
-        "failed": len(errors),
-        "missing": said.count(MISSING),
-        "errors": sorted(set(errors)),
-    }
+    about = {"over": names, "points": len(said), "sizes": sizes, "variables": [str(name) for name in result.data_vars]}
+    return {**about, "failed": len(errors), "missing": said.count(MISSING), "errors": sorted(set(errors))}
 
 
 def machine() -> dict[str, Any]:
@@ -176,20 +159,7 @@ def machine() -> dict[str, Any]:
     from sgdynamics.version import __version__
 
     versions = {"sgdynamics": __version__, "python": platform.python_version()}
-    for name in (
-        "jax",
-        "jaxlib",
-        "diffrax",
-        "optimistix",
-        "numpy",
-        "scipy",
-        "xarray",
-        "h5netcdf",
-        "matplotlib",
-        "typer",
-        "rich",
-        "distributed",
-    ):
+    for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -264,18 +234,13 @@ def print_beside(found: dict[str, Any]) -> None:
     z = {(one["theory"], one["simulation"]): one["z"] for one in found["comparisons"]}
     first = next(iter(name for name in methods if name not in SAMPLED), None)
     columns = ["t", *methods] + [f"z {name}" for name in methods if (first, name) in z]
-    rows = []
+    rows, nothing = [], [None] * len(t)
     for index in chosen:
-        cells = [
-            _with_error(one["mean"][index], one["standard_error"][index] if "standard_error" in one else None) for one in methods.values()
-        ]
+        cells = [_with_error(one["mean"][index], one.get("standard_error", nothing)[index]) for one in methods.values()]
         scores = [z[first, name] for name in methods if (first, name) in z]
         rows.append([_number(t[index]), *cells, *(f"{values[index]:+.1f}" if len(values) else "-" for values in scores)])
-    _show(
-        columns,
-        rows,
-        f"{found['quantity'].replace('_', ' ')}; z: (simulation - {first})/standard error" if z else found["quantity"].replace("_", " "),
-    )
+    title = found["quantity"].replace("_", " ")
+    _show(columns, rows, f"{title}; z: (simulation - {first})/standard error" if z else title)
     for one in found["comparisons"]:
         said = one.get("refused") or f"at most {one['largest_z']:.1f} standard errors apart"
         print(f"{one['simulation']} against {one['theory']}: {said}")
@@ -290,11 +255,8 @@ def print_compared(found: dict[str, Any]) -> None:
         [one["variable"], *(_number(one[key], 3) for key in ("largest_gap", "largest_z", "rms_z")), str(one["numbers"])]
         for one in found["variables"]
     ]
-    _show(
-        ["variable", "largest gap", "largest |z|", "rms z", "numbers"],
-        rows,
-        f"{found['simulation']} ({found['runs']} runs) against {found['theory']}",
-    )
+    title = f"{found['simulation']} ({found['runs']} runs) against {found['theory']}"
+    _show(["variable", "largest gap", "largest |z|", "rms z", "numbers"], rows, title)
     for name in ("problem", "algorithm"):
         if not found[f"same_{name}"]:
             print(f"note: the two results record different {name}s")
@@ -325,14 +287,16 @@ def print_sweep(found: dict[str, Any]) -> None:
         print(f"written: {one}")
 
 
+def print_figure(found: dict[str, Any]) -> None:
+    print(f"claim: {found['claim']}\n{found['verdict']}\n{', '.join(found['files'])} ({found['seconds']} s)")
+
+
 def print_figures(found: dict[str, Any]) -> None:
     for one in found["figures"]:
         print(f"{one['document']:20s} {one['number']:26s} {one['line']}")
 
 
 def print_machine(found: dict[str, Any]) -> None:
-    for name, version in found["versions"].items():
-        print(f"{name:14s} {version}")
-    print(
-        f"{'devices':14s} {', '.join(found['devices'])}\n{'precision':14s} {found['precision']}\n{'cache':14s} {found['compilation_cache']}"
-    )
+    rest = {"devices": ", ".join(found["devices"]), "precision": found["precision"], "cache": found["compilation_cache"]}
+    for name, text in {**found["versions"], **rest}.items():
+        print(f"{name:14s} {text}")

@@ -25,6 +25,7 @@ import numpy as np
 from scipy import linalg
 
 from sgdynamics import checks
+from sgdynamics.gaussian.mehler import hermite_functions
 from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import Activation, checked_kinks
@@ -179,24 +180,13 @@ def sample_link(link: Link, count: int, halvings: int) -> LinkSample:
     return LinkSample(x, dx, root, values, widths, beyond, rounding)
 
 
-def _hermite(x: np.ndarray, first: Any, order: int) -> np.ndarray:
-    """h_0..h_order times `first`, (order + 1, points); with the root of the density as `first` nothing overflows."""
-    found = np.empty((order + 1, len(x)))
-    found[0] = first
-    if order:
-        found[1] = x * first
-    for k in range(2, order + 1):
-        found[k] = (x * found[k - 1] - math.sqrt(k - 1) * found[k - 2]) / math.sqrt(k)
-    return found
-
-
 def projected(sample: LinkSample, rows: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Coefficients (rows, order + 1) of functions given on the nodes, |f|, and |f - E f|; the mean is taken off first (rounding)."""
     x, dx, root = sample.x.ravel(), sample.dx.ravel(), sample.root.ravel()
     amplitude = rows.reshape(len(rows), -1) * root
     mean = amplitude @ (root * dx)
     centred = amplitude - mean[:, None] * root
-    found = (centred * dx) @ _hermite(x, root, order).T
+    found = (centred * dx) @ hermite_functions(x, root, order).T
     found[:, 0] = mean
     deviation = np.sqrt(centred**2 @ dx)
     return found, np.hypot(mean, deviation), deviation
@@ -379,7 +369,7 @@ class _Tensor:
 
     def stage(self, seen: set[int], degree: int) -> tuple[np.ndarray, float]:
         """|E[g h_beta(z_unseen) | z_seen]| for the degrees beta of the unseen variables (0 along seen ones), and |g - E[g | z_seen]|."""
-        basis = _hermite(self.x, 1.0, degree) * self.weights
+        basis = hermite_functions(self.x, 1.0, degree) * self.weights
         axes = range(self.values.ndim)
         found = self._contract(self.values, [self.roots if axis in seen else basis for axis in axes])
         norms = np.sqrt(np.sum(found**2, axis=tuple(seen), keepdims=True))

@@ -218,40 +218,36 @@ def _verdict(
 ) -> tuple[str, str, str]:
     """Name, solver and one sentence why."""
     p, room = problem.width, problem.width + problem.signals
-    ode = "solve_ode(problem, algorithm, start, times=...)"
+    ode, scatter = "solve_ode(problem, algorithm, start, times=...)", f"{fluctuation.size:.2g}"
     name = place(noise.size, fluctuation.size, finite_width.size)
     if name in ("finite-dimensional", "fluctuating") and d < room:
         return name, ode, f"runs scatter, but simulate and solve_sde need d >= width + signals = {room}: the ODE has their mean, roughly."
     if name == "finite-dimensional":
-        return (
-            name,
-            f'simulate(problem, algorithm, start, times=..., dimension={d}, runs=100, method="exact")',
-            f"runs scatter by {fluctuation.size:.2g}, as overlaps do: no ODE or diffusion describes them, and the chain is short.",
-        )
+        chain = f'simulate(problem, algorithm, start, times=..., dimension={d}, runs=100, method="exact")'
+        return name, chain, f"runs scatter by {scatter}, as overlaps do: no ODE or diffusion describes them, and the chain is short."
     if name == "fluctuating":
-        return (
-            name,
-            f"solve_sde(problem, algorithm, start, times=..., dimension={d}, runs=100)",
-            f"runs scatter by {fluctuation.size:.2g} around the ODE; solve_ode(dimension={d}) has their mean, simulate their law.",
-        )
+        sde = f"solve_sde(problem, algorithm, start, times=..., dimension={d}, runs=100)"
+        return name, sde, f"runs scatter by {scatter} around the ODE; solve_ode(dimension={d}) has their mean, simulate their law."
     if name == "high-dimensional":
         beyond = "; it is larger than the drift, so that lr may be too large to learn" if noise.size > 1 else ""
         return name, ode, f"runs follow the ODE to {fluctuation.size:.2g}, and the noise of SGD in it ({noise.size:.2g}) counts{beyond}."
-    if name == "mean-field":
-        wide = True
-        try:
-            checked_wide_problem(problem)
-        except ValueError:
-            wide = False
-        if wide:
-            more = f", dimension={d}" if d * SMALL < 1 else ""
-            return (
-                name,
-                f"solve_mean_field(problem, algorithm, start, times=...{more})",
-                f"width ({finite_width.size:.2g}) and noise ({noise.size:.2g}) are negligible: a density of units, in the clock t/p.",
-            )
+    if name == "mean-field" and _is_wide(problem):
+        density = f"solve_mean_field(problem, algorithm, start, times=...{f', dimension={d}' if d * SMALL < 1 else ''})"
+        return (
+            name,
+            density,
+            f"width ({finite_width.size:.2g}) and noise ({noise.size:.2g}) are negligible: a density of units, in the clock t/p.",
+        )
     flow = "solve_ode(problem, OnePassSGD(lr=0), start, times=...)"
     return name, flow, f"noise ({noise.size:.2g}) and scatter ({fluctuation.size:.2g}) are negligible: gradient flow of {p} units."
+
+
+def _is_wide(problem: Problem) -> bool:
+    try:
+        checked_wide_problem(problem)
+    except ValueError:
+        return False
+    return True
 
 
 def place(noise: float, fluctuation: float, width: float) -> str:

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
+from sgdynamics.sweeps.power_law import weighted_line
+
 RATE = 1e-4  # of a false "differs", a finding
 POWER = 0.99  # with which a wrong of the claim's scale must be seen
 WORDS = {True: "reproduced", False: "differs", None: "not decided at this size"}
@@ -356,13 +358,9 @@ def difference(first: Mean, second: Mean) -> Mean:
 def fitted_power(x: Any, y: Any, error: Any) -> tuple[float, float, float]:
     """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of the power law itself."""
     x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
-    design = np.stack([np.ones(len(x)), np.log(x)], axis=1) * (y / error)[:, None]
-    target = np.log(y) * (y / error)
-    inverse = np.linalg.inv(design.T @ design)
-    found = inverse @ design.T @ target
+    found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
     free = len(x) - 2
-    chi2 = float(np.sum((target - design @ found) ** 2))
-    return float(found[1]), float(math.sqrt(inverse[1, 1])), float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan
+    return float(found[1]), math.sqrt(covariance[1, 1]), float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan
 
 
 def spanned(values: Any, digits: int = 3) -> str:

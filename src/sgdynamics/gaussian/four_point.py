@@ -20,6 +20,7 @@ from sgdynamics.gaussian.nodes import PIVOT, gauss_legendre, safe_ratio, safe_ro
 from sgdynamics.problems.activations import NAMED, Activation
 
 ORTHANT_NODES = 24
+TOUCHING = ([0, 1, 2], [0, 3, 4], [1, 3, 5], [2, 4, 5])  # of the pairs (12, 13, 14, 23, 24, 34): those with each of the four fields
 
 
 def noise_term(student: Activation, teacher: Activation) -> Callable[[Any, Any, int], Any] | None:
@@ -221,14 +222,7 @@ def polynomial_noise(student: Activation, teacher: Activation, omega: Any, c: An
         functions = [(student, 1), (student, 1), (partners[0], 0), (partners[1], 0)]
         degrees = [(activation.degree or 0) - shift for activation, shift in functions]
         exponents = _wick_exponents((degrees[0], degrees[1], degrees[2], degrees[3]))
-        touched = np.stack(
-            [
-                exponents[:, [0, 1, 2]].sum(axis=1),
-                exponents[:, [0, 3, 4]].sum(axis=1),
-                exponents[:, [1, 3, 5]].sum(axis=1),
-                exponents[:, [2, 4, 5]].sum(axis=1),
-            ]
-        )
+        touched = np.stack([exponents[:, touching].sum(axis=1) for touching in TOUCHING])
         weights = np.array([1.0 / math.prod(math.factorial(e) for e in row) for row in exponents])
         quad = index[chosen]
         term = weights * jnp.ones((len(chosen), 1), omega.dtype)

@@ -22,6 +22,17 @@ from sgdynamics.gaussian.nodes import REACH, gauss_legendre, safe_ratio
 from sgdynamics.problems.activations import Activation
 
 
+def hermite_functions(x: np.ndarray, first: Any, order: int) -> np.ndarray:
+    """h_0..h_order times `first`, (order + 1, points); with the root of the density as `first` nothing overflows."""
+    found = np.empty((order + 1, len(x)))
+    found[0] = first
+    if order:
+        found[1] = x * first
+    for k in range(2, order + 1):
+        found[k] = (x * found[k - 1] - math.sqrt(k - 1) * found[k - 2]) / math.sqrt(k)
+    return found
+
+
 @lru_cache(maxsize=16)
 def hermite_rule(terms: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes x and a matrix with f(x) @ matrix = c_0, ..., c_{terms-1}."""
@@ -29,13 +40,7 @@ def hermite_rule(terms: int) -> tuple[np.ndarray, np.ndarray]:
     x = (2 * nodes - 1) * REACH
     # h_n sqrt(phi) stays bounded where h_n alone overflows
     root_density = np.exp(-(x**2) / 4) / (2 * np.pi) ** 0.25
-    functions = np.empty((len(x), terms))
-    functions[:, 0] = root_density
-    if terms > 1:
-        functions[:, 1] = x * root_density
-    for n in range(2, terms):
-        functions[:, n] = (x * functions[:, n - 1] - np.sqrt(n - 1) * functions[:, n - 2]) / np.sqrt(n)
-    return x, functions * (2 * REACH * weights * root_density)[:, None]
+    return x, np.ascontiguousarray(hermite_functions(x, root_density, terms - 1).T) * (2 * REACH * weights * root_density)[:, None]
 
 
 def coefficients(f: Callable[[Any], Any], q: Any, terms: int) -> Any:

@@ -102,17 +102,14 @@ def _plain_or_type(value: Any) -> Any:
 
 def label(value: Any) -> Any:
     """A value as a coordinate: numbers and text as they are, anything else by a short text."""
-    if isinstance(value, (bool, np.bool_)):
-        return int(value)
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (bool, np.bool_, int, np.integer)):
         return int(value)
     if isinstance(value, (float, np.floating)):
         return float(value)
     if isinstance(value, str):
         return value
-    shape = np.shape(value) if isinstance(value, np.ndarray) else None
-    if shape == ():
-        return label(np.asarray(value).item())
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return label(value.item())
     text = getattr(value, "label", None) or getattr(value, "__name__", None)
     if not isinstance(text, str):
         text = json.dumps(plain(value), sort_keys=True)

@@ -117,15 +117,19 @@ def _errors(part: xr.Dataset, y: str) -> Any:
     return part[name] if name is not None and name in part else None
 
 
+def weighted_line(x: Any, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Least squares: (intercept, slope), their covariance where weights are 1/variance, and the weighted sum of squared residuals."""
+    design = np.stack([np.ones(len(y)), np.asarray(x, dtype=np.float64)], axis=1)
+    inverse = np.linalg.inv(design.T @ (weights[:, None] * design))
+    found = inverse @ design.T @ (weights * y)
+    return found, inverse, float(np.sum(weights * (y - design @ found) ** 2))
+
+
 def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: int) -> PowerLaw:
     u, v = np.log(x), np.log(y)
     weights = np.ones(len(x)) if sigma is None else (y / sigma) ** 2  # the error of log y is sigma/y
-    design = np.stack([np.ones(len(x)), u], axis=1)
-    inverse = np.linalg.inv(design.T @ (weights[:, None] * design))
-    level, exponent = inverse @ design.T @ (weights * v)
-    residuals = v - level - exponent * u
+    (level, exponent), inverse, chi2 = weighted_line(u, v, weights)
     free = len(x) - 2
-    chi2 = float(np.sum(weights * residuals**2))
     scatter = chi2 / free if free else np.nan
     if sigma is None:
         variance, quantile = scatter, stats.t.ppf(0.5 + LEVEL / 2, free) if free else np.nan
@@ -134,18 +138,9 @@ def _fitted(x: np.ndarray, y: np.ndarray, sigma: np.ndarray | None, left_out: in
     else:
         variance, quantile = 1.0, stats.norm.ppf(0.5 + LEVEL / 2)
     errors = np.sqrt(variance * np.diag(inverse))
-    half = float(quantile * errors[1])
-    prefactor = float(np.exp(level))
-    return PowerLaw(
-        float(exponent),
-        prefactor,
-        float(errors[1]),
-        prefactor * float(errors[0]),
-        (float(exponent) - half, float(exponent) + half),
-        residuals,
-        x,
-        y,
-        sigma is not None,
-        chi2 if sigma is not None else float("nan"),
-        left_out,
-    )
+    half, prefactor = quantile * errors[1], float(np.exp(level))
+    interval = (float(exponent - half), float(exponent + half))
+    residuals = v - level - exponent * u
+    spreads = (float(errors[1]), prefactor * float(errors[0]))
+    weighted = sigma is not None
+    return PowerLaw(float(exponent), prefactor, *spreads, interval, residuals, x, y, weighted, chi2 if weighted else float("nan"), left_out)

@@ -14,8 +14,9 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.papers.dimension_free.figures import TIME, letters, panels, spread
+from sgdynamics.papers.dimension_free.figures import TIME, finish, panels, spread
 from sgdynamics.papers.dimension_free.formulas import Setting, plateau, setting
+from sgdynamics.papers.drawing import letters, ticks
 from sgdynamics.papers.escaping_mediocrity.corrected import exit_time_corrected
 from sgdynamics.papers.escaping_mediocrity.formulas import (
     exit_time_annealed,
@@ -88,30 +89,18 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "plateau": (("noise", "gamma_over_p"), left, {"long_name": "excess risk of the ODE at the end, erf, p = k = 2"}),
             "plateau_first_order": (("noise", "gamma_over_p"), levels, {"long_name": "gamma Delta E[s'^2]/(4 p)"}),
         },
-        {
-            "t": ("time", t),
-            "Delta": list(noises),
-            "gamma": list(rates),
-            "noise": [1e-3, 1e-1],
-            "gamma_over_p": ends,
-        },
-        {
-            "p": 1,
-            "d": d,
-            "gamma_of_paths": gamma,
-            "threshold": threshold,
-            "runs": runs,
-            "seed": seed,
-            "claim": "the noise of SGD gives paths a spread that the ODE lacks, and does not change the order of the time to escape",
-            "verdict": (
-                f"mean exit time of SGD over that of the ODE: {ratio.min():.3f} to {ratio.max():.3f} at d = {d}, earlier the larger "
-                f"gamma; the constant shift explains it to {np.abs(ratio - shift).max():.3f} (at most {np.abs(deviation).max():.1f} "
-                "standard errors). "
-                f"At the end noise leaves gamma Delta E[s'^2]/(4 p) (1 + c gamma/p): {left[0, 0] / levels[0, 0]:.4f} of it at gamma/p = "
-                f"{ends[0]:g}, {left[0, -1] / levels[0, -1]:.4f} at {ends[-1]:g}"
-            ),
-        },
+        {"t": ("time", t), "Delta": list(noises), "gamma": list(rates), "noise": [1e-3, 1e-1], "gamma_over_p": ends},
+        {"p": 1, "d": d, "gamma_of_paths": gamma, "threshold": threshold, "runs": runs, "seed": seed},
     )
+    data.attrs |= {
+        "claim": "the noise of SGD gives paths a spread that the ODE lacks, and does not change the order of the time to escape",
+        "verdict": (
+            f"mean exit time of SGD over that of the ODE: {ratio.min():.3f} to {ratio.max():.3f} at d = {d}, earlier the larger "
+            f"gamma; the constant shift explains it to {np.abs(ratio - shift).max():.3f} (at most {np.abs(deviation).max():.1f} "
+            f"standard errors). At the end noise leaves gamma Delta E[s'^2]/(4 p) (1 + c gamma/p): {left[0, 0] / levels[0, 0]:.4f} of it "
+            f"at gamma/p = {ends[0]:g}, {left[0, -1] / levels[0, -1]:.4f} at {ends[-1]:g}"
+        ),
+    }
     fig, axes = panels(3)
     for name, color in (("SGD", "C0"), ("SDE", "C1")):
         axes[0].plot(t, paths[name].T, color=color, lw=0.7, alpha=0.45)
@@ -121,32 +110,16 @@ def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for row, Delta in enumerate(noises):
         axes[1].errorbar(rates, ratio[row], error[row], fmt="o", capsize=2, color=f"C{row + 2}", label=f"SGD, $\\Delta$ = {Delta:g}")
         axes[1].plot(rates, shift[row], "--", color=f"C{row + 2}", lw=1.2)
-        color = f"C{row + 4}"
-        axes[2].plot(
-            ends,
-            left[row] / levels[row],
-            "o-",
-            lw=1,
-            color=color,
-            mfc="none",
-            ms=5 + 3 * row,
-            label=f"ODE, $\\Delta$ = {[1e-3, 1e-1][row]:g}",
-        )
+        style = {"color": f"C{row + 4}", "mfc": "none", "ms": 5 + 3 * row, "lw": 1}
+        axes[2].plot(ends, left[row] / levels[row], "o-", label=f"ODE, $\\Delta$ = {data.noise.values[row]:g}", **style)
     axes[1].plot([], [], "k--", lw=1.2, label="constant shift")
     axes[1].axhline(1.0, color="0.6", lw=0.8)
     axes[1].set(xlabel="$\\gamma$", ylabel="mean exit time, SGD / ODE", title=f"$T$ = {threshold:g}, {runs} random starts")
     axes[2].axhline(1.0, color="0.6", lw=0.8)
-    axes[2].set(
-        xlabel="$\\gamma/p$",
-        ylabel="$R_{\\mathrm{end}}$ / [$\\gamma\\Delta\\,E s'^2/(4p)$]",
-        title="learned: erf, $p = k = 2$",
-        xscale="log",
-    )
-    axes[2].set_xticks(ends, [f"{value:g}" for value in ends])
-    axes[2].set_xticks([], minor=True)
-    for ax in axes:
-        ax.legend(frameon=False, fontsize="small")
-    letters(axes)
+    axes[2].set(xlabel="$\\gamma/p$", ylabel="$R_{\\mathrm{end}}$ / [$\\gamma\\Delta\\,E s'^2/(4p)$]", xscale="log")
+    axes[2].set_title("learned: erf, $p = k = 2$")
+    ticks(axes[2], ends)
+    finish(axes)
     return fig, data
 
 
@@ -198,39 +171,31 @@ def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "gain": (("width", "size"), gain, {"long_name": "samples to leave at p = 1 over those at this width, best rate for each"}),
         },
         {"p": list(widths), "width": smooth, "size": sizes},
-        {
-            "d": d,
-            "gamma_over_p": ratio,
-            "Delta": Delta,
-            "threshold": threshold,
-            "runs": runs,
-            "seed": seed,
-            "largest_gain": most,
-            "claim": "t_anl and t_qnc describe the exit time at every width; overparametrisation gains a constant factor, no power of d",
-            "verdict": (
-                "SGD over "
-                + ", ".join(f"t_{name} {value.min():.3f} to {value.max():.3f}" for name, value in ratios.items())
-                + f" for p = {widths[0]}..{widths[-1]}, d = {d}; at fixed gamma/p the exit time at p = {widths[-1]} is "
-                f"{measured[-1] / measured[0]:.3f}({error[-1] / measured[0]:.3f}) of that at p = 1; at the best rates width {smooth[-1]} "
-                f"needs {gain[-1, 0]:.2f} times fewer samples than one unit at d = {sizes[0]}, {gain[-1, -1]:.2f} times at d = "
-                f"{sizes[-1]:g}, and {most:.2f} times as p and d go to infinity"
-            ),
-        },
+        {"d": d, "gamma_over_p": ratio, "Delta": Delta, "threshold": threshold, "runs": runs, "seed": seed, "largest_gain": most},
     )
+    data.attrs |= {
+        "claim": "t_anl and t_qnc describe the exit time at every width; overparametrisation gains a constant factor, no power of d",
+        "verdict": (
+            "SGD over "
+            + ", ".join(f"t_{name} {value.min():.3f} to {value.max():.3f}" for name, value in ratios.items())
+            + f" for p = {widths[0]}..{widths[-1]}, d = {d}; at fixed gamma/p the exit time at p = {widths[-1]} is "
+            f"{measured[-1] / measured[0]:.3f}({error[-1] / measured[0]:.3f}) of that at p = 1; at the best rates width {smooth[-1]} "
+            f"needs {gain[-1, 0]:.2f} times fewer samples than one unit at d = {sizes[0]}, {gain[-1, -1]:.2f} times at d = "
+            f"{sizes[-1]:g}, and {most:.2f} times as p and d go to infinity"
+        ),
+    }
     fig, axes = panels(2)
     axes[0].errorbar(widths, measured, error, fmt="o", capsize=2, color="C0", label=f"SGD, {runs} runs")
     for name, style in (("annealed", "C1--"), ("quenched", "C2-"), ("corrected", "k:")):
         axes[0].plot(widths, theory[name], style, lw=1.2, label=f"$t_{{ext}}$, {name}")
     axes[0].set(xscale="log", xlabel="$p$", ylabel="exit time $t$ = steps $\\gamma/(d\\,p)$", ylim=(0, None))
     axes[0].set_title(f"$d$ = {d}, $\\gamma/p$ = {ratio:g}, $T$ = {threshold:g}")
-    axes[0].set_xticks(widths, [str(p) for p in widths])
-    axes[0].set_xticks([], minor=True)
+    ticks(axes[0], widths)
     for color, (size, line) in enumerate(zip(sizes, gain.T, strict=True)):
         axes[1].plot(smooth, line, f"C{color + 4}-", label=f"$d$ = {size:g}")
     axes[1].axhline(most, color="k", ls="--", lw=1, label=f"$p, d \\to \\infty$: {most:.3g}")
-    axes[1].set(
-        xscale="log", xlabel="$p$", ylabel="samples at $p$ = 1 / samples at $p$", ylim=(0, None), title="gain from width at the best rates"
-    )
+    axes[1].set(xscale="log", xlabel="$p$", ylabel="samples at $p$ = 1 / samples at $p$", ylim=(0, None))
+    axes[1].set_title("gain from width at the best rates")
     for ax in axes:
         ax.legend(frameon=False, fontsize="small", loc="upper right" if ax is axes[0] else "lower right")
     letters(axes)

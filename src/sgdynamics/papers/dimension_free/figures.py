@@ -13,6 +13,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
+from sgdynamics.papers.drawing import letters, subplots
 from sgdynamics.problems import random_start
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.simulate import simulate
@@ -23,16 +24,15 @@ FLOW = 1e-12  # a learning rate that is gradient flow to rounding, and runs the 
 
 def panels(columns: int, width: float = 4.6, height: float = 3.8) -> tuple[Any, Any]:
     """A figure with one row of axes."""
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(width * columns, height), layout="constrained")
-    return fig, fig.subplots(1, columns, squeeze=False)[0]
+    fig, axes = subplots(1, columns, (width * columns, height), squeeze=False)
+    return fig, axes[0]
 
 
-def letters(axes: Any) -> None:
-    """(a), (b), ... before the titles."""
-    for ax, letter in zip(axes, "abcdef", strict=False):
-        ax.set_title(f"({letter})", loc="left")
+def finish(axes: Any, legends: Any = None) -> None:
+    """Letters, and small legends on all axes unless some are named."""
+    for ax in axes if legends is None else legends:
+        ax.legend(frameon=False, fontsize="small")
+    letters(axes)
 
 
 def slope(x: Any, y: Any) -> float:
@@ -89,22 +89,17 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "gap_ode": (("k", "gamma"), gap_ode, {"long_name": "ODE over gradient flow, less 1, at the last time"}),
         },
         {"k": list(teachers), "gamma": list(rates), "t": ("time", t)},
-        {
-            "p": p,
-            "d": d,
-            "Delta": Delta,
-            "activation": "erf",
-            "runs": runs,
-            "seed": seed,
-            "claim": "as gamma -> 0 at fixed d and p, one-pass SGD follows gradient flow on the population risk",
-            "verdict": "; ".join(
-                f"k = {k}: at gamma = {rates[0]:g} SGD is at most {100 * largest[row]:.2f}% from gradient flow for t <= {end:g}, at "
-                f"gamma = {rates[-1]:g} {100 * gap[row, -1]:.1f}({100 * error[row, -1]:.1f})% above it at the end; the ODE's gap grows "
-                f"like gamma^{exponent[row]:.3f}"
-                for row, k in enumerate(teachers)
-            ),
-        },
+        {"p": p, "d": d, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed},
     )
+    data.attrs |= {
+        "claim": "as gamma -> 0 at fixed d and p, one-pass SGD follows gradient flow on the population risk",
+        "verdict": "; ".join(
+            f"k = {k}: at gamma = {rates[0]:g} SGD is at most {100 * largest[row]:.2f}% from gradient flow for t <= {end:g}, at "
+            f"gamma = {rates[-1]:g} {100 * gap[row, -1]:.1f}({100 * error[row, -1]:.1f})% above it at the end; the ODE's gap grows "
+            f"like gamma^{exponent[row]:.3f}"
+            for row, k in enumerate(teachers)
+        ),
+    }
     fig, axes = panels(len(teachers) + 1)
     later = slice(1, None)
     for row, k in enumerate(teachers):
@@ -114,19 +109,15 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             color = f"C{column}"
             ax.plot(t[later], risk[row, column, :3, later].T, color=color, lw=0.5, alpha=0.5)
             ax.plot(t[later], ode[row, column, later], "--", color=color, lw=1.2)
-            ax.errorbar(
-                t[later], mean[row, column, later], spread(risk[row, column])[later], fmt="o", ms=3.5, color=color,
-                label=f"SGD, $\\gamma$ = {gamma:g}",
-            )  # fmt: skip
+            label, error_here = f"SGD, $\\gamma$ = {gamma:g}", spread(risk[row, column])[later]
+            ax.errorbar(t[later], mean[row, column, later], error_here, fmt="o", ms=3.5, color=color, label=label)
         ax.plot([], [], "k--", lw=1.2, label="ODE at this $\\gamma$")
         ax.set(xscale="log", yscale="log", xlabel=TIME, title=f"$k$ = {k}, $p$ = {p}, $d$ = {d}, $\\Delta$ = {Delta:g}")
-        ax.legend(frameon=False, fontsize="small")
         axes[-1].errorbar(rates, gap[row], error[row], fmt="os"[row], ms=5, capsize=2, color=f"C{row + 3}", label=f"SGD, $k$ = {k}")
         axes[-1].plot(rates, gap_ode[row], "--", color=f"C{row + 3}", label=f"ODE, $\\gamma^{{{exponent[row]:.2f}}}$")
     axes[0].set_ylabel("excess risk")
     axes[-1].set(xscale="log", yscale="log", xlabel="$\\gamma$", ylabel="$R/R_{\\mathrm{flow}} - 1$", title=f"at $t$ = {end:g}")
-    axes[-1].legend(frameon=False, fontsize="small")
-    letters(axes)
+    finish(axes)
     return fig, data
 
 
@@ -170,22 +161,16 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
             "theorem_scale": ("d", scale, {"long_name": "sqrt(gamma/(d p))"}),
         },
         {"d": list(sizes), "t": ("time", t)},
-        {
-            "p": p,
-            "k": k,
-            "gamma": gamma,
-            "Delta": Delta,
-            "activation": "erf",
-            "runs": runs,
-            "seed": seed,
-            "claim": "E |Omega - Omega_ODE|_inf <= exp(C t) sqrt(gamma/(d p)): at fixed gamma and p SGD concentrates on the ODE as d grows",
-            "verdict": (
-                f"for t <= {horizon:g} the deviation is {(deviation / scale).min():.2f} to {(deviation / scale).max():.2f} times "
-                f"sqrt(gamma/(d p)) and falls like d^{exponent:.3f} over d = {sizes[0]}..{sizes[-1]}; at d = {sizes[-1]} the mean risk is "
-                f"at most {100 * np.abs(risk[-1].mean(axis=0) / line - 1).max():.2f}% from the ODE"
-            ),
-        },
+        {"p": p, "k": k, "gamma": gamma, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed},
     )
+    data.attrs |= {
+        "claim": "E |Omega - Omega_ODE|_inf <= exp(C t) sqrt(gamma/(d p)): at fixed gamma and p SGD concentrates on the ODE as d grows",
+        "verdict": (
+            f"for t <= {horizon:g} the deviation is {(deviation / scale).min():.2f} to {(deviation / scale).max():.2f} times "
+            f"sqrt(gamma/(d p)) and falls like d^{exponent:.3f} over d = {sizes[0]}..{sizes[-1]}; at d = {sizes[-1]} the mean risk is "
+            f"at most {100 * np.abs(risk[-1].mean(axis=0) / line - 1).max():.2f}% from the ODE"
+        ),
+    }
     fig, axes = panels(2)
     for color, row in (("C1", 0), ("C0", len(sizes) - 1)):
         axes[0].plot(t, risk[row, :8].T, color=color, lw=0.7, alpha=0.6)
@@ -198,7 +183,5 @@ def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Datase
     axes[1].plot(sizes, scale, "k-", lw=1, label="$\\sqrt{\\gamma/(d\\,p)}$")
     axes[1].set(xscale="log", yscale="log", xlabel="$d$", ylabel="mean of $|\\Omega - \\Omega_{\\mathrm{ODE}}|_\\infty$")
     axes[1].set_title(f"$t$ = {t[worst]:.2g}, {runs} runs")
-    for ax in axes:
-        ax.legend(frameon=False, fontsize="small")
-    letters(axes)
+    finish(axes)
     return fig, data

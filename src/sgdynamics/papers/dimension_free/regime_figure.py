@@ -71,28 +71,20 @@ def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "setting": names,
             "description": list(DESCRIPTIONS),
             "t": ("time", t),
-            "gamma": ("setting", [one[0] for one in CORNERS.values()]),
-            "p": ("setting", [one[1] for one in CORNERS.values()]),
-            "d": ("setting", [one[2] for one in CORNERS.values()]),
+            **{name: ("setting", [one[i] for one in CORNERS.values()]) for i, name in enumerate(("gamma", "p", "d"))},
         },
-        {
-            "k": k,
-            "Delta": Delta,
-            "activation": "erf",
-            "runs": runs,
-            "seed": seed,
-            "small": SMALL,
-            "large": LARGE,
-            "claim": "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
-            "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is largest for t <= "
-            + f"{HORIZON:g}: "
-            + "; ".join(
-                f"{name} " + ", ".join(f"{one[int(np.argmax(np.abs(one)))]:+.3f}" for one in gap[row])
-                + f", runs scatter by {scatter[row]:.3f} ({sizes['fluctuation'][row]:.3f} on the map)"
-                for row, name in enumerate(names)
-            ),
-        },
-    )  # fmt: skip
+        {"k": k, "Delta": Delta, "activation": "erf", "runs": runs, "seed": seed, "small": SMALL, "large": LARGE},
+    )
+    each = [
+        f"{name} {', '.join(f'{one[int(np.argmax(np.abs(one)))]:+.3f}' for one in gap[row])}, runs scatter by {scatter[row]:.3f} "
+        f"({sizes['fluctuation'][row]:.3f} on the map)"
+        for row, name in enumerate(names)
+    ]
+    data.attrs |= {
+        "claim": "gamma -> 0 is gradient flow, d -> infinity an ODE with the noise of SGD, p -> infinity a density of the units",
+        "verdict": "mean risk of SGD over that of gradient flow, ODE, mean field, less 1, where it is largest for t <= "
+        f"{HORIZON:g}: {'; '.join(each)}",
+    }
     return _drawn(places, data), data
 
 

@@ -31,6 +31,7 @@ from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.starts import Start, check_dimension
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import first_passage
+from sgdynamics.sweeps.power_law import weighted_line
 
 KAPPAS = (1, 2, 3, 4)
 THRESHOLD = 0.5  # of |m|: what counts as found
@@ -234,10 +235,8 @@ def escape_samples(
 
 def fitted_slope(x: Any, y: Any, error: Any) -> tuple[float, float]:
     """Slope of the weighted least-squares line through points with known standard errors, and its standard error."""
-    x, y, weight = np.asarray(x), np.asarray(y), 1 / np.asarray(error) ** 2
-    across = x - np.sum(weight * x) / weight.sum()
-    spread = float(np.sum(weight * across**2))
-    return float(np.sum(weight * across * y) / spread), spread**-0.5
+    found, covariance, _ = weighted_line(x, np.asarray(y), 1 / np.asarray(error) ** 2)
+    return float(found[1]), math.sqrt(covariance[1, 1])
 
 
 # kappa: {d: runs}. The cost is in steps: n is about d, 3 d log d, 5 d^2, 2.5 d^3, and several times that for the last run

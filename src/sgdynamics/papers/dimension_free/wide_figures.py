@@ -13,8 +13,9 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.limits.mean_field import solve_mean_field
-from sgdynamics.papers.dimension_free.figures import TIME, letters, panels, slope, spread
+from sgdynamics.papers.dimension_free.figures import TIME, finish, panels, slope, spread
 from sgdynamics.papers.dimension_free.formulas import mean_field_scale, setting
+from sgdynamics.papers.drawing import ticks
 from sgdynamics.plot import mean_field_density
 from sgdynamics.problems import random_start
 from sgdynamics.problems.starts import Start
@@ -61,46 +62,31 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     difference = risk - expected
     gap, error = difference.mean(axis=1), spread(np.moveaxis(difference, 1, 0))
     chosen = [2, 4, len(t) - 1]
-    exponents = [slope(widths, gap[:, i]) for i in chosen]
+    exponents, dims = [slope(widths, gap[:, i]) for i in chosen], ("p", "run", "time")
     data = xr.Dataset(
         {
-            "excess_risk": (("p", "run", "time"), risk, {"long_name": "excess risk of SGD"}),
-            "excess_risk_mean_field": (
-                ("p", "run", "time"),
-                expected,
-                {"long_name": "excess risk of infinitely many units of the same m, q"},
-            ),
+            "excess_risk": (dims, risk, {"long_name": "excess risk of SGD"}),
+            "excess_risk_mean_field": (dims, expected, {"long_name": "excess risk of infinitely many units of the same m, q"}),
             "gap": (("p", "time"), gap, {"long_name": "mean over runs of SGD less mean field"}),
             "gap_error": (("p", "time"), error, {"long_name": "its standard error"}),
-            "excess_risk_law": (
-                "time",
-                np.asarray(density.excess_risk)[0],
-                {"long_name": "excess risk, particles of the law of random rows"},
-            ),
+            "excess_risk_law": ("time", density.excess_risk.values[0], {"long_name": "excess risk, particles of the law of random rows"}),
             "m": (("time", "particle"), np.asarray(density.M)[0, :, :, 0], {"long_name": "overlaps of the particles with the teacher"}),
             "q": (("time", "particle"), np.asarray(density.q)[0], {"long_name": "their squared length orthogonal to it"}),
         },
         {"p": list(widths), "t": ("time", t)},
-        {
-            "d": d,
-            "k": k,
-            "gamma": gamma,
-            "Delta": Delta,
-            "activation": "erf",
-            "particles": many,
-            "error_particles": limit.attrs["error_particles"],
-            "runs": runs,
-            "seed": seed,
-            "claim": "as p -> infinity at fixed d and gamma, SGD follows the density of (m, q) of its units",
-            "verdict": (
-                "the gap of the risk to p = infinity falls like "
-                + ", ".join(f"p^{e:.2f} (t = {t[i]:g})" for e, i in zip(exponents, chosen, strict=True))
-                + f" over p = {widths[0]}..{widths[-1]}; at p = {widths[-1]} it is "
-                f"{100 * gap[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f}"
-                f"({100 * error[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f})% of the risk at t = {t[chosen[1]]:g}"
-            ),
-        },
+        {"d": d, "k": k, "gamma": gamma, "Delta": Delta, "activation": "erf", "particles": many, "runs": runs, "seed": seed},
     )
+    data.attrs |= {
+        "error_particles": limit.attrs["error_particles"],
+        "claim": "as p -> infinity at fixed d and gamma, SGD follows the density of (m, q) of its units",
+        "verdict": (
+            "the gap of the risk to p = infinity falls like "
+            + ", ".join(f"p^{e:.2f} (t = {t[i]:g})" for e, i in zip(exponents, chosen, strict=True))
+            + f" over p = {widths[0]}..{widths[-1]}; at p = {widths[-1]} it is "
+            f"{100 * gap[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f}"
+            f"({100 * error[-1, chosen[1]] / expected[-1, :, chosen[1]].mean():.1f})% of the risk at t = {t[chosen[1]]:g}"
+        ),
+    }
     fig, axes = panels(4, width=4.2)
     for row, p in enumerate(widths):
         axes[0].plot(t, expected[row].mean(axis=0), "-", color=f"C{row}", lw=1.2)
@@ -112,14 +98,11 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         axes[1].errorbar(widths, gap[:, i], error[:, i], fmt="o-", ms=4, lw=0.8, capsize=2, color=f"C{color + 4}", label=label)
     axes[1].plot(widths, 1.4 * gap[0, chosen].max() * widths[0] / np.array(widths), "k--", lw=1, label="$1/p$")
     axes[1].set(xscale="log", yscale="log", xlabel="$p$", ylabel="excess risk, SGD $-$ mean field", title=f"{runs} runs")
-    axes[1].set_xticks(widths, [str(p) for p in widths])
-    axes[1].set_xticks([], minor=True)
-    for ax in axes[:2]:
-        ax.legend(frameon=False, fontsize="small")
+    ticks(axes[1], widths)
     for ax, i in ((axes[2], chosen[0]), (axes[3], len(t) - 1)):
         mean_field_density(density, i, ax, bins=14 if quick else 36)
         ax.set_title(f"$\\mu_t$ at $t$ = {t[i]:g}")
-    letters(axes)
+    finish(axes, axes[:2])
     return fig, data
 
 
@@ -153,7 +136,7 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     expected, density = np.asarray(limit.excess_risk)[:-1].reshape(shape), limit.isel(run=[-1])
     # at p = infinity: the particles of one network in other dimensions
     narrow, one = setting(gamma, widths[-1], k, Delta), begins[-1]
-    few = MeanFieldStart(one.M[-1:], np.einsum("rii->ri", one.Q[-1:]) - np.sum(one.M[-1:] ** 2, axis=2), one.a[-1:])
+    few = repeated(Start(one.M_blocks[-1:], one.Q_blocks[-1:], one.a[-1:]), widths[-1])
     finite = [np.asarray(solve_mean_field(narrow.problem, narrow.algorithm, few, times=t, dimension=d).excess_risk)[0] for d in dimensions]
     change = np.array(finite) / expected[-1, -1] - 1
     late = np.abs(change[:, -1])
@@ -175,25 +158,18 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
             "q": (("time", "particle"), np.asarray(density.q)[0], {"long_name": "their squared length orthogonal to them"}),
         },
         {"p": list(widths), "dimension": list(dimensions), "t": ("time", t)},
-        {
-            "d_over_p": 2,
-            "k": k,
-            "gamma": gamma,
-            "Delta": Delta,
-            "activation": "erf",
-            "particles": many,
-            "error_particles": limit.attrs["error_particles"],
-            "runs": runs,
-            "seed": seed,
-            "claim": "E |Q - M P^-1 M^T - diag(Q_perp)|_inf <= exp(C t) (p^(-1/2) + d^(-1/2)), so that (m, q) follow a mean-field PDE",
-            "verdict": (
-                f"at d = 2p the largest entry is {ratio.min():.2f} to {ratio.max():.2f} times p^(-1/2) + d^(-1/2) for t <= {end:g} and "
-                f"falls like p^{exponents[0]:.2f}, a typical one like p^{exponents[3]:.2f} (the largest of p^2 entries has a root of log p "
-                f"more, at the start already); the risk's gap to p = d = infinity falls like p^{exponents[2]:.2f} (t = {t[2]:g}), what a "
-                f"finite d alone does at p = infinity like d^{exponents[1]:.2f}"
-            ),
-        },
+        {"d_over_p": 2, "k": k, "gamma": gamma, "Delta": Delta, "activation": "erf", "particles": many, "runs": runs, "seed": seed},
     )
+    data.attrs |= {
+        "error_particles": limit.attrs["error_particles"],
+        "claim": "E |Q - M P^-1 M^T - diag(Q_perp)|_inf <= exp(C t) (p^(-1/2) + d^(-1/2)), so that (m, q) follow a mean-field PDE",
+        "verdict": (
+            f"at d = 2p the largest entry is {ratio.min():.2f} to {ratio.max():.2f} times p^(-1/2) + d^(-1/2) for t <= {end:g} and "
+            f"falls like p^{exponents[0]:.2f}, a typical one like p^{exponents[3]:.2f} (the largest of p^2 entries has a root of log p "
+            f"more, at the start already); the risk's gap to p = d = infinity falls like p^{exponents[2]:.2f} (t = {t[2]:g}), what a "
+            f"finite d alone does at p = infinity like d^{exponents[1]:.2f}"
+        ),
+    }
     fig, axes = panels(4, width=4.2)
     for row, p in enumerate(widths):
         color = f"C{row}"
@@ -202,9 +178,8 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     axes[0].plot([], [], "k-", lw=1.2, label="$p = d = \\infty$, same $(m, q)$")
     axes[0].set(yscale="log", xlabel=TIME, ylabel="excess risk", title=f"$k$ = {k}, $\\gamma$ = {gamma:g}, $\\Delta$ = {Delta:g}")
     for color, i in (("C4", 0), ("C5", 2), ("C6", len(t) - 1)):
-        axes[1].errorbar(
-            widths, mean[:, i], spread(np.moveaxis(apart[..., i], 1, 0)), fmt="o-", ms=4, lw=0.8, color=color, label=f"$t$ = {t[i]:g}"
-        )
+        error = spread(np.moveaxis(apart[..., i], 1, 0))
+        axes[1].errorbar(widths, mean[:, i], error, fmt="o-", ms=4, lw=0.8, color=color, label=f"$t$ = {t[i]:g}")
     axes[1].plot(widths, typical.mean(axis=1)[:, -1], "^-", ms=4, lw=0.8, color="0.5", label=f"root mean square, $t$ = {t[-1]:g}")
     axes[1].plot(widths, scale, "k--", lw=1, label="$p^{-1/2} + d^{-1/2}$")
     axes[1].set(xscale="log", yscale="log", xlabel="$p = d/2$", ylabel="$|Q - M M^T - \\mathrm{diag}(Q_\\perp)|_\\infty$")
@@ -212,12 +187,9 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     axes[2].plot(dimensions, np.abs(change[:, 1]), "s-", color="C8", lw=0.8, label=f"$t$ = {t[1]:g}")
     axes[2].plot(dimensions, 0.7 * late[0] * dimensions[0] / np.array(dimensions), "k--", lw=1, label="$1/d$")
     axes[2].set(xscale="log", yscale="log", xlabel="$d$", ylabel="$|R_d/R_\\infty - 1|$ at $p = \\infty$")
-    for ax, ticks in ((axes[1], widths), (axes[2], dimensions)):
-        ax.set_xticks(ticks, [str(value) for value in ticks])
-        ax.set_xticks([], minor=True)
-    for ax in axes[:3]:
-        ax.legend(frameon=False, fontsize="small")
+    ticks(axes[1], widths)
+    ticks(axes[2], dimensions)
     mean_field_density(density, -1, axes[3], bins=14 if quick else 36)
     axes[3].set_title(f"$\\mu_t(m_1, m_2)$ at $t$ = {t[-1]:g}")
-    letters(axes)
+    finish(axes, axes[:3])
     return fig, data

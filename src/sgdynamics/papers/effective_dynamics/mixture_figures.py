@@ -15,6 +15,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.limits.sliding import solve_infinite_snr
+from sgdynamics.papers.drawing import letters, subplots, ticks
 from sgdynamics.papers.effective_dynamics.mixtures import (
     TYPES,
     active_types_probability,
@@ -113,14 +114,13 @@ def _from_random(kind: str, N: int, snr: float, scale: float, runs: int, times: 
     problem = GaussianMixture(kind, snr=snr, weight_decay=ALPHA)
     begin = random_start(problem, dimension=N, runs=runs, seed=seed, scale=scale)
     M, a = _chain(problem, begin, N, times, seed + 1)
-    flow = solve_infinite_snr(
-        kind, begin.M, begin.Q, begin.a, times=times, weight_decay=ALPHA, rtol=TOLERANCE, atol=TOLERANCE / 100
-    )  # fmt: skip
+    accuracy: dict[str, Any] = {"rtol": TOLERANCE, "atol": TOLERANCE / 100}
+    flow = solve_infinite_snr(kind, begin.M, begin.Q, begin.a, times=times, weight_decay=ALPHA, **accuracy)
     active, active_flow = served(kind, M, a, ALPHA), served(kind, flow["M"], flow["a"], ALPHA)
     optimal = np.asarray(active.all(axis=-1))
     low, high = _interval(optimal.sum(axis=0), runs)
     counts = [np.bincount(x[:, -1].sum(axis=-1), minlength=len(TYPES[kind]) + 1)[1:] / runs for x in (active, active_flow)]
-    return xr.Dataset(
+    data = xr.Dataset(
         {
             "optimal": (("run", "time"), optimal, {"long_name": "all types active"}),
             "fraction": ("time", optimal.mean(axis=0), {"long_name": "fraction of runs with an optimal classifier"}),
@@ -135,19 +135,15 @@ def _from_random(kind: str, N: int, snr: float, scale: float, runs: int, times: 
             "stable_points": (("point", "unit", "signal"), _stable_points(kind), {"long_name": "overlaps of the optima at snr = infinity"}),
         },
         {"t": ("time", times), "types": np.arange(1, len(TYPES[kind]) + 1)},
-        {
-            "N": N,
-            "snr": snr,
-            "alpha": ALPHA,
-            "scale": scale,
-            "runs": runs,
-            "seed": seed,
-            "predicted": success_probability(kind),
-            "ring_radius_squared": ring_radius(kind, ALPHA),
-            "optimum": optimum(kind, ALPHA, snr),
-            "changed_late": float((optimal[:, -1] != optimal[:, 3 * len(times) // 4]).mean()),
-        },
+        {"N": N, "snr": snr, "alpha": ALPHA, "scale": scale, "runs": runs, "seed": seed},
     )
+    data.attrs |= {
+        "predicted": success_probability(kind),
+        "ring_radius_squared": ring_radius(kind, ALPHA),
+        "optimum": optimum(kind, ALPHA, snr),
+    }
+    data.attrs["changed_late"] = float((optimal[:, -1] != optimal[:, 3 * len(times) // 4]).mean())
+    return data
 
 
 def _stable_points(kind: str) -> np.ndarray:
@@ -255,10 +251,7 @@ def _draw_radial(ax: Any, data: xr.Dataset) -> None:
 
 
 def _four_panels(data: xr.Dataset, name: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(11, 8), layout="constrained")
-    axes = fig.subplots(2, 2)
+    fig, axes = subplots(2, 2, (11, 8))
     fig.suptitle(f"{name} mixture, $N$ = {data.attrs['N']}, {_label(data.attrs['snr'])}, $\\alpha$ = {ALPHA}, $c_\\delta$ = 1")
     return fig, axes
 
@@ -291,8 +284,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     _draw_ends(axes[0, 1], data)
     _draw_radial(axes[1, 0], data)
     _draw_cloud(axes[1, 1], data, (0, 1), (r"$\tilde m_1$", r"$\tilde m_2$"))
-    for ax, letter in zip(axes.flat, "abcd", strict=True):
-        ax.set_title(f"({letter})", loc="left")
+    letters(axes.flat)
     return fig, data
 
 
@@ -329,8 +321,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     _draw_ends(axes[0, 1], data)
     _draw_cloud(axes[1, 0], data, (0, 1), (r"$\tilde m_1^\mu$", r"$\tilde m_2^\mu$"))
     _draw_cloud(axes[1, 1], data, (0, 2), (r"$\tilde m_1^\mu$", r"$\tilde m_3^\nu$"))
-    for ax, letter in zip(axes.flat, "abcd", strict=True):
-        ax.set_title(f"({letter})", loc="left")
+    letters(axes.flat)
     return fig, data
 
 
@@ -345,13 +336,10 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
     may change its sign (`sign_changes`, per unit) because R_perp is no longer decoupled. At alpha = .1, figure 3's, little would settle at
     snr = 20: see `escape_rate`. Full size: a quarter of an hour on one core; quick has fewer N and runs and stops at 9/`escape_rate`.
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     grid = ((20.0, 1000.0), (20, 60, 200), 320, 9.0) if quick else ((20.0, 100.0, 1000.0), (20, 60, 200, 500, 1200), 512, 16.0)
     data = _order_data(*grid, seed)
-    fig = Figure(figsize=(10, 4.2), layout="constrained")
-    axes = fig.subplots(1, 2, sharey=True)
+    fig, axes = subplots(1, 2, (10, 4.2), sharey=True)
     for row, snr in enumerate(data.snr.values):
         value, low, high = (np.asarray(data[name])[row] for name in ("fraction", "fraction_low", "fraction_high"))
         for ax, x in ((axes[0], data.N.values), (axes[1], snr / data.N.values)):
@@ -360,8 +348,7 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
         ax.axhline(data.attrs["predicted"], color="k", ls="--", lw=1, label=r"3/32, $\lambda \to \infty$ first")
         ax.set(xscale="log", ylim=(0, None))
     axes[0].set(xlabel="$N$", ylabel="fraction of runs with an optimal classifier")
-    axes[0].set_xticks(data.N.values, data.N.values.astype(str))
-    axes[0].set_xticks([], minor=True)
+    ticks(axes[0], data.N.values)
     axes[1].set(xlabel=r"$\lambda/N$")
     axes[0].legend(frameon=False, loc="upper left")
     fig.suptitle(f"XOR mixture, $\\alpha$ = {ORDER_ALPHA}, {data.attrs['runs']} runs of the exact chain")

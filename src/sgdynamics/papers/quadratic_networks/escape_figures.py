@@ -25,9 +25,11 @@ from scipy.optimize import brentq
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.papers.drawing import subplots, ticks
 from sgdynamics.papers.quadratic_networks.formulas import growth_rates, largest_stable_rate, loss_reduction, plateau, widths
 from sgdynamics.problems.starts import random_start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.sweeps.power_law import weighted_line
 
 RTOL = 1e-9
 LARGEST = 10.0  # a mean squared norm beyond this has diverged: it is 1 at the start and at every solution
@@ -184,8 +186,6 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     degree of freedom is far above 1 (`chi2_per_freedom`) because the errors are small, not because they are wrong; with 80 starts it is
     ten times as large. It bends upwards where p is near p*, and eta/p grows towards sqrt(p*/(p* + 2))/4.
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     p_star, epsilon, runs = 3, 1e-2, 20
     shares = np.geomspace(0.08, 1.06, 12 if quick else 30)
@@ -206,22 +206,13 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "eta_most": ("width", [largest_stable_rate(int(width), p_star) for width in p], {"long_name": "largest_stable_rate"}),
         },
         {"eta": ("rate", etas), "p": ("width", p)},
-        {
-            "p_star": p_star,
-            "epsilon": epsilon,
-            "seed": seed,
-            "slope": float(line[1]),
-            "slope_error": float(line_error[1]),
-            "intercept": float(line[0]),
-            "intercept_error": float(line_error[0]),
-            "chi2_per_freedom": line_chi2,
-            "power": float(power[1]),
-            "power_error": float(power_error[1]),
-            "units": "those of the paper: alpha = steps/N, loss without 1/2",
-        },
+        {"p_star": p_star, "epsilon": epsilon, "seed": seed, "chi2_per_freedom": line_chi2},
     )
-    fig = Figure(figsize=(10, 4), layout="constrained")
-    left, right = fig.subplots(1, 2)
+    fits = {"intercept": (line, line_error, 0), "slope": (line, line_error, 1), "power": (power, power_error, 1)}
+    data.attrs |= {name: float(value[place]) for name, (value, _, place) in fits.items()}
+    data.attrs |= {f"{name}_error": float(error[place]) for name, (_, error, place) in fits.items()}
+    data.attrs["units"] = "those of the paper: alpha = steps/N, loss without 1/2"
+    fig, (left, right) = subplots(1, 2, (10, 4))
     mean, error = alpha_c.mean(axis=1), alpha_c.std(axis=1, ddof=1) / math.sqrt(runs)
     left.errorbar(etas, mean, error, fmt="o-", ms=4, capsize=2, label=f"ODE, mean of {runs} starts")
     left.axvline(best[0, 0], color="C2", ls=":", label=rf"best, $\eta$ = {best[0, 0]:.3f}")
@@ -235,24 +226,17 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     right.plot(ends, line[0] + line[1] * ends, color="C0", lw=1, label=label)
     right.plot(p, data.eta_formula, "k-.", lw=1, label=r"closed formula, $\epsilon \to 0$")
     right.plot(ends, ends * p_star / (4 * (p_star + 2)), "C3--", lw=1, label="no convergence beyond")
-    right.set(
-        xlabel="student width $p$",
-        ylabel=r"best learning rate $\eta_{\mathrm{opt}}$",
-        title=r"$p^* = 3$",
-        xlim=(0, ends[1]),
-        ylim=(0, None),
-    )
+    right.set(xlabel="student width $p$", ylabel=r"best learning rate $\eta_{\mathrm{opt}}$", xlim=(0, ends[1]), ylim=(0, None))
+    right.set_title(r"$p^* = 3$")
     right.legend(frameon=False)
     return fig, data
 
 
 def _fit(x: Any, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Weighted straight line: (intercept, slope), their errors (widened where the line does not fit), chi^2 per degree of freedom."""
-    design = np.stack([np.ones(len(y)), np.asarray(x, dtype=float)], axis=1) / error[:, None]
-    inverse = np.linalg.inv(design.T @ design)
-    found = inverse @ design.T @ (y / error)
-    chi2 = float(((y / error - design @ found) ** 2).sum() / max(len(y) - 2, 1))
-    return found, np.sqrt(np.diag(inverse) * max(chi2, 1.0)), chi2
+    found, covariance, chi2 = weighted_line(x, y, error**-2)
+    chi2 /= max(len(y) - 2, 1)
+    return found, np.sqrt(np.diag(covariance) * max(chi2, 1.0)), chi2
 
 
 def noise_share(p: int, p_star: int, eta: float) -> float:
@@ -329,14 +313,11 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     At N = 500 and p p* > 10 the chain is 4% later than the ODE with noise (`z`), as a finite dimension allows; at N = 8000 they agree.
     Full: nine pairs (p, p*), N = 500, 2000, 8000, 128 runs, ten minutes; quick: three pairs, N = 250, 2000, 64 runs.
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     cases = [(2, 1), (4, 1), (4, 2)] if quick else [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (3, 3), (6, 3)]
     sizes, runs = ((250, 2000), 64) if quick else ((500, 2000, 8000), 128)
     data = _escape_data(cases, sizes, runs, seed)
-    fig = Figure(figsize=(11, 4.3), layout="constrained")
-    left, right = fig.subplots(1, 2)
+    fig, (left, right) = subplots(1, 2, (11, 4.3))
     styles = {"t_noisy": ("-", "ODE, with SGD's noise in the overlaps"), "t_ode": (":", "ODE"), "t_formula": ("--", "formula (13)")}
     stars = np.unique(data.p_star)
     last, marks = data.isel(size=-1), "osD^v"
@@ -347,17 +328,14 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         for name, (style, _) in styles.items():
             left.plot(line.line_p, line[f"line_{name}"] / line.line_p, style, color=color, lw=1.2)
         now = last.isel(case=np.flatnonzero(data.p_star == p_star))
-        left.errorbar(
-            now.p, now.t_chain / now.p, now.t_chain_error / now.p, fmt="o", ms=4, capsize=2, color=color, label=f"$p^*$ = {int(p_star)}"
-        )
+        points = {"ms": 4, "capsize": 2, "color": color}
+        left.errorbar(now.p, now.t_chain / now.p, now.t_chain_error / now.p, fmt="o", label=f"$p^*$ = {int(p_star)}", **points)
         for number in range(here.sizes["case"]):
             one = here.isel(case=number)
             unit = 16 / (float(one.p) * float(p_star))
             right.plot(one.N, one.t_noisy * unit, "-", color=color, lw=1)
             label = f"$p$ = {int(one.p)}, $p^*$ = {int(p_star)}"
-            right.errorbar(
-                one.N, one.t_chain * unit, one.t_chain_error * unit, fmt=marks[number], ms=4, capsize=2, color=color, label=label
-            )
+            right.errorbar(one.N, one.t_chain * unit, one.t_chain_error * unit, fmt=marks[number], label=label, **points)
     for style, label in styles.values():
         left.plot([], [], style, color="0.3", lw=1.2, label=label)
     left.errorbar([], [], [], fmt="o", ms=4, capsize=2, color="0.3", label="exact chain")
@@ -368,8 +346,7 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     floor = float((data.t_chain * 16 / (data.p * data.p_star)).min())
     right.plot(guide, floor - 0.7 + np.log(guide / guide[0]), "k-.", lw=1, label=r"slope 1: rate $16/(p p^*)$")
     right.set(xscale="log", xlabel="dimension $N$", ylabel=r"$16\, t/(p p^*)$", title="one slope (rate), heights differ (prefactor)")
-    right.set_xticks(sizes, [str(N) for N in sizes])
-    right.set_xticks([], minor=True)
+    ticks(right, sizes)
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set_xlim(guide[0] / 1.3, guide[1] * (4 if quick else 8))
     right.legend(frameon=False, loc="lower right", fontsize="small")
@@ -378,37 +355,38 @@ def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 def _escape_data(cases: list[tuple[int, int]], sizes: tuple[int, ...], runs: int, seed: int) -> xr.Dataset:
     """Exit times of chain, ODE and formula for pairs (p, p*) and dimensions, and the growth rates that the chain's times show."""
-    names = ("t_chain", "t_chain_error", "t_ode", "t_noisy", "t_formula", "gap", "gap_error", "z")
-    table = {name: np.zeros((len(cases), len(sizes))) for name in names}
-    rates = {name: np.zeros(len(cases)) for name in ("rate_chain", "rate_chain_error", "rate_ode", "rate_flow", "noise_share")}
-    for row, (p, p_star) in enumerate(cases):
+    table: list[list[dict[str, float]]] = []
+    rates: list[dict[str, float]] = []
+    for p, p_star in cases:
         eta = SHARE * p
         level = (1 - FALL) * plateau(p, p_star).risk
         share = noise_share(p, p_star, eta)
         times = np.zeros((runs, len(sizes)))
+        table.append([])
         for column, N in enumerate(sizes):
             times[:, column], rho0 = _chain_exits(p, p_star, eta, N, runs, level, seed)
             noisy = _exits(p, p_star, eta, math.sqrt(1 + share) * rho0, level)
             gap = times[:, column] - noisy  # run by run from the same rows: what the start does to the time cancels
-            entries = (
-                times[:, column].mean(),
-                times[:, column].std(ddof=1) / math.sqrt(runs),
-                _exits(p, p_star, eta, rho0, level).mean(),
-                noisy.mean(),
-                _formula(p, p_star, eta, 1 / N, FALL),
-                gap.mean(),
-                gap.std(ddof=1) / math.sqrt(runs),
-                gap.mean() / (gap.std(ddof=1) / math.sqrt(runs)),
+            gap_error = gap.std(ddof=1) / math.sqrt(runs)
+            table[-1].append(
+                {
+                    "t_chain": times[:, column].mean(),
+                    "t_chain_error": times[:, column].std(ddof=1) / math.sqrt(runs),
+                    "t_ode": _exits(p, p_star, eta, rho0, level).mean(),
+                    "t_noisy": noisy.mean(),
+                    "t_formula": _formula(p, p_star, eta, 1 / N, FALL),
+                    "gap": gap.mean(),
+                    "gap_error": gap_error,
+                    "z": gap.mean() / gap_error,
+                }
             )
-            for name, value in zip(names, entries, strict=True):
-                table[name][row, column] = value
         # rows of the same seed point the same way at each N: slopes run by run are the sharper for it
         logs = np.log(sizes) - np.mean(np.log(sizes))
         slopes = times @ logs / (logs @ logs)
         error = slopes.std(ddof=1) / math.sqrt(runs)
-        found = (1 / slopes.mean(), error / slopes.mean() ** 2, 2 * plateau_growth(p, p_star, eta)[1], 16 / (p * p_star), share)
-        for name, value in zip(rates, found, strict=True):
-            rates[name][row] = value
+        found = {"rate_chain": 1 / slopes.mean(), "rate_chain_error": error / slopes.mean() ** 2}
+        found |= {"rate_ode": 2 * plateau_growth(p, p_star, eta)[1], "rate_flow": 16 / (p * p_star), "noise_share": share}
+        rates.append(found)
     meanings = {
         "t_chain": "mean escape time of the exact chain, t = eta alpha",
         "t_chain_error": "its standard error",
@@ -424,18 +402,20 @@ def _escape_data(cases: list[tuple[int, int]], sizes: tuple[int, ...], runs: int
         "rate_flow": "16/(p p*), as eta -> 0",
         "noise_share": "variance that SGD's noise adds to the overlaps, over 1/N",
     }
-    variables: dict[str, Any] = {name: (("case", "size"), value, {"long_name": meanings[name]}) for name, value in table.items()}
-    variables |= {name: ("case", value, {"long_name": meanings[name]}) for name, value in rates.items()}
-    coordinates: dict[str, Any] = {
-        "p": ("case", [p for p, _ in cases]),
-        "p_star": ("case", [star for _, star in cases]),
-        "N": ("size", list(sizes)),
+    variables: dict[str, Any] = {
+        name: (("case", "size"), [[one[name] for one in row] for row in table], {"long_name": meanings[name]}) for name in table[0][0]
     }
+    variables |= {name: ("case", [one[name] for one in rates], {"long_name": meanings[name]}) for name in rates[0]}
+    coordinates: dict[str, Any] = {"p": ("case", [p for p, _ in cases]), "p_star": ("case", [star for _, star in cases])}
     line = [(p, int(star)) for star in np.unique([star for _, star in cases]) for p in range(int(star), max(p for p, _ in cases) + 1)]
     drawn = np.array([_mean_exits(p, star, sizes[-1], seed) for p, star in line])
     variables |= {
         f"line_{name}": ("line", drawn[:, i], {"long_name": meanings[name]}) for i, name in enumerate(("t_ode", "t_noisy", "t_formula"))
     }
-    coordinates |= {"line_p": ("line", [p for p, _ in line]), "line_p_star": ("line", [star for _, star in line])}
+    coordinates |= {
+        "line_p": ("line", [p for p, _ in line]),
+        "line_p_star": ("line", [star for _, star in line]),
+        "N": ("size", list(sizes)),
+    }
     attributes = {"eta_over_p": SHARE, "fall": FALL, "runs": runs, "seed": seed, "units": "those of the paper: t = eta alpha"}
     return xr.Dataset(variables, coordinates, attributes)

@@ -14,6 +14,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.papers.drawing import subplots
 from sgdynamics.papers.quadratic_networks.escape_figures import noise_share
 from sgdynamics.papers.quadratic_networks.formulas import closest_solution, conserved_S, plateau, solution_overlaps, tail
 from sgdynamics.papers.quadratic_networks.landscape import degrees_of_freedom, manifold_dimension
@@ -56,13 +57,10 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     `noise_share`/N to the variance 1/N of the overlaps at the start, so that runs from one start leave at different times. The
     caption gives no end: t = 20 here. Quick: N = 100, to t = 12, 64 runs: ten do not tell a wrong of .3 from their own scatter.
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     N, end, count = (100, 12.0, 64) if quick else (10_000, 20.0, RUNS)
     data = _theory_beside_runs(N, end, seed, count)
-    fig = Figure(figsize=(10, 7), layout="constrained")
-    axes = fig.subplots(2, 2)
+    fig, axes = subplots(2, 2, (10, 7))
     upper = np.triu_indices(P, 1)
     entries = {
         "rho": [data.isel(unit=k, signal=r) for k in range(P) for r in range(P_STAR)],
@@ -104,19 +102,13 @@ def _theory_beside_runs(N: int, end: float, seed: int, count: int = RUNS) -> xr.
     data = xr.Dataset(variables, {"alpha": ("time", t / ETA), "t": ("time", t), "kept_t": ("kept", t[EVERY::EVERY])})
     middle = plateau(P, P_STAR).risk / 2
     times = [float(np.interp(-middle, -np.minimum.accumulate(data[name].values), t)) for name in ("risk_ode", "risk_mean")]
-    data.attrs = {
-        "p": P,
-        "p_star": P_STAR,
-        "eta": ETA,
-        "N": N,
-        "runs": count,
-        "seed": seed,
+    data.attrs = {"p": P, "p_star": P_STAR, "eta": ETA, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs |= {
         "z_rms": math.sqrt(np.mean([np.mean(score**2) for score in scores.values()])),
         "z_risk_largest": float(np.abs(scores["risk"]).max()),
         "gap_risk_largest": float(np.abs(data.risk_mean - data.risk_ode).max()),
         "shift_t": times[0] - times[1],
         "noise_share": noise_share(P, P_STAR, ETA),
-        "units": UNITS,
     }
     return data
 
@@ -133,8 +125,6 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     since the surplus students shrink as 1/t and push the others aside by -(p - p*) c/(2 (p* + 2)) sqrt(p*/p) each. Nine other
     starts; the caption gives no end: t = 100 here. Quick is the full size.
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     t = np.concatenate([np.linspace(0, 20, 41), np.geomspace(20, 100, POINTS - 40)[1:]])
     begin = _near_plateau(RUNS, seed)
@@ -154,8 +144,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"t": ("time", t)},
         {"p": P, "p_star": P_STAR, "eta": ETA, "epsilon": EPSILON, "seed": seed, "units": UNITS},
     )
-    fig = Figure(figsize=(10, 4), layout="constrained")
-    left, right = fig.subplots(1, 2)
+    fig, (left, right) = subplots(1, 2, (10, 4))
     late = t > 10
     for run in range(1, RUNS):
         left.plot(t, data.distance[run], color="0.6", lw=1, label="other starts" if run == 1 else None)
@@ -182,17 +171,13 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     is `moved_expected`), so that the solution reached is the closest one to the start only as eta -> 0. Means over 10 starts of the ODE
     and 40 runs. N = 1000 and 10000; quick: 50 and 200.
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     sizes, count = (50, 200) if quick else (1000, 10_000), 40
     t = np.linspace(0, 8, POINTS)
     S = conserved_S(_solve(_near_plateau(1, seed), t)).values[:1]
     share = noise_share(P, P_STAR, ETA)
     moved: dict[str, list[np.ndarray]] = {"gaussian": [], "sgd": []}
-    expected: list[float] = []
-    errors: list[np.ndarray] = []
-    ends: list[np.ndarray] = []
+    expected, errors, ends = [], [], []
     for N in sizes:
         gaussian = conserved_S(_solve(random_start(_problem(), dimension=N, seed=seed, runs=RUNS), t)).values
         moved["gaussian"].append(_moved(gaussian).mean(axis=0))
@@ -208,11 +193,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = xr.Dataset(
         {
             "S": (("time", "unit", "signal"), S[0], {"long_name": "S(t) along the ODE, orthonormal rows"}),
-            "moved_ode": (
-                "time",
-                _moved(S)[0],
-                {"long_name": "largest |S(t) - S(0)|, ODE, orthonormal rows"},
-            ),
+            "moved_ode": ("time", _moved(S)[0], {"long_name": "largest |S(t) - S(0)|, ODE, orthonormal rows"}),
             "moved_gaussian": (("size", "time"), np.array(moved["gaussian"]), {"long_name": "the same, Gaussian rows, mean"}),
             "moved_sgd": (("size", "time"), np.array(moved["sgd"]), {"long_name": "the same, SGD from orthonormal rows, mean"}),
             "moved_sgd_error": (("size", "time"), np.array(errors), {"long_name": "its standard error"}),
@@ -222,15 +203,13 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"t": ("time", t), "N": ("size", list(sizes))},
         {"p": P, "p_star": P_STAR, "eta": ETA, "seed": seed, "noise_share": share, "units": UNITS},
     )
-    fig = Figure(figsize=(10, 4), layout="constrained")
-    left, right = fig.subplots(1, 2)
+    fig, (left, right) = subplots(1, 2, (10, 4))
     for number, (k, r) in enumerate(np.ndindex(P, P_STAR)):
         left.plot(t, data.S[:, k, r], color=f"C{number % 10}", lw=1.2)
     left.set(xlabel=r"$t = \eta \alpha$", ylabel="$S_{kl}(t)$", title=f"ODE, orthonormal rows: $p$ = {P}, $p^*$ = {P_STAR}")
     for index, N in enumerate(sizes):
-        right.errorbar(
-            t[1::4], data.moved_sgd[index, 1::4], errors[index][1::4], fmt="os"[index], ms=3, color=f"C{index}", label=f"SGD, $N$ = {N}"
-        )
+        style = {"fmt": "os"[index], "ms": 3, "color": f"C{index}"}
+        right.errorbar(t[1::4], data.moved_sgd[index, 1::4], errors[index][1::4], label=f"SGD, $N$ = {N}", **style)
         right.plot(t[1:], data.moved_gaussian[index, 1:], "--", color=f"C{index}", label=f"ODE, Gaussian rows, $N$ = {N}")
     right.axhline(expected[-1], color="0.5", ls=":", label="expected of SGD's noise")
     right.plot(t[1:], data.moved_ode[1:], "k", label="ODE, orthonormal rows")
@@ -250,8 +229,6 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     The paper's figure 5: N p - p (p - 1)/2 for p <= N, N (N + 1)/2 for p > N. Ours adds points: the rank of the linear map
     dW -> W^T dW + dW^T W at a random W, counted numerically. The caption gives no N: 4, 8 and 12 here (quick: 4 and 8).
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     sizes = (4, 8) if quick else (4, 8, 12)
     p = np.arange(1, sizes[-1] + 5)
@@ -266,8 +243,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"N": ("size", list(sizes)), "p": ("width", p)},
         {"seed": seed},
     )
-    fig = Figure(figsize=(5.5, 4), layout="constrained")
-    ax = fig.subplots()
+    fig, ax = subplots(1, 1, (5.5, 4))
     for index, N in enumerate(sizes):
         ax.plot(p, formula[index], "-", color=f"C{index}", label=f"$N$ = {N}")
         ax.plot(p, counted[index], "o", ms=4, color=f"C{index}", label="counted" if index == len(sizes) - 1 else None)
@@ -291,8 +267,6 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     directions, the kernel of dW -> d(W^T W), of which (N - m)(p - m) more are no rotations. The caption gives neither N nor p*:
     N = 8 and p* = 1, 2, 3, 5, 10 here (the last fills the space), p up to 12 (quick: p* = 1, 3, 10).
     """
-    from matplotlib.figure import Figure
-
     seed = checks.whole("seed", seed, 0)
     N, stars, p = 8, (1, 3, 10) if quick else (1, 2, 3, 5, 10), np.arange(1, 13)
     rng = np.random.default_rng(seed)
@@ -321,8 +295,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"p_star": ("teacher", list(stars)), "p": ("width", p)},
         {"N": N, "seed": seed},
     )
-    fig = Figure(figsize=(5.5, 4), layout="constrained")
-    ax = fig.subplots()
+    fig, ax = subplots(1, 1, (5.5, 4))
     for row, p_star in enumerate(stars):
         ax.plot(p, formula[row], "-", color=f"C{row}", label=f"$p^*$ = {p_star}" + (" > $N$" if p_star > N else ""))
         ax.plot(p, counted[row], "o", ms=4, color=f"C{row}", label="counted" if row == len(stars) - 1 else None)

@@ -56,16 +56,13 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
         found["mse_run"] = (("run", "time"), measured_error(found["m"].values, found["q"].values, seed + curves + number, TEST_SAMPLES))
         found["mse_own"] = (("run", "time"), generalization_error(found["q"].values, 1.0, found["m"].values))
         means = {key: average(abs(found[key]) if key == "m" else found[key]) for key in ("m", "q", "loss", "mse_run", "mse_own")}
+        at_means = generalization_error(means["q"][0], 1.0, means["m"][0])
         each.append(
             xr.Dataset(
                 {
                     "mse": ("time", means["mse_run"][0], {"long_name": "mean squared error on fresh samples, average over runs"}),
                     "mse_error": ("time", means["mse_run"][1], {"long_name": "its standard error"}),
-                    "mse_formula": (
-                        "time",
-                        generalization_error(means["q"][0], 1.0, means["m"][0]),
-                        {"long_name": "(B.8) at the average overlaps"},
-                    ),
+                    "mse_formula": ("time", at_means, {"long_name": "(B.8) at the average overlaps"}),
                     "mse_formula_runs": ("time", means["mse_own"][0], {"long_name": "(B.8) of each run, averaged"}),
                     "mse_run": (("run", "time"), found["mse_run"].values, {"long_name": "mean squared error of each run, fresh samples"}),
                     "mse_own": (("run", "time"), found["mse_own"].values, {"long_name": "(B.8) of each run"}),
@@ -84,16 +81,8 @@ def _draw_ridge(ax: Any, data: xr.Dataset, title: str, labels: bool) -> None:
     t = data["t"].values + ETA
     for name in THREE:
         one = data.sel(algorithm=name)
-        ax.errorbar(
-            t[::2],
-            one["mse"][::2],
-            one["mse_error"][::2],
-            fmt=MARKS[name],
-            ms=3.5,
-            lw=0.8,
-            color=COLORS[name],
-            label=NAMES[name] if labels else None,
-        )
+        style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
+        ax.errorbar(t[::2], one["mse"][::2], one["mse_error"][::2], label=NAMES[name] if labels else None, **style)
         last = labels and name == THREE[-1]
         ax.plot(t, one["mse_formula_runs"], color="k", lw=0.9, label="(B.8), average over runs" if last else None)
         ax.plot(t, one["mse_formula"], color="0.5", lw=0.9, ls=":", label="(B.8) at average overlaps" if last else None)
@@ -183,11 +172,10 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     N, count, end = (100, 24, 10.0) if quick else (1000, 250, 100.0)
     t = log_times(end, 30, grid=rates[0])
     variables: dict[str, Any] = {}
-    found: dict[str, list[xr.Dataset]] = {name: [] for name in THREE}
+    found: dict[str, list[xr.Dataset]] = {}
     for name in THREE:
-        for eta in rates:
-            one = setting(ALPHA, eta, WARM, name, dimension=N, seed=seed, runs=count, **NUMBERS[name])
-            found[name].append(runs_of(one, t, N, seed + 1))
+        settings = [setting(ALPHA, eta, WARM, name, dimension=N, seed=seed, runs=count, **NUMBERS[name]) for eta in rates]
+        found[name] = [runs_of(one, t, N, seed + 1) for one in settings]
     dims = ("algorithm", "rate", "time")
     for key in ("m", "loss"):
         values = [[average(abs(one[key])) for one in found[name]] for name in THREE]
@@ -195,11 +183,7 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         variables[f"{key}_error"] = (dims, np.array([[error for _, error in row] for row in values]), {"long_name": "its standard error"})
     gaps = {name: [_distance(found[name][i], found["GD"][i]) for i in range(len(rates))] for name in THREE[1:]}
     data = xr.Dataset(variables, {"t": ("time", t), "eta": ("rate", list(rates)), "algorithm": list(THREE)})
-    data["gap"] = (
-        ("algorithm", "rate"),
-        [[0.0] * len(rates), *gaps.values()],
-        {"long_name": "largest difference of the average loss to GD"},
-    )
+    data["gap"] = (dims[:2], [[0.0] * len(rates), *gaps.values()], {"long_name": "largest difference of the average loss to GD"})
     data["difference"] = (
         ("other", "rate", "run", "time"),
         np.array([[(one["loss"] - gd["loss"]).values for one, gd in zip(found[name], found["GD"], strict=True)] for name in THREE[1:]]),
@@ -207,19 +191,13 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     )
     data = data.assign_coords(other=list(THREE[1:]))
     fig = figure(2, 1.2)
-    for ax, key, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
+    for ax, key, ylabel in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
         for name in THREE:
             for number, eta in enumerate(rates):
-                strength = 0.3 + 0.7 * number / (len(rates) - 1)
-                last = number == len(rates) - 1
-                style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": strength}
-                ax.plot(
-                    t + rates[0],
-                    data[key].sel(algorithm=name)[number],
-                    label=rf"{NAMES[name]}, $\eta$ = {eta:g}" if last else None,
-                    **style,
-                )
-        ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=label, ylim=(0, None))
+                label = rf"{NAMES[name]}, $\eta$ = {eta:g}" if number == len(rates) - 1 else None
+                style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": 0.3 + 0.7 * number / (len(rates) - 1)}
+                ax.plot(t + rates[0], data[key].sel(algorithm=name)[number], label=label, **style)
+        ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=ylabel, ylim=(0, None))
     fig.axes[0].legend(frameon=False, fontsize="small")
     shown = ", ".join(f"{eta:g}" for eta in rates)
     fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}; faint to strong: $\eta$ = {shown}", fontsize="medium")
@@ -251,11 +229,8 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = xr.concat(found, "tau").assign_coords(tau=list(PERSISTENCE))
     shares = [fraction_recovered(one["loss"].isel(time=-1).values)[0] for one in found]
     data["recovered"] = ("tau", shares, {"long_name": "share of runs with a loss below 1e-7 at the end"})
-    data["plateau"] = (
-        "tau",
-        [plateau_share(t, np.abs(one["m"].values)) for one in found],
-        {"long_name": "share of unrecovered time on plateaus"},
-    )
+    quiet = [plateau_share(t, np.abs(one["m"].values)) for one in found]
+    data["plateau"] = ("tau", quiet, {"long_name": "share of unrecovered time on plateaus"})
     early = [float(np.interp(1.0, t, np.median(np.abs(one["m"].values), axis=0))) for one in found]
     data["early"] = ("tau", early, {"long_name": "median |m| at t = 1"})
     fig = figure(2, 2)

@@ -59,16 +59,9 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     ends = data["m_seed"].values[:, :, -1]
     shares = ", ".join(f"{np.mean(one > RECOVERED):.0%} from m0 = {m0}" for m0, one in zip(WARM, ends, strict=True))
     beaten = bool(ends[0].max() > RECOVERED > ends[1].min())
-    data.attrs = {
-        "alpha": 2.0,
-        "eta": ETA,
-        "N": N,
-        "runs": count,
-        "seeds": seeds,
-        "paths": paths,
+    data.attrs = {"alpha": 2.0, "eta": ETA, "N": N, "runs": count, "seeds": seeds, "paths": paths, "seed": seed, "units": UNITS}
+    data.attrs |= {
         "replicates": REPLICATES,
-        "seed": seed,
-        "units": UNITS,
         "claim": "averages follow DMFT; runs on one landscape get stuck near the signal, some from m0 = .65 while some from .5 recover; "
         "all recover from m0 = .8",
         "verdict": f"runs less DMFT at most: {gap_text(data)}; on one data set above m = {RECOVERED} at t = 10: {shares}; "

@@ -75,10 +75,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         variables[f"exploded_{panel}"] = (names[:1], lost, {"long_name": "share of runs that exploded"})
         # when a curve gets to recovery, or else how far it gets
         reached = [crossing(t, values, RECOVERED) for values in variables[f"m_{panel}"][1]]
-        order = [
-            (time if math.isfinite(time) else end * (3 - values[-1]))
-            for time, values in zip(reached, variables[f"m_{panel}"][1], strict=True)
-        ]
+        order = np.where(np.isfinite(reached), reached, end * (3 - variables[f"m_{panel}"][1][:, -1]))
         winner = int(np.argmin(order))
         inner = 0 < winner < len(order) - 1
         best.append(f"{panel}: {list(curves)[winner].replace('$', '')} ({'inside' if inner else 'at an end of'} the list)")
@@ -88,15 +85,10 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     tried = 20 if quick else 100
     data = data.merge(_explosions(N, tried, 2.0 if quick else 10.0, seed + 2))
     bad = data["exploded"].values
-    data.attrs = {
-        "alpha": ALPHA,
-        "m0": WARM,
-        "N": N,
-        "runs": count,
+    data.attrs = {"alpha": ALPHA, "m0": WARM, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs |= {
         "runs_exploding": tried,
         "switched_off_at": off,
-        "seed": seed,
-        "units": UNITS,
         "claim": "intermediate batch sizes, persistence times and temperatures are best; l = .01 was run at eta = .0025",
         "verdict": "best (first to a median of .99, else highest at the end): "
         + "; ".join(_plain(part) for part in best)
@@ -194,8 +186,11 @@ def _theory_figure(one: Setting, title: str, sizes: tuple[int, int, float, int],
     fig.axes[0].legend(frameon=False, loc="lower right")
     fig.suptitle(f"{title}, $N$ = {N}, {count} runs", fontsize="medium")
     data.attrs = {"alpha": ALPHA, "m0": WARM, "eta": ETA, "N": N, "runs": count, "paths": paths, "seed": seed, "units": UNITS}
-    data.attrs |= {"replicates": REPLICATES}
-    data.attrs |= {"claim": "very good agreement between DMFT and the average of runs", "verdict": f"largest gaps: {gap_text(data)}"}
+    data.attrs |= {
+        "replicates": REPLICATES,
+        "claim": "very good agreement between DMFT and the average of runs",
+        "verdict": f"largest gaps: {gap_text(data)}",
+    }
     return fig, data
 
 
@@ -240,27 +235,22 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     sizes, count, end = ((30, 60, 120), 32, 120.0) if quick else ((100, 500, 1000, 2500), 100, 1000.0)
     t = log_times(end, 50)
-    medians: dict[str, list[list[np.ndarray]]] = {"m": [], "loss": []}
-    ends, passed = [], []
-    for N in sizes:
-        ends.append([])
-        for part in medians.values():
-            part.append([])
-        for name, numbers in RANDOM.items():
-            one = setting(2.5, ETA, 0.0, name, dimension=N, seed=seed + N, runs=count, **numbers)
-            found = runs_of(one, t, N, seed + N)
-            for key, part in medians.items():
-                part[-1].append(np.nanmedian(np.abs(found[key].values), axis=0))
-            m = np.abs(found["m"].values)
-            ends[-1].append(m[:, -1])
-        passed.append([crossing(t, one, 0.9) for one in m])  # of p-SGD, the last
+    found = [
+        [
+            runs_of(setting(2.5, ETA, 0.0, name, dimension=N, seed=seed + N, runs=count, **numbers), t, N, seed + N)
+            for name, numbers in RANDOM.items()
+        ]
+        for N in sizes
+    ]
+    m, loss = (np.array([[np.abs(one[key].values) for one in row] for row in found]) for key in ("m", "loss"))
+    passed = [[crossing(t, one, 0.9) for one in row[-1]] for row in m]  # of p-SGD, the last
     dims = ("size", "algorithm", "time")
     data = xr.Dataset(
         {
-            "m": (dims, np.array(medians["m"]), {"long_name": "median |m|"}),
-            "loss": (dims, np.array(medians["loss"]), {"long_name": "median loss"}),
-            "m_end": (("size", "algorithm", "run"), np.array(ends), {"long_name": "|m| of each run at the end"}),
-            "time_run": (("size", "run"), np.array(passed), {"long_name": "time at which |m| of a run of p-SGD is .9"}),
+            "m": (dims, np.nanmedian(m, axis=2), {"long_name": "median |m|"}),
+            "loss": (dims, np.nanmedian(loss, axis=2), {"long_name": "median loss"}),
+            "m_end": (("size", "algorithm", "run"), m[..., -1], {"long_name": "|m| of each run at the end"}),
+            "time_run": (("size", "run"), passed, {"long_name": "time at which |m| of a run of p-SGD is .9"}),
         },
         {"t": ("time", t), "N": ("size", list(sizes)), "algorithm": list(RANDOM)},
     )

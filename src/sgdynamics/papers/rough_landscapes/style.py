@@ -38,19 +38,9 @@ def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | 
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of explosions: figures count them
-        found = simulate(
-            one.problem,
-            one.algorithm,
-            one.start,
-            steps=one.steps(t),
-            dimension=dimension,
-            runs=runs,
-            seed=seed,
-            method="direct",
-            dtype="float32",
-            shared_data=shared_data,
-            stop_at=THRESHOLD / one.loss_factor,
-        )
+        options: dict[str, Any] = {"steps": one.steps(t), "dimension": dimension, "runs": runs, "seed": seed, "shared_data": shared_data}
+        options |= {"method": "direct", "dtype": "float32", "stop_at": THRESHOLD / one.loss_factor}
+        found = simulate(one.problem, one.algorithm, one.start, **options)
     return xr.Dataset(
         {
             "m": (("run", "time"), found["M"].values[:, :, 0, 0], {"long_name": "magnetization m"}),
