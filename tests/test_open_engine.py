@@ -28,9 +28,7 @@ CHOSEN = {
     "clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
     "problems/starts.py": 4,  # which start
     "problems/spiked_tensor.py": 1,
-    "problem_files.py": 1,
     "sweeps/job.py": 1,
-    "analysis/fixed_points.py": 1,
     "analysis/regimes.py": 2,  # a plateau is known for a student that can be its teacher
     "simulation/stability.py": 2,  # phase retrieval
 }

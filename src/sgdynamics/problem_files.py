@@ -26,7 +26,6 @@ from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.analysis.landscape import hessian_spectrum
 from sgdynamics.limits.mean_field import solve_mean_field
-from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.records import algorithm_from, problem_from, start_of
 from sgdynamics.results import decode, encode, groups_in, load, start_from
 from sgdynamics.solvers.dmft import solve_dmft
@@ -211,7 +210,7 @@ def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict
     names = _arguments(exit_time, ("method",))
     checks.known_names("[exit_time]", table, ("methods", *names))
     methods = _methods("exit_time", table, EXIT_METHODS)
-    problem, algorithm = _network("exit_time", record), algorithm_from(record["algorithm"])
+    problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
     rest = {key: value for key, value in table.items() if key != "methods"}
     if (size := _dimension(record, table)) is not None:
         rest["dimension"] = size
@@ -226,7 +225,7 @@ def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Problem, start and the arguments of `hessian_spectrum`; [hessian] may be left out."""
     table = record.get("hessian", {})
     checks.known_names("[hessian]", table, _arguments(hessian_spectrum, ()))
-    problem = _network("hessian", record)
+    problem = problem_from(record["problem"])
     size = _dimension(record, table)
     return problem, _start(problem, record, table), {**({} if size is None else {"dimension": size}), **table}
 
@@ -287,15 +286,6 @@ def _start(problem: Any, record: Mapping[str, Any], table: Mapping[str, Any]) ->
 
 def _dimension(record: Mapping[str, Any], table: Mapping[str, Any]) -> int | None:
     return table.get("dimension", record.get("run", {}).get("dimension"))
-
-
-def _network(what: str, record: Mapping[str, Any]) -> Any:
-    problem = problem_from(record["problem"])
-    if isinstance(problem, SpikedTensor):
-        raise checks.reject(
-            "problem kind", "SpikedTensor", f"{what.replace('_', ' ')} is for networks; use fixed points and closed formulas"
-        )
-    return problem
 
 
 def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -128,7 +128,7 @@ def decode(argument: str, text: Any) -> dict[str, Any]:
     return found
 
 
-def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStart | MeanFieldStart:
+def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
     checks.result("result", result, "time", "run", "t")
     count = result.sizes["time"]
@@ -143,24 +143,27 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Start | SpikedStar
             raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}" if len(times) else "no save points")
         index = int(np.argmin(np.abs(times - time)))
     point = result.isel(time=index)
-    needed = ("m", "r2") if "r2" in result else ("M", "q", "a") if "q" in result else ("M", "Q", "a")
-    checks.result("result", result, *needed, *(("Q_block",) if "M_block" in result else ()))
+    kind, axes = _start_form(result)
+    checks.result("result", result, *axes)
+    values = {name: _values(point, name, ("run", *dims)) for name, dims in axes.items()}
+    bad = ~np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()], axis=0)
+    if bad.any():
+        raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
+    if kind is Start and "M" in values:  # one block
+        values = {name: value[:, None] if name != "a" else value for name, value in values.items()}
+    return values if kind is None else kind(*values.values())
+
+
+def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """What a start is made of, from the variables of a result and their axes; None for a dynamics of one's own, whose variables it is."""
     if "r2" in result:
-        m, r2 = _values(point, "m", ("run",)), _values(point, "r2", ("run",))
-        _refuse_diverged(~np.isfinite(m) | ~np.isfinite(r2))
-        return SpikedStart(m, r2)
+        return SpikedStart, {"m": (), "r2": ()}
+    if "M" not in result and "a" not in result and len(result) > 1:
+        return None, {str(name): tuple(map(str, part.dims[2:])) for name, part in result.items() if name != "risk"}
     if "q" in result:
-        M, q, a = (_values(point, name, ("run", "unit", "signal")[: 3 if name == "M" else 2]) for name in ("M", "q", "a"))
-        _refuse_diverged(~np.isfinite(q).all(axis=1))
-        return MeanFieldStart(M, q, a)
-    blocks = "M_block" in result
-    lead = ("run", "block") if blocks else ("run",)
-    M = _values(point, "M_block" if blocks else "M", (*lead, "unit", "signal"))
-    Q = _values(point, "Q_block" if blocks else "Q", (*lead, "unit", "unit_other"))
-    if not blocks:
-        M, Q = M[:, None], Q[:, None]
-    _refuse_diverged(~np.isfinite(Q).all(axis=(1, 2, 3)))
-    return Start(M, Q, _values(point, "a", ("run", "unit")))
+        return MeanFieldStart, {"M": ("unit", "signal"), "q": ("unit",), "a": ("unit",)}
+    blocks, tail = (("block",), "_block") if "M_block" in result else ((), "")
+    return Start, {f"M{tail}": (*blocks, "unit", "signal"), f"Q{tail}": (*blocks, "unit", "unit_other"), "a": ("unit",)}
 
 
 def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
@@ -168,11 +171,6 @@ def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
     if point[name].dims != dims:
         raise checks.reject(f"result.{name}", point[name].dims, f"at one time it has the axes {dims} in a result of this library's")
     return checks.numbers(f"result.{name}", point[name].values, "give numbers")
-
-
-def _refuse_diverged(bad: Any) -> None:
-    if bad.any():
-        raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
 
 
 def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[str]) -> Path:

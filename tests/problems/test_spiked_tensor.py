@@ -12,6 +12,7 @@ import sgdynamics as sgd
 from sgdynamics.analysis.spiked import spiked_fixed_points
 from sgdynamics.limits.spiked import spiked_increment
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start
+from sgdynamics.problems.starts import broadcast_runs
 from tests.conftest import same_law
 
 PROBLEM = SpikedTensor(order=3, snr=2.0, ridge=0.1)
@@ -62,9 +63,9 @@ def test_random_starts_have_the_law_of_vectors():
 
 def test_starts_of_runs():
     assert spiked_start(PROBLEM, m=[0.1, 0.2], r2=1.0).runs == 2
-    np.testing.assert_array_equal(BEGIN.repeated(3).r2, [0.8, 0.8, 0.8])
+    np.testing.assert_array_equal(broadcast_runs(BEGIN, 3).r2, [0.8, 0.8, 0.8])
     with pytest.raises(ValueError, match="the start has 2 runs"):
-        spiked_start(PROBLEM, m=[0.1, 0.2], r2=1.0).repeated(3)
+        broadcast_runs(spiked_start(PROBLEM, m=[0.1, 0.2], r2=1.0), 3)
 
 
 @pytest.mark.parametrize(

@@ -148,17 +148,12 @@ def exit_time(
     """
     asked = prepare_exits(**locals())
     warn_if_no_growth(asked)
-    if asked.away.all():
-        times, diverged, tired = np.zeros(len(asked.away)), *np.zeros((2, len(asked.away)), dtype=bool)
-    elif method == "ode":
-        (found,) = run_cases([asked.case()])
-        if isinstance(found, ValueError):
-            raise found
-        return finish_exits(asked, found)
-    else:
-        times, diverged = _simulated_exits(asked)
-        tired = np.zeros_like(diverged)
-    return _answer(asked, times, diverged, tired)
+    if method != "ode" and not asked.away.all():
+        return _answer(asked, *_simulated_exits(asked), np.zeros(asked.begin.runs, dtype=bool))
+    found = None if asked.away.all() else run_cases([asked.case()])[0]
+    if isinstance(found, ValueError):
+        raise found
+    return finish_exits(asked, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +162,7 @@ class Asked:
 
     dynamics: Dynamics
     begin: Any
-    dimension: int | None
+    dimension: Any
     sizes: Any
     watch: Watch
     shared: Any
@@ -239,10 +234,11 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Any) -> Ask
     return Asked(dynamics, begin, d, sizes, watch, shared, seen, threshold, criterion, method, end, seed, progress)
 
 
-def finish_exits(asked: Asked, found: Solved) -> ExitTimes:
-    """Exit times by the ODE, from what ran."""
+def finish_exits(asked: Asked, found: Solved | None) -> ExitTimes:
+    """Exit times by the ODE, from what ran; nothing did where all had left at once."""
     times, (diverged, tired) = np.where(asked.away, 0.0, np.nan), np.zeros((2, len(asked.away)), dtype=bool)
-    times[~asked.away], diverged[~asked.away], tired[~asked.away] = found.exits[0], found.blown[0], found.tired
+    if found is not None:
+        times[~asked.away], diverged[~asked.away], tired[~asked.away] = found.exits[0], found.blown[0], found.tired
     return _answer(asked, times, diverged, tired)
 
 
@@ -276,7 +272,6 @@ def _report(result: ExitTimes) -> None:
 
 def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     dynamics, d, begin, end = asked.dynamics, asked.dimension, asked.begin, asked.end
-    assert d is not None
     length = dynamics.algorithm.lr / d
     if asked.method == "sde":
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time

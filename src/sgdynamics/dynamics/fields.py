@@ -70,7 +70,7 @@ class FieldDynamics(Dynamics):
         return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
 
     def public_states(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {"M": states["M"].sum(axis=1), "Q": states["Q"].sum(axis=1), "a": states["a"]}
+        return public_state(states, 1)
 
     def prepare(
         self,
@@ -230,9 +230,9 @@ class FieldWatch(Watch):
         return value - 0.5 * now["noise"] if structure.has_excess else value
 
 
-def public_state(state: dict[str, Any]) -> dict[str, Any]:
-    """M (units x signals), Q (units x units) and a of the full rows: what a user's criterion sees."""
-    return {"M": jnp.sum(state["M"], axis=0), "Q": jnp.sum(state["Q"], axis=0), "a": state["a"]}
+def public_state(state: dict[str, Any], blocks: int = 0) -> dict[str, Any]:
+    """M (units x signals), Q (units x units) and a of the full rows, summed over the axis of blocks: what a user's criterion sees."""
+    return {"M": state["M"].sum(axis=blocks), "Q": state["Q"].sum(axis=blocks), "a": state["a"]}
 
 
 def _error_at_start(case: Case) -> float:

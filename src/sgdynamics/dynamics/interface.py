@@ -60,11 +60,6 @@ class Prepared:
     def key(self) -> Any:
         return id(self) if self.case is None else self.case.key
 
-    @property
-    def variable(self) -> np.ndarray:
-        """Save points in the variable of the integration: t, or alpha where the learning rate depends on it."""
-        return self.dynamics.variable(self.when)
-
 
 @dataclass(frozen=True)
 class Path:

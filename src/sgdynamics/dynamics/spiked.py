@@ -16,6 +16,7 @@ from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
 from sgdynamics.limits.integration import MARGIN, Field, Watch
 from sgdynamics.limits.spiked import SpikedPaths, drift, integrate_spiked, numbers_of, spiked_step_length
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start, spiked_risk
+from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.spiked import MOST_ENTRIES, SpikedChain, SpikedVectors
@@ -41,7 +42,7 @@ class SpikedDynamics(Dynamics):
         return self.definition.parameters
 
     def start(self, start: Any, runs: int | None = None) -> SpikedStart:
-        return checked_spiked_start(self.definition, start).repeated(runs)
+        return broadcast_runs(checked_spiked_start(self.definition, start), runs)
 
     def at_dimension(self, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
         n = check_spiked_dimension(dimension)

@@ -97,18 +97,6 @@ class SpikedStart:
     def runs(self) -> int:
         return self.m.shape[0]
 
-    def repeated(self, runs: int | None) -> SpikedStart:
-        """For that many runs: a start of one run serves any number, one of n runs serves n."""
-        if runs is None:
-            return self
-        runs = checks.whole("runs", runs, 1)
-        if self.runs == runs:
-            return self
-        if self.runs != 1:
-            raise checks.reject("runs", runs, f"the start has {self.runs} runs: leave runs out, or give {self.runs} or a start of one")
-        check_memory("runs", runs, 64.0 * runs, "their states", "give fewer runs")
-        return SpikedStart(np.repeat(self.m, runs), np.repeat(self.r2, runs))
-
 
 def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
     """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sgdynamics.problems.trial import try_start
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.sample import Place
 from sgdynamics.samples.spectrum import coordinate_spread
+from sgdynamics.support import require
 
 MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
@@ -114,12 +115,6 @@ def checked_kind(problem: Any) -> str:
     return problem.kind
 
 
-def _fields_only(problem: Any) -> None:
-    """Refuse what has no fields, such as a spiked tensor, where a question is about them."""
-    if checked_kind(problem) == SpikedTensor.kind:
-        raise checks.reject("problem", problem, "this question is answered for problems with Gaussian inputs, not for spiked tensors")
-
-
 def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     """Refuse what is not a Gram matrix, or not on the sphere where it must be, and functions that are not finite there."""
     for name in ("M", "Q", "a"):
@@ -139,7 +134,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
 
 def checked_start(problem: Problem, begin: Any) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
-    _fields_only(problem)
+    require("functional", problem)
     if not isinstance(begin, Start):
         raise checks.reject("start", begin, "give what sgd.start, sgd.random_start or sgd.start_from returns")
     expected = (problem.structure.blocks, problem.width, problem.signals)
@@ -152,8 +147,8 @@ def checked_start(problem: Problem, begin: Any) -> Start:
     return begin
 
 
-def broadcast_runs(begin: Start, runs: int | None) -> Start:
-    """A start of one run serves any number of runs, one of n runs serves n."""
+def broadcast_runs(begin: Any, runs: int | None) -> Any:
+    """A start (of any kind) of one run serves any number of runs, one of n runs serves n."""
     if runs is None:
         return begin
     runs = checks.whole("runs", runs, 1)
@@ -161,8 +156,9 @@ def broadcast_runs(begin: Start, runs: int | None) -> Start:
         return begin
     if begin.runs != 1:
         raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
-    check_overlaps_fit("runs", runs, runs, *begin.M_blocks.shape[1:])
-    return Start(*(np.repeat(part, runs, axis=0) for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+    parts = [getattr(begin, part.name) for part in fields(begin)]
+    check_memory("runs", runs, 4.0 * runs * sum(part.nbytes for part in parts), "the overlaps", "give fewer runs")
+    return type(begin)(*(np.repeat(part, runs, axis=0) for part in parts))
 
 
 def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray:
@@ -194,7 +190,7 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
 
 def check_dimension(problem: Problem, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks."""
-    _fields_only(problem)
+    require("functional", problem)
     d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
     sizes = problem.block_dimensions(d)
     rows = problem.signals + problem.width
@@ -295,7 +291,9 @@ def random_start(
     p, k = problem.width, problem.signals
     if problem.constraint == "sphere" and scale != 1.0:
         raise checks.reject("scale", scale, "constraint='sphere' fixes the norm of the rows: leave scale at 1")
-    check_overlaps_fit("runs", runs, runs, len(sizes), p, k)
+    narrower = "take a smaller width; solve_mean_field keeps no p x p matrix, for starts of mean_field_random_start"
+    large, fix = (("runs", runs), "give fewer runs") if runs > 1 else (("width", p), narrower)
+    check_memory(*large, 8.0 * 4 * runs * len(sizes) * p * (p + k), "the overlaps", fix)
     head = np.ones((runs, p)) if a is None else _head(a, runs, p)
     T = np.empty((runs, len(sizes), p, k))
     L = np.zeros((runs, len(sizes), p, p))
@@ -331,13 +329,3 @@ def random_start(
     Q = (Q + np.swapaxes(Q, -1, -2)) / 2
     M = T @ np.swapaxes(frames(problem, sizes), -1, -2)
     return Start(M, Q, head)
-
-
-def check_overlaps_fit(argument: str, value: Any, runs: int, blocks: int, p: int, k: int) -> None:
-    """Refuse overlaps of so many runs that memory has no room for, a few copies of each included."""
-    fix = (
-        "give fewer runs"
-        if runs > 1
-        else "take a smaller width; solve_mean_field keeps no p x p matrix, for starts of mean_field_random_start"
-    )
-    check_memory(argument if runs > 1 else "width", value if runs > 1 else p, 8.0 * 4 * runs * blocks * p * (p + k), "the overlaps", fix)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from scipy import integrate, special
 
@@ -54,12 +56,10 @@ def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.n
     if not squares or problem.noise > 0 or problem.teacher_head[0] != 1 or np.any(begin.a != 1):
         return None
     q, m, q0 = (variance(problem.parameters, part)[..., 0, 0] for part in (begin.Q_blocks, begin.M_blocks, problem.gram))
-    found = {}
-    for pair in {*zip(q.tolist(), m.tolist(), strict=True)}:
-        found[pair] = _beyond(*pair, float(q0), limit)
-    return np.array([found[pair] for pair in zip(q.tolist(), m.tolist(), strict=True)])
+    return np.array([_beyond(*pair, float(q0), limit) for pair in zip(q.tolist(), m.tolist(), strict=True)])
 
 
+@lru_cache(maxsize=1024)  # many runs start alike
 def _beyond(q: float, m: float, q0: float, limit: float) -> float:
     # eigenvalues of diag(1, -1) times the covariance [[q, m], [m, q0]]
     root = np.sqrt(max((q + q0) ** 2 - 4 * m * m, 0.0))

@@ -71,7 +71,6 @@ def solve_dmft(
     setting = (door.seed, replicates)
     floor = conditioning.ROUNDING[dtype]
     sweeps = [Sweep(problem, algorithm, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)]
-    assert when.step is not None
     within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
     for sweep in sweeps:
         sweep.make_room(int(when.step[-1]), rank, memory)

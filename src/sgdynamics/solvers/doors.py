@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.clock import Clock, clock
+from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.progress import warn
@@ -22,8 +22,8 @@ class Door:
 
     dynamics: Dynamics
     begin: Any
-    when: Clock
-    dimension: int | None
+    when: Any  # a Clock
+    dimension: Any
     sizes: Any  # of the covariance blocks at that dimension
     seed: int
     progress: bool | None

@@ -46,7 +46,6 @@ def solve_sde(
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
     door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True)
     dynamics, d = door.dynamics, door.dimension
-    assert d is not None
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")

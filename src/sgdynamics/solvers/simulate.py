@@ -59,8 +59,6 @@ def simulate(
     shared_data = checks.flag("shared_data", shared_data)
     door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, small=True, whole_steps=True)
     dynamics, d = door.dynamics, door.dimension
-    assert d is not None
-    assert door.when.step is not None
     checks.choice("method", method, dynamics.methods)
     checks.choice("dtype", dtype, ("float64", "float32"))
     if method == "exact" and dtype != "float64":

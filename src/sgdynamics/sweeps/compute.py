@@ -87,21 +87,20 @@ def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: A
 def _exits(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
     """exit_time by the ODE at each point, likewise."""
     asked = {place: attempt(place, lambda point=point: _asked(prepare_exits, job, point)) for place, point in points.items()}
-    cases = {place: one.case() for place, one in asked.items() if one is not None and not one.away.any()}
+    cases = {place: one.case() for place, one in asked.items() if one is not None and not one.away.all()}
     found: dict[int, Any] = {}
     for names in by_program(cases, size):
         found |= dict(zip(names, run_cases([cases[name] for name in names], size), strict=True))
 
     def finished(place: int) -> Any:
-        times = finish_exits(asked[place], _or_raise(found[place]))
+        times = finish_exits(asked[place], _or_raise(found.get(place)))
         if times.left < times.runs:
             warn_if_no_growth(asked[place])
         return times
 
     for place, one in asked.items():
         if one is not None:
-            # who has left at once has nothing to integrate with the others
-            answer(place, partial(finished, place) if place in found else partial(job.run, points[place].values))
+            answer(place, partial(finished, place))
 
 
 def _asked(prepare: Callable[..., Any], job: Job, point: Point) -> Any:
