@@ -23,7 +23,7 @@ from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN, rule_for
 from sgdynamics.limits.drift import drift
-from sgdynamics.limits.integration import Case, Solved, Watch, run_cases
+from sgdynamics.limits.integration import Case, Solved, Watch, or_raise, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -150,10 +150,7 @@ def exit_time(
     warn_if_no_growth(asked)
     if method != "ode" and not asked.away.all():
         return _answer(asked, *_simulated_exits(asked), np.zeros(asked.begin.runs, dtype=bool))
-    found = None if asked.away.all() else run_cases([asked.case()])[0]
-    if isinstance(found, ValueError):
-        raise found
-    return finish_exits(asked, found)
+    return finish_exits(asked, None if asked.away.all() else or_raise(run_cases([asked.case()])[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,9 +273,7 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     if asked.method == "sde":
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time
         noiseless = replace(asked, dimension=None)
-        (reach,) = run_cases([noiseless.case(np.arange(begin.runs) == 0)])
-        if isinstance(reach, ValueError):
-            raise reach
+        reach = or_raise(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
         scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
         length = min(dynamics.sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
         simulator = dynamics.paths_of_sde(begin, d, asked.sizes, True)

@@ -202,6 +202,13 @@ def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
     return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
 
 
+def or_raise(found: Any) -> Any:
+    """What a case gave; where that is its error, it is raised."""
+    if isinstance(found, ValueError):
+        raise found
+    return found
+
+
 def _still(case: Case) -> Solved:
     """Nothing to integrate: the start."""
     runs = len(next(iter(case.states.values())))

@@ -9,6 +9,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, solve
+from sgdynamics.limits.integration import or_raise
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -47,10 +48,7 @@ def solve_ode(
     door, prepared = prepare_ode(
         problem, algorithm, start, times=times, alpha=alpha, steps=steps, dimension=dimension, rtol=rtol, atol=atol
     )
-    (path,) = solve([prepared])
-    if isinstance(path, ValueError):
-        raise path
-    return finish_ode(door, path)
+    return finish_ode(door, or_raise(solve([prepared])[0]))
 
 
 def prepare_ode(

@@ -11,7 +11,7 @@ from typing import Any
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
 from sgdynamics.dynamics.interface import solve
 from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.limits.integration import by_program, run_cases
+from sgdynamics.limits.integration import by_program, or_raise, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import Row, Stack, checked, row_of, stacked
@@ -80,7 +80,7 @@ def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: A
     doors = {place: attempt(place, lambda point=point: _asked(prepare_ode, job, point)) for place, point in points.items()}
     good = {place: door for place, door in doors.items() if door is not None}
     for place, path in zip(good, solve([prepared for _, prepared in good.values()], size), strict=True):
-        answer(place, lambda place=place, path=path: finish_ode(good[place][0], _or_raise(path)))
+        answer(place, lambda place=place, path=path: finish_ode(good[place][0], or_raise(path)))
 
 
 @float64
@@ -93,7 +93,7 @@ def _exits(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: 
         found |= dict(zip(names, run_cases([cases[name] for name in names], size), strict=True))
 
     def finished(place: int) -> Any:
-        times = finish_exits(asked[place], _or_raise(found.get(place)))
+        times = finish_exits(asked[place], or_raise(found.get(place)))
         if times.left < times.runs:
             warn_if_no_growth(asked[place])
         return times
@@ -106,9 +106,3 @@ def _exits(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: 
 def _asked(prepare: Callable[..., Any], job: Job, point: Point) -> Any:
     problem, algorithm, begin, arguments = job.made(point.values)
     return prepare(problem, algorithm, begin, **arguments)
-
-
-def _or_raise(found: Any) -> Any:
-    if isinstance(found, Exception):
-        raise found
-    return found

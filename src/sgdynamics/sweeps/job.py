@@ -217,7 +217,7 @@ class Job:
 
 def contents(value: Any) -> Mapping[str, Any]:
     """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "replace"):
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     found: Any = describe_schedule(value)[0] if isinstance(value, Schedule) else getattr(value, "describe", lambda: value)()
     if not isinstance(found, Mapping) or "source_sha256" in found:
