@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import sgdynamics as sgd
 from sgdynamics import cli
 from sgdynamics.clock import clock
+from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.results import trajectory
 from tests.before_work import Work, stop_before_work
 
@@ -138,7 +139,9 @@ def stored(folder: Path) -> Path:
         risk = np.linspace(1.0, 0.5, 3) + 0.01 * np.arange(runs)[:, None]
         attributes = {"seed": 0, "dimension": 100, "dtype": "float64", "error_quadrature": 1e-9}
         flags = {"diverged_at": np.full(runs, np.nan), "method": method, "attributes": attributes}
-        made[method.removeprefix("solve_").removeprefix("simulate-")] = trajectory(problem, algorithm, when, overlaps, risk, **flags)
+        dynamics = dynamics_of("simulate", problem, algorithm)
+        result = trajectory(dynamics, when, dynamics.observed(overlaps, risk, when), **flags)
+        made[method.removeprefix("solve_").removeprefix("simulate-")] = result
     return sgd.save(made, folder / "whole.nc")
 
 

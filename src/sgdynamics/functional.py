@@ -57,6 +57,7 @@ def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
     """What `drift` and `solve` need for the exact mean increment at dimension d."""
+    require("functional", problem)
     numbers = finite_numbers(problem, dimension, batch)
     if "points" in numbers:
         numbers["points"] = {name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()}

@@ -12,7 +12,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics import compressed
 from sgdynamics.algorithms import updates
-from sgdynamics.algorithms.one_pass import Rows, take_step
+from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
 from sgdynamics.problems.starts import factor, placed
 from sgdynamics.records import algorithm_from
 from sgdynamics.samples.sample import Place
@@ -157,9 +157,9 @@ def test_length_of_a_step(trained):
 
     def length(update, scale=1.0):
         algorithm = sgd.OnePassSGD(lr=LR, update=update).parameters
-        flags = {"trained": trained, "sphere": False}
+        stride = Stride(LR / D, algorithm["head_rate"], 0.0, sgd.TeacherStudent(head="trained" if trained else "fixed").structure)
         with jax.enable_x64(True):
-            moved, head, _ = take_step(update.law, algorithm, Rows(W, a), lambda *_: (scale * G, scale * g), LR / D, 0.0, D, **flags)
+            moved, head, _ = take_step(update.law, algorithm, Rows(W, a), lambda *_: (scale * G, scale * g), stride, D, 0)
         return np.hypot(np.linalg.norm(np.asarray(moved) - W), np.linalg.norm(np.asarray(head) - a)) * np.sqrt(D) / LR
 
     for scale in (1.0, 1e-3, 1e3):

@@ -30,8 +30,8 @@ def together(job: Job, point: Point) -> int:
         return 1
     try:
         problem, algorithm, _, arguments = job.made(point.values)
-    except ValueError:
-        return 1  # it cannot be made: solving it alone records why
+    except Exception:
+        return 1  # it cannot be made, a start of the user's among it: by itself, it records why
     if job.solver == "exit_time" and (arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))):
         return 1
     # others have a solver of their own, which takes one at a time
