@@ -55,15 +55,17 @@ def begin(problem):
     return sgd.start(problem, M=[[0.2], [-0.1]], Q=[[1.0, 0.2], [0.2, 0.7]], a=[1.0, 0.5])
 
 
-def test_own_moments_drive_the_ode():
+@pytest.mark.parametrize("dimension", [30, pytest.param(None, marks=pytest.mark.slow)])
+def test_own_moments_drive_the_ode(dimension):
     own, known = problems()
-    for given in ({}, {"dimension": 30}):
-        one, other = (sgd.solve_ode(each, sgd.OnePassSGD(0.5), begin(each), times=[0.0, 1.0, 4.0], **given) for each in (own, known))
-        for name in ("M", "Q", "a", "risk"):
-            np.testing.assert_allclose(one[name], other[name], rtol=1e-8, atol=1e-10, err_msg=name)
-        assert one.attrs["error_quadrature"] == 0.0
+    given = {"times": [0.0, 1.0, 4.0], "dimension": dimension}
+    one, other = (sgd.solve_ode(each, sgd.OnePassSGD(0.5), begin(each), **given) for each in (own, known))
+    for name in ("M", "Q", "a", "risk"):
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-8, atol=1e-10, err_msg=name)
+    assert one.attrs["error_quadrature"] == 0.0
 
 
+@pytest.mark.slow
 def test_own_moments_in_functional_and_exit_time():
     own, known = problems()
     with jax.enable_x64(True):

@@ -42,7 +42,9 @@ def test_two_sets_and_a_scalar(batch):
     compare(problem, sgd.OnePassSGD(lr=4.0, batch=batch, head_rate=0.5, update=update), (ExactChain, DirectSGD), steps=10)
 
 
-@pytest.mark.parametrize(("options", "method"), [({"head": "trained"}, "exact"), ({"constraint": "sphere"}, "direct")])
+@pytest.mark.parametrize(
+    ("options", "method"), [pytest.param({"head": "trained"}, "exact", marks=pytest.mark.slow), ({"constraint": "sphere"}, "direct")]
+)
 def test_momentum_written_anew(options, method):
     """The same numbers as the library's own."""
     problem = sgd.TeacherStudent(width=2, activation="square", **options)

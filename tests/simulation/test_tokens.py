@@ -60,7 +60,9 @@ def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
             same_law(first[:, entry], second[:, entry], f"{name}[{entry}]")
 
 
-@pytest.mark.parametrize(("batch", "options"), [(1, {}), (3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]})], ids=["few", "wide"])
+@pytest.mark.parametrize(
+    ("batch", "options"), [(1, {}), pytest.param(3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]}, marks=pytest.mark.slow)], ids=["few", "wide"]
+)
 def test_chain_against_direct(batch, options):
     """Two correlated tokens with means, masks, groups and noise; a batch of 3 has more inputs than units, so that they are combined."""
     d = 12 if not options else 16
@@ -97,6 +99,7 @@ def test_fixed_data(kind):
     compare(problem_of(), algorithm, (exact, direct), d=8, runs=runs, steps=5)
 
 
+@pytest.mark.slow
 def test_one_token_is_one_input():
     """tokens=1 without correlation is the same problem as tokens=None, with the same random numbers."""
 
