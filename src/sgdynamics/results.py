@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import namedtuple
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.records import algorithm_from, problem_from
 from sgdynamics.version import __version__
 
+# what a Dataset is made of, where many are needed: to make one takes as long as many a solution
+Parts = namedtuple("Parts", ("variables", "coords", "attrs"))
+
 
 def trajectory(
     dynamics: Any,
@@ -33,12 +37,13 @@ def trajectory(
     attributes: dict[str, Any],
     diverged_at: np.ndarray,
     ran_out_at: np.ndarray | None = None,
-) -> xr.Dataset:
-    """The Dataset of a solve or a simulation of a dynamics, from its variables with axes (run, time, ...)."""
+    made: Any = xr.Dataset,
+) -> Any:
+    """The Dataset of a solve or a simulation of a dynamics, from its variables with axes (run, time, ...); or its `Parts`."""
     meanings = dynamics.meanings()
     variables = {name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]}) for name, value in values.items()}
     coordinates = time_coordinates(clock, diverged_at, dynamics.letter, dynamics.has_data, ran_out_at)
-    return xr.Dataset(variables, coordinates | dynamics.coordinates(), record(dynamics.problem, dynamics.algorithm, method, attributes))
+    return made(variables, coordinates | dynamics.coordinates(), record(dynamics.problem, dynamics.algorithm, method, attributes))
 
 
 def time_coordinates(

@@ -192,18 +192,13 @@ def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str
             plain, turned = increments(np.eye(5)), increments(turn)
         except Exception as error:
             raise checks.reject("step", step, f"calling it failed with: {checks.reason(error)}; {fix}") from error
-        if not isinstance(plain, dict) or {name: np.shape(one) for name, one in plain.items()} != {
-            n: np.shape(s) for n, s in state.items()
-        }:
+        if not isinstance(plain, dict) or jax.tree.map(np.shape, plain) != jax.tree.map(np.shape, state):
             raise checks.reject("step", step, fix)
         for name, one in plain.items():
             meant = one if np.ndim(one) == 0 else one @ turn
             if not np.allclose(turned[name], meant, rtol=1e-6, atol=1e-9):
-                raise checks.reject(
-                    "step",
-                    step,
-                    f"its increment of {name} does not commute with rotations of the columns, so that it does not close on overlaps",
-                )
+                fix = f"its increment of {name} does not commute with rotations of the columns, so that it does not close on overlaps"
+                raise checks.reject("step", step, fix)
 
 
 MAKERS: dict[str, Callable[..., Update]] = {

@@ -67,7 +67,8 @@ def closed(
     risk: np.ndarray | None = None,
     warnings: tuple[str, ...] = (),
     sampled: str | None = None,
-) -> xr.Dataset:
+    made: Any = xr.Dataset,
+) -> Any:
     """The result: risks where they are not known yet, errors over runs (`sampled` says what a run is called), warnings, labels."""
     dynamics, attributes = door.dynamics, dict(attributes)
     if risk is None:
@@ -81,4 +82,5 @@ def closed(
             attributes["error_sampling"] = largest_share(risk.std(axis=0, ddof=1) / np.sqrt(len(risk)), risk.mean(axis=0))
     for text in warnings:
         warn(text)
-    return trajectory(dynamics, door.when, dynamics.observed(states, risk, door.when), method=method, attributes=attributes, **ends)
+    values = dynamics.observed(states, risk, door.when)
+    return trajectory(dynamics, door.when, values, method=method, attributes=attributes, made=made, **ends)

@@ -63,6 +63,6 @@ def prepare_ode(
     return door, door.dynamics.prepare(door.begin, door.when, door.dimension, rtol, atol)
 
 
-def finish_ode(door: Door, path: Path) -> xr.Dataset:
+def finish_ode(door: Door, path: Path, made: Any = xr.Dataset) -> Any:
     """The result of a path."""
-    return closed(door, "solve_ode", path.states, path.attributes, path.ends, risk=path.risk, warnings=path.warnings)
+    return closed(door, "solve_ode", path.states, path.attributes, path.ends, risk=path.risk, warnings=path.warnings, made=made)

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.exit_times import ExitTimes
+from sgdynamics.results import Parts
 
 KEPT = ("method", "assumptions", "integrator")  # attributes of a solver's Dataset that a sweep passes on
 OWN = ("point_name", "point_values", "failed", "warning")
@@ -62,11 +63,9 @@ def row_of(answer: Any) -> Row:
                 attributes["index_of"] = str(name)
             held = Variable(tuple(map(str, values.dims)), _values(name, values.values), attributes, name in answer.coords)
             row.variables[f"{name}_values" if index else str(name)] = held
-        for name, value in answer.attrs.items():
-            if name.startswith("error") and np.ndim(value) == 0 and not isinstance(value, str):
-                row.variables[name] = Variable((), np.float64(value), {"long_name": name.replace("_", " ") + " of the solver"})
-            elif name in KEPT:
-                row.texts[name] = str(value)
+    elif isinstance(answer, Parts):
+        for name, (dims, values, attributes) in (answer.variables | answer.coords).items():
+            row.variables[name] = Variable((dims,) if isinstance(dims, str) else dims, values, attributes, name in answer.coords)
     elif isinstance(answer, ExitTimes):
         row.variables = {
             "times": Variable(("run",), answer.times, {"long_name": "exit times t; NaN: did not leave"}),
@@ -83,6 +82,11 @@ def row_of(answer: Any) -> Row:
         row.variables = _plain_variables(answer)
     elif _numeric(answer):
         row.variables = _plain_variables({"value": answer})
+    for name, value in answer.attrs.items() if isinstance(answer, (xr.Dataset, Parts)) else ():
+        if name.startswith("error") and np.ndim(value) == 0 and not isinstance(value, str):
+            row.variables[name] = Variable((), np.float64(value), {"long_name": name.replace("_", " ") + " of the solver"})
+        elif name in KEPT:
+            row.texts[name] = str(value)
     if not row.variables:
         raise TypeError(f"the solver returned {type(answer).__name__}: return a Dataset, a dataclass, a dict of numbers, or a number")
     return row

@@ -13,6 +13,7 @@ from sgdynamics.dynamics.interface import solve
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits.integration import by_program, or_raise, run_cases
 from sgdynamics.precision import float64
+from sgdynamics.results import Parts
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import Row, Stack, checked, row_of, stacked
 from sgdynamics.sweeps.job import Job
@@ -34,10 +35,9 @@ def together(job: Job, point: Point) -> int:
         return 1  # it cannot be made, a start of the user's among it: by itself, it records why
     if job.solver == "exit_time" and (arguments.get("method", "ode") != "ode" or callable(arguments.get("criterion"))):
         return 1
-    # others have a solver of their own, which takes one at a time
-    if "fields" not in problem.kinds or "snr = inf" in problem.kinds or algorithm.kinds:
-        return 1
-    if arguments.get("dimension") is not None and problem.structure.sphere:
+    # others have a solver of their own, which takes one at a time; on the sphere at finite d replicates are their own
+    own = "fields" not in problem.kinds or "snr = inf" in problem.kinds or algorithm.kinds
+    if own or (arguments.get("dimension") is not None and problem.structure.sphere):
         return 1
     return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 
@@ -80,7 +80,7 @@ def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: A
     doors = {place: attempt(place, lambda point=point: _asked(prepare_ode, job, point)) for place, point in points.items()}
     good = {place: door for place, door in doors.items() if door is not None}
     for place, path in zip(good, solve([prepared for _, prepared in good.values()], size), strict=True):
-        answer(place, lambda place=place, path=path: finish_ode(good[place][0], or_raise(path)))
+        answer(place, lambda place=place, path=path: finish_ode(good[place][0], or_raise(path), Parts))
 
 
 @float64
