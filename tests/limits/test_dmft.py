@@ -91,6 +91,7 @@ def test_langevin_on_ridge_regression():
     np.testing.assert_allclose(result.risk - (result.Q[..., 0, 0] - 2 * result.M[..., 0, 0] + 1 + NOISE) / 2, 0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_times_of_ridge_regression():
     """C and R of gradient descent at all pairs of save points; R does not depend on the weights here, and decays as the data tell."""
     problem, start = linear()

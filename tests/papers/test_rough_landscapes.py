@@ -395,7 +395,7 @@ def follows_the_reference(case, end, paths, dtype, most):
     assert np.all(values["m"][1] < most)
 
 
-@pytest.mark.parametrize("case", slow(REFERENCE, ["GD .5", "GD .8"]))
+@pytest.mark.parametrize("case", slow(REFERENCE, ["GD .5", "GD .8", "p-SGD"]))
 def test_dmft_follows_the_reference_for_a_while(case):
     follows_the_reference(case, 0.5 if case == "p-SGD" else 1.0, 1 << 15, "float64", 0.01)
 

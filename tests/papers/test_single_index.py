@@ -83,6 +83,7 @@ def test_learning_rates_scale_and_at_a_fixed_one_the_start_is_stable():
         assert paper.overlap_diffusion(3, paper.learning_rate(3, d)).drift(m) == pytest.approx(flow.drift(m) / 2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_sgd_follows_the_diffusion_and_a_wrong_exponent_shows():
     """Exponent 3 from the exact chain: d^2."""
     runs, d, rows = 256, np.array([12, 48]), []

@@ -30,7 +30,7 @@ def agree(exact, direct, names=("M", "train_risk")):
             same_law(one[(slice(None), *entry)], other[(slice(None), *entry)], f"{name}{entry}")
 
 
-@pytest.mark.parametrize("name", slow(ALGORITHMS, ["SGD", "GD"]))
+@pytest.mark.parametrize("name", slow(ALGORITHMS, ["SGD", "GD", "p-SGD"]))
 def test_the_law_of_each_algorithm(name):
     """Phase retrieval at N = 50, to more steps than dimensions: the whole data set is known by then (Langevin: from step 24 on)."""
     problem = sgd.TeacherStudent(**PHASE)
@@ -46,7 +46,7 @@ def test_the_law_at_a_larger_dimension(name):
     agree(*both(problem, ALGORITHMS[name], start, [1, 30, 100], 200, 600, 600))
 
 
-@pytest.mark.parametrize("name", slow(["SGD", "Langevin"], ["Langevin"]))
+@pytest.mark.parametrize("name", slow(["SGD", "Langevin"], ["SGD", "Langevin"]))
 def test_the_law_of_three_units_two_signals_and_a_trained_head(name):
     problem = sgd.TeacherStudent(
         width=3, teacher_width=2, activation="erf", head="trained", noise=0.05, weight_decay=0.1, teacher_gram=[[1.0, 0.3], [0.3, 1.0]]
