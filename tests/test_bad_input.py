@@ -172,7 +172,7 @@ REACH = {
     "runs of a wide start": (lambda: sgd.mean_field_random_start(PROBLEM, dimension=50, runs=1e12), r"runs = 1000000000000: the particles"),
     "runs of a spiked simulation": (
         solve(sgd.simulate, SPIKED, SGD, SPIKED_START, times=[1.0], dimension=50, runs=1e12),
-        r"runs = 1000000000000: their states",
+        r"runs = 1000000000000: the overlaps",
     ),
     "width": (
         lambda: sgd.random_start(sgd.TeacherStudent(width=10**7, activation="erf"), dimension=10**10),
