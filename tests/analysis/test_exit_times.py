@@ -155,6 +155,10 @@ def test_bad_input_and_what_did_not_leave():
         sgd.exit_time(problem, algorithm, begin, criterion=lambda state: state["M"])
     with pytest.raises(ValueError, match="criterion"):
         sgd.exit_time(problem, algorithm, begin, criterion="risks")
+    falls = {"c": lambda alpha: 1 / (1 + alpha)}
+    moving = sgd.Problem(lambda f, s, a, z, n: n["c"] * (f[0] - s[0]) ** 2, width=1, signals=1, parameters=falls)
+    with pytest.raises(ValueError, match="changes with alpha"):
+        sgd.exit_time(moving, algorithm, begin)
     with pytest.raises(ValueError, match="start"):
         sgd.exit_time(problem, algorithm, sgd.start(problem, M=[[1.0]], Q=[[1.0]]))
     with pytest.warns(UserWarning, match="1 had not left by max_time = 0.5"):

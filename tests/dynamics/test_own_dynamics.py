@@ -120,6 +120,8 @@ def test_what_it_does_not_have_is_refused():
         sgd.solve_ode(LinearStudent(), ALGORITHM, {"m": [[0.1]], "q": 1.0}, times=[1.0])
     with pytest.raises(ValueError, match=r"runs = 3.*2 runs"):
         sgd.simulate(LinearStudent(), ALGORITHM, {"m": [0.1, 0.2], "q": 1.0}, steps=[1], dimension=D, runs=3)
+    with pytest.raises(ValueError, match="criterion = 'overlap'"):
+        sgd.exit_time(LinearStudent(), ALGORITHM, START, threshold=0.2, criterion="overlap")
     with pytest.raises(ValueError, match="method = 'direct'"):
         sgd.simulate(LinearStudent(), ALGORITHM, START, steps=[1], dimension=D, method="direct")
 

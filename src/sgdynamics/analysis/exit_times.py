@@ -157,7 +157,7 @@ def exit_time(
 class Asked:
     """The question of exit times, checked: what is watched, from where, and until when."""
 
-    dynamics: Dynamics
+    dynamics: Any
     begin: Any
     dimension: Any
     sizes: Any
@@ -216,6 +216,9 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Any) -> Ask
         first_state = {name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()}
         call = "one state {" + ", ".join(f'"{name}"' for name in first_state) + "}"
         checked_function("criterion", criterion, (first_state,), takes="state", call=call, differentiated=False)
+    # label noise of a squared loss is taken off; any other number that changes would change the risk by itself
+    if criterion == "risk" and dynamics.controlled and not getattr(getattr(problem, "structure", None), "has_excess", False):
+        raise checks.reject("criterion", criterion, "the risk itself changes with alpha here: give a function of the state")
     watch, shared = dynamics.watched(criterion, begin, d)
     first = np.asarray(_values(watch, shared, states))
     if criterion == "overlap":

@@ -23,9 +23,8 @@ from sgdynamics.clock import Clock
 from sgdynamics.controls import describe_schedule, numbers_at, scheduled
 from sgdynamics.functions import function_identity
 from sgdynamics.gaussian.risk import SHORT, TOLERANCE, Risks
-from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, run_cases
+from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, or_raise, run_cases
 from sgdynamics.limits.long_times import ran_out
-from sgdynamics.limits.sde import Stepped
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.own import OwnChain
 from sgdynamics.simulation.running import Simulator
@@ -167,9 +166,14 @@ class Dynamics:
         """What a user's function of a state sees."""
         return states
 
+    @property
+    def controlled(self) -> bool:
+        """Whether any number depends on alpha."""
+        return any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled))
+
     def check_controls(self, when: Clock) -> None:
         """Refuse numbers that depend on alpha where there is none."""
-        if self.algorithm.flow and any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters, is_leaf=scheduled)):
+        if self.algorithm.flow and self.controlled:
             raise checks.reject("lr", self.algorithm.lr, "gradient flow uses no samples, and the problem has numbers that depend on alpha")
 
     def place(self, when: Clock) -> np.ndarray:
@@ -228,9 +232,9 @@ class Dynamics:
             return [found[place] for place in range(len(group))]
         some = [rows[place] for place in sorted(set(np.linspace(0, len(rows) - 1, SHORT).round().astype(int).tolist()))]
         looser = [replace(kept[row], case=_looser(kept[row].case)) for row in some]
-        others = [over_replicates(one.states) for one in run_cases([one.case for one in looser], size) if not isinstance(one, ValueError)]
-        shares = zip(self.risks(looser[: len(others)], others, size), some, strict=False)
-        integrator = max((largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares), default=float("nan"))
+        others = [over_replicates(or_raise(one).states) for one in run_cases([one.case for one in looser], size)]
+        shares = zip(self.risks(looser, others, size), some, strict=True)
+        integrator = max(largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares)
         spreads = self._sampling([kept[row] for row in rows], [solved[row] for row in rows], [risks[row].worst for row in rows], size)
         for row, (quadrature, of_risk) in zip(rows, spreads, strict=True):
             one = kept[row]
@@ -283,16 +287,10 @@ class Dynamics:
         self._need("step")
         return OwnChain(self.definition, self.numbers(dimension), self.algorithm.batch, self.states(begin))
 
-    def paths_of_sde(self, begin: Any, dimension: int, sizes: np.ndarray, higher_order: bool) -> Stepped:
-        """Paths of the SDE, as a simulator whose steps have lengths."""
-        raise NotImplementedError
-
-    def sde_step(self, begin: Any, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
-        """A step of the SDE that is short enough, and its error."""
-        raise NotImplementedError
-
     def watched(self, criterion: Any, begin: Any, dimension: int | None) -> tuple[Watch, Any]:
         """What `exit_time` watches, and its numbers."""
+        if criterion == "overlap":
+            raise checks.reject("criterion", criterion, "a dynamics of one's own has no overlaps: give 'risk' or a function of the state")
         if not callable(criterion):
             self._need("risk")
         return OwnWatch(self.definition, criterion), self.numbers(dimension)

@@ -11,7 +11,6 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.progress import warn
 from sgdynamics.results import largest_share, trajectory
 
@@ -20,7 +19,7 @@ from sgdynamics.results import largest_share, trajectory
 class Door:
     """Checked arguments: the dynamics, where and when, at which dimension."""
 
-    dynamics: Dynamics
+    dynamics: Any
     begin: Any
     when: Any  # a Clock
     dimension: Any
