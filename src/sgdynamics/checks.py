@@ -52,10 +52,10 @@ def is_traced(value: Any) -> bool:
 
 def outside_jit(function: str) -> None:
     """Refuse to solve or simulate while JAX traces a user's function: all arrays are tracers then, whatever the arguments are."""
-    import jax.numpy as jnp
-    from jax.core import Tracer
+    import jax
 
-    if isinstance(jnp.zeros(()), Tracer):
+    # of what costs an operation on no data, the cheapest
+    if is_traced(jax.numpy.positive(np.zeros((), np.float32))):
         raise ValueError(
             f"{function} is called inside jit: it chooses shapes, steps and methods from numbers, which are not known there; call it "
             "outside, or use sgd.functional, whose drift, risk and solve JAX goes through"

@@ -43,7 +43,9 @@ def trajectory(
     meanings = dynamics.meanings()
     variables = {name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]}) for name, value in values.items()}
     coordinates = time_coordinates(clock, diverged_at, dynamics.letter, dynamics.has_data, ran_out_at)
-    return made(variables, coordinates | dynamics.coordinates(), record(dynamics.problem, dynamics.algorithm, method, attributes))
+    # many answers of one definition need not each say what it is
+    attributes = record(dynamics.problem, dynamics.algorithm, method, attributes) if made is xr.Dataset else attributes | {"method": method}
+    return made(variables, coordinates | dynamics.coordinates(), attributes)
 
 
 def time_coordinates(

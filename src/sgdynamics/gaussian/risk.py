@@ -115,7 +115,7 @@ def risks_by(
     worst = [0.0] * len(states)
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
-        some = lanes_of([{name: value[_telling(one)] for name, value in one.items()} for one in flat], size)
+        some = lanes_of([_telling(one) for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
         worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some))]
     found = []
@@ -127,11 +127,11 @@ def risks_by(
     return found
 
 
-def _telling(states: dict[str, np.ndarray]) -> np.ndarray:
-    """At which of many states errors are estimated: at the longest rows, and evenly over all."""
-    count = len(states["a"])
-    longest = np.argsort(-np.nan_to_num(states["Q"].trace(axis1=-2, axis2=-1).sum(axis=-1)))[: SMALL_CHUNK // 4]
-    return np.concatenate([longest, np.linspace(0, count - 1, SMALL_CHUNK - len(longest)).astype(int)])
+def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of many states at which errors are estimated: with the longest rows, and evenly over all."""
+    longest = np.argsort(-np.nan_to_num(np.einsum("sbii->s", states["Q"])))[: SMALL_CHUNK // 4]
+    places = [*longest, *np.linspace(0, len(states["a"]) - 1, SMALL_CHUNK - len(longest)).astype(int)]
+    return {name: value[places] for name, value in states.items()}
 
 
 @float64

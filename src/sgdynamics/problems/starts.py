@@ -120,8 +120,11 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     for name in ("M", "Q", "a"):
         if not np.all(np.isfinite(getattr(begin, name))):
             raise ValueError(f"start has entries of {name} that are not finite: give finite overlaps and head")
-    checks.gram("Q", begin.Q_blocks, tolerance)
-    checks.gram("Omega = [[Q, M], [M^T, P]]", overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram), tolerance)
+    try:
+        checks.gram("Omega = [[Q, M], [M^T, P]]", overlap_matrix(begin.M_blocks, begin.Q_blocks, problem.gram), tolerance)
+    except ValueError:
+        checks.gram("Q", begin.Q_blocks, tolerance)
+        raise
     if problem.constraint == "sphere":
         worst = float(np.abs(np.einsum("rii->ri", begin.Q) - 1.0).max())
         if worst > tolerance:
