@@ -73,13 +73,7 @@ class FieldDynamics(Dynamics):
         return public_state(states, 1)
 
     def prepare(
-        self,
-        begin: Start,
-        when: Clock,
-        dimension: int | None,
-        rtol: float | None = None,
-        atol: float | None = None,
-        rule: Rule | None = None,
+        self, begin: Start, when: Clock, dimension: int | None, rtol: Any = None, atol: Any = None, rule: Rule | None = None
     ) -> Prepared:
         flow = self.algorithm.flow
         finite = None if dimension is None or flow else finite_numbers(self.definition, dimension, self.algorithm.batch)

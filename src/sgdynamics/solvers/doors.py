@@ -63,7 +63,7 @@ def closed(
     attributes: dict[str, Any],
     ends: dict[str, np.ndarray],
     *,
-    risk: np.ndarray | None = None,
+    risk: Any = None,
     warnings: tuple[str, ...] = (),
     sampled: str | None = None,
     made: Any = xr.Dataset,
