@@ -43,7 +43,7 @@ SMALLEST = 64  # directions that memory is made for at first
 
 
 @dataclass(frozen=True)
-class Layout:
+class Setup:
     """What compiled code depends on."""
 
     structure: Structure
@@ -88,7 +88,7 @@ class Known(NamedTuple):
     change: Any = None  # (p, blocks, capacity): how rows change with a small kick, where that is asked for
 
 
-class Draws(NamedTuple):
+class StepDraws(NamedTuple):
     """The random numbers of one step: normals (normals, blocks, inputs), uniforms (n) for the selection, and small ones."""
 
     normals: Any
@@ -101,11 +101,11 @@ class Draws(NamedTuple):
     change: Any  # (p, blocks, n): normals for the directions that a change opens
 
 
-def begin(
-    layout: Layout, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, normals: Any, noise: Any, uniform: Any, room: int
+def initial(
+    setup: Setup, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, normals: Any, noise: Any, uniform: Any, room: int
 ) -> Known:
     """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, inputs), those of the draws (n, ...), uniforms (n)."""
-    structure, sample = layout.structure, layout.structure.sample
+    structure, sample = setup.structure, setup.structure.sample
     k = structure.signals
     n = noise.shape[0]
     draws = sample.drawn(parameters, noise)
@@ -114,15 +114,15 @@ def begin(
     A = jnp.moveaxis(x.reshape(-1, *x.shape[-2:]), 0, -1).astype(normals.dtype)
     signals = jnp.einsum("brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest")
     rows = jnp.moveaxis(jnp.concatenate([T, L], axis=-1), 0, 1).astype(A.dtype)
-    spare = room - layout.first
-    selected = first_selection(algorithm, uniform) if layout.selects else jnp.ones(n, bool)
+    spare = room - setup.first
+    selected = first_selection(algorithm, uniform) if setup.selects else jnp.ones(n, bool)
     return Known(
         jnp.zeros((room, A.shape[-1]), A.dtype),
         jnp.pad(A, ((0, 0), (0, spare), (0, 0))),
         jnp.pad(rows, ((0, 0), (0, 0), (0, spare))),
         head.astype(A.dtype),
         jnp.zeros((), jnp.int32),
-        jnp.asarray(layout.first, jnp.int32),
+        jnp.asarray(setup.first, jnp.int32),
         selected,
         signals,
         as_dtype(sample.given(draws), A.dtype),
@@ -151,9 +151,9 @@ def fields_of(rows: Any, A: Any) -> Any:
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
-def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Any, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
-    structure = layout.structure
+    structure = setup.structure
     fields, signals = (structure.sample.by_sample(part) for part in (fields_of(state.rows, state.A), state.signals))
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, state.head, state.given, parameters)
     rows = jnp.moveaxis(state.rows, 1, 0)
@@ -179,32 +179,32 @@ def at_length(vectors: Any, n: int) -> Any:
     return vectors * jnp.sqrt(n / jnp.where(square > 0, square, 1.0))
 
 
-def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
+def draw(setup: Setup, key: Any, n: int, room: int, dtype: Any) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
-    p, blocks = layout.structure.width, layout.structure.blocks
+    p, blocks = setup.structure.width, setup.structure.blocks
     small_key, along_key = jax.random.split(key)
-    count = layout.normals * blocks * n
-    normals, uniform = normals_and_uniforms(key, count, n // layout.structure.sample.inputs_a_sample if layout.selects else 0)
-    few, uniforms = normals_and_uniforms(small_key, layout.opened * blocks + p * p * blocks + p, layout.opened * blocks)
-    lengths, lower, head = jnp.split(few, [layout.opened * blocks, layout.opened * blocks + p * p * blocks])
-    return Draws(
-        normals.reshape(layout.normals, blocks, n).astype(dtype),
+    count = setup.normals * blocks * n
+    normals, uniform = normals_and_uniforms(key, count, n // setup.structure.sample.inputs_a_sample if setup.selects else 0)
+    few, uniforms = normals_and_uniforms(small_key, setup.opened * blocks + p * p * blocks + p, setup.opened * blocks)
+    lengths, lower, head = jnp.split(few, [setup.opened * blocks, setup.opened * blocks + p * p * blocks])
+    return StepDraws(
+        normals.reshape(setup.normals, blocks, n).astype(dtype),
         uniform,
-        lengths.reshape(layout.opened, blocks),
-        uniforms.reshape(layout.opened, blocks),
+        lengths.reshape(setup.opened, blocks),
+        uniforms.reshape(setup.opened, blocks),
         # drawn by jax.random, whose first numbers do not depend on how many are asked for: memory must not change the run
-        jax.random.normal(along_key, (room, p, blocks), dtype) if layout.hot and not layout.limit else None,
+        jax.random.normal(along_key, (room, p, blocks), dtype) if setup.hot and not setup.limit else None,
         lower.reshape(p, p, blocks),
         head,
         # a key of its own: runs with and without a change have the same numbers otherwise
-        jax.random.normal(jax.random.fold_in(along_key, 1), (p, blocks, n), dtype) if layout.probed else None,
+        jax.random.normal(jax.random.fold_in(along_key, 1), (p, blocks, n), dtype) if setup.probed else None,
     )
 
 
-def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key: Any, number: Any) -> Known:
+def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: Any, number: Any) -> Known:
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
-    structure, sample = layout.structure, layout.structure.sample
+    structure, sample = setup.structure, setup.structure.sample
     p, blocks = structure.width, structure.blocks
     dtype = state.A.dtype
     parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
@@ -214,7 +214,7 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
     weight = state.selected.astype(dtype) / (algorithm["divisor"] * samples).astype(dtype)
     g = h.T * sample.each_input(weight)
     normals = draws.normals[:p]
-    if layout.probed:
+    if setup.probed:
         # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
         def slopes(fields: Any) -> Any:
             return sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)[0]
@@ -230,16 +230,16 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
 
     def there(opened: Any, spanned: Any) -> Any:
         """Which blocks have directions left: (blocks,). In the limit all, as long as the paths are many more than what they span."""
-        return jnp.full(blocks, spanned < n // LEAST_FREE) if layout.limit else sizes - opened > 0
+        return jnp.full(blocks, spanned < n // LEAST_FREE) if setup.limit else sizes - opened > 0
 
     def length(index: int, opened: Any) -> Any:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
-        if layout.limit:
+        if setup.limit:
             return jnp.sqrt(sizes).astype(dtype)
         free = sizes - opened
         return chi(jax.random.fold_in(key, index), free, draws.lengths[index], draws.uniforms[index]).astype(dtype)
 
-    for unit in range(layout.spanned):
+    for unit in range(setup.spanned):
         both = outside(P, jnp.concatenate([inner[unit][None], normals[unit]]), 2)
         square = jnp.sum(both[0] ** 2)
         left = there(opened, spanned)
@@ -247,7 +247,7 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
         size = jnp.sqrt(jnp.where(grows, square, 1.0))
         new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
-        if layout.limit:
+        if setup.limit:
             rest = at_length(rest, n)
         open_block = (grows & left).astype(dtype)
         found = (spread * open_block)[:, None] * sample.mixed_inputs(parameters, length(unit, opened)[:, None] * new + rest)
@@ -257,10 +257,10 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
         opened, spanned = opened + grows, spanned + grows
 
     kick = head_kick = None
-    if layout.hot:
+    if setup.hot:
         amount = kick_size(algorithm, jnp.sum(sizes)).astype(dtype)
         turned = outside(P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
-        if layout.limit:
+        if setup.limit:
             # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
             kick, turned = jnp.zeros_like(state.rows), at_length(turned, n)
         else:
@@ -269,23 +269,23 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
             kick = jnp.transpose(draws.along, (1, 2, 0)) * (slot < jnp.minimum(opened, sizes[:, None]))
         lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
         for unit in range(p):
-            left = jnp.ones(blocks, dtype) if layout.limit else (sizes - opened > 0).astype(dtype)
+            left = jnp.ones(blocks, dtype) if setup.limit else (sizes - opened > 0).astype(dtype)
             A = A.at[:, opened].set((spread * left)[:, None] * sample.mixed_inputs(parameters, turned[unit]))
-            others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * left
-            kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * left))
+            others = jnp.zeros((p, blocks), dtype) if setup.limit else lower[:, unit] * left
+            kick = kick.at[:, :, opened].set(others.at[unit].set(length(setup.spanned + unit, opened) * left))
             opened = opened + jnp.any(left > 0)
         kick = (amount * kick).reshape(p, -1)
-        head_kick = None if layout.limit else jnp.sqrt(algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
+        head_kick = None if setup.limit else jnp.sqrt(algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
 
     numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm)
     decay = parameters["weight_decay"].astype(dtype)
     pulls = gradient[:p].reshape(p, -1), jnp.sum(head_gradient * weight[:, None], axis=0)
     stride = Stride(numbers["lr"], numbers["head_rate"], decay, structure)
     rows, head = stride.move(state.rows.reshape(p, -1), state.head, pulls, kick, head_kick)
-    selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
+    selected = next_selection(algorithm, state.selected, draws.uniform) if setup.selects else state.selected
     rows = rows.reshape(state.rows.shape)
     change = state.change
-    if layout.probed:
+    if setup.probed:
         change = change * (1 - numbers["lr"] * decay) - numbers["lr"] * gradient[p:]
         if structure.sphere:
             # the kick is across the rows: returning to the sphere shortens it as it shortens them
@@ -296,16 +296,16 @@ def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key
 
 
 def advance(
-    layout: Layout, numbers: tuple[Any, ...], most: int, state: Known, keys: Any, given: Any, begin: int, end: int
+    setup: Setup, numbers: tuple[Any, ...], most: int, state: Known, keys: Any, given: Any, since: int, end: int
 ) -> tuple[Known, np.ndarray]:
-    """All runs (leading axis) from step `begin` to `end`, with memory made on the way for up to `most` directions; the last good steps.
+    """All runs (leading axis) from step `since` to `end`, with memory made on the way for up to `most` directions; the last good steps.
 
     `numbers`: parameters, algorithm, sizes of the blocks, tolerance. `given`: (normals (run, step, normals, blocks, inputs), uniforms (run,
     step, n) or None, first step) in place of drawn ones, or None. Runs that need more than `most` stop where they are: `short` tells.
     """
-    now, good = np.full(len(keys), begin, dtype=np.int64), np.full(len(keys), begin, dtype=np.int64)
+    now, good = np.full(len(keys), since, dtype=np.int64), np.full(len(keys), since, dtype=np.int64)
     while True:
-        state, now, good = _advance(layout, _together(state), numbers, state, keys, given, now, good, np.int64(end))
+        state, now, good = _advance_known(setup, _together(state), numbers, state, keys, given, now, good, np.int64(end))
         room = state.P.shape[1]
         if np.all(np.asarray(now) >= end) or room >= most:
             return state, np.asarray(good)
@@ -321,31 +321,31 @@ def _together(state: Known) -> int:
     return max(count for count in range(1, min(runs, most) + 1) if runs % count == 0)
 
 
-def short(layout: Layout, state: Known) -> bool:
+def short(setup: Setup, state: Known) -> bool:
     """Whether memory ended before the steps did."""
     room = state.P.shape[1]
-    return int(np.max(state.opened)) + layout.opened > room or int(np.max(state.spanned)) + layout.spanned > room
+    return int(np.max(state.opened)) + setup.opened > room or int(np.max(state.spanned)) + setup.spanned > room
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _advance(
-    layout: Layout, together: int, numbers: tuple[Any, ...], state: Known, keys: Any, given: Any, now: Any, good: Any, end: Any
+def _advance_known(
+    setup: Setup, together: int, numbers: tuple[Any, ...], state: Known, keys: Any, given: Any, now: Any, good: Any, end: Any
 ) -> tuple[Known, Any, Any]:
     room, n = state.P.shape[1:]
     limit = LARGEST[str(state.A.dtype)]
 
     def one(number: Any, state: Known, key: Any, part: Any) -> Known:
         key = jax.random.fold_in(key, number)
-        draws = draw(layout, key, n, room, state.A.dtype)
+        draws = draw(setup, key, n, room, state.A.dtype)
         if part is not None:
             draws = draws._replace(normals=part[0][number - given[2]])
-            if layout.selects:
+            if setup.selects:
                 draws = draws._replace(uniform=part[1][number - given[2]])
-        return step(layout, numbers, state, draws, key, number)
+        return step(setup, numbers, state, draws, key, number)
 
     def fits(carry: tuple[Any, Known, Any]) -> Any:
         number, state, _ = carry
-        enough = (jnp.max(state.opened) + layout.opened <= room) & (jnp.max(state.spanned) + layout.spanned <= room)
+        enough = (jnp.max(state.opened) + setup.opened <= room) & (jnp.max(state.spanned) + setup.spanned <= room)
         return (jnp.min(number) < end) & enough
 
     def loop(advanced: Any, carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.analysis.spiked import spiked_fixed_points
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -139,13 +139,13 @@ def fixed_points(
 
 def _found(
     problem: Problem, algorithm: OnePassSGD, rule: Rule, X: np.ndarray, a: np.ndarray, runs: int, limit: float
-) -> tuple[_System, _Points]:
+) -> tuple[_System, _Candidates]:
     """Roots from these rows and heads, by a rule that is fine enough for them."""
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
         if runs:
-            roots = _Points(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
+            roots = _Candidates(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
         roots = roots.take(roots.residual <= limit)
         lengths = system.overlaps(roots)["Q"]
         needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
@@ -158,7 +158,7 @@ def _found(
         rule = replace(rule, terms=int(needed[near].max()))
 
 
-class _Points(NamedTuple):
+class _Candidates(NamedTuple):
     """Many states: coordinates y (n, m), what they are counted from (n, full), the drift and its Jacobian there."""
 
     y: np.ndarray
@@ -171,10 +171,10 @@ class _Points(NamedTuple):
         size = np.linalg.norm(self.drift, axis=1)
         return np.where(np.isfinite(size), size, np.inf)
 
-    def take(self, index: Any) -> _Points:
-        return _Points(*(part[index] for part in self))
+    def take(self, index: Any) -> _Candidates:
+        return _Candidates(*(part[index] for part in self))
 
-    def put(self, index: Any, other: _Points) -> None:
+    def put(self, index: Any, other: _Candidates) -> None:
         for mine, new in zip(self, other, strict=True):
             mine[index] = new
 
@@ -246,11 +246,11 @@ class _System:
         rates, jacobians = (np.concatenate(part)[: len(y)] for part in zip(*found, strict=True))
         return rates, jacobians
 
-    def at(self, y: np.ndarray, base: np.ndarray) -> _Points:
+    def at(self, y: np.ndarray, base: np.ndarray) -> _Candidates:
         rates, jacobians = self.rates(y, base, 1e-4 * self.edge)  # a Jacobian for Newton need not be exact, but finite
-        return _Points(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
+        return _Candidates(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
 
-    def overlaps(self, points: _Points) -> dict[str, np.ndarray]:
+    def overlaps(self, points: _Candidates) -> dict[str, np.ndarray]:
         """M, Q (block by block) and a."""
         full = points.base + points.y @ self.frame["out"].T
         cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
@@ -308,7 +308,7 @@ def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) ->
     return X, a
 
 
-def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Candidates:
     """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
 
     def normal(rows: np.ndarray) -> np.ndarray:
@@ -336,7 +336,7 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Poi
     return _polish(system, points, limit)
 
 
-def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Candidates:
     """Where the ODE leads: implicit Euler steps that lengthen, but not past what grows, so that a saddle is left as fast as it can be."""
     draw = np.random.default_rng(11)
     X = X + 1e-2 * draw.standard_normal(X.shape)  # off the subspaces that the dynamics would keep
@@ -360,7 +360,7 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Po
     return _polish(system, points, limit)
 
 
-def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -> _Points:
+def _polish(system: _System, points: _Candidates, limit: float, cut: float = 1e-9) -> _Candidates:
     """Newton in the overlaps with a pseudo-inverse, steps halved while they do not help; past the limit, as far as rounding allows."""
     step, live = np.ones(len(points.y)), np.arange(len(points.y))
     for _ in range(POLISH_STEPS):
@@ -376,7 +376,7 @@ def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -
     return points
 
 
-def _jacobians(system: _System, points: _Points) -> np.ndarray:
+def _jacobians(system: _System, points: _Candidates) -> np.ndarray:
     """Jacobians at roots; on the edge of the physical region those of smooth problems are limits from inside, extrapolated."""
     jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
     state = system.overlaps(points)
@@ -395,7 +395,7 @@ def _null_space(jacobian: np.ndarray) -> np.ndarray:
     return right[values <= NULL * max(values[0], 1e-300)].T
 
 
-def _settled(system: _System, roots: _Points, limit: float) -> _Points:
+def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
     """Degenerate roots are known badly (a triple root to 1e-4): put small parts to 0 and close rows together, if that is a root."""
     degenerate = [index for index, jacobian in enumerate(roots.jacobian) if _null_space(jacobian).shape[1]]
     if not degenerate:
@@ -422,7 +422,7 @@ def _settled(system: _System, roots: _Points, limit: float) -> _Points:
     return roots
 
 
-def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: float) -> int:
+def _family_dimension(system: _System, root: _Candidates, null: np.ndarray, limit: float) -> int:
     """The dimension of the family of roots through a root: nearby starts are sent to their own roots, whose moves are counted.
 
     Only moves along null directions of the Jacobian can belong to a family; a null direction that leads back is none.
@@ -446,7 +446,7 @@ def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: f
     return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.03 * STEP * np.sqrt(max(len(moves), 1))))
 
 
-def _described(system: _System, roots: _Points, limit: float, unphysical: bool) -> list[FixedPoint]:
+def _described(system: _System, roots: _Candidates, limit: float, unphysical: bool) -> list[FixedPoint]:
     """Roots as fixed points: physical, each once, with risk, stability and family."""
     problem = system.problem
     roots = _settled(system, roots, limit)

@@ -45,7 +45,7 @@ FIRST_STEPS, MOST_STEPS = 64, 1 << 14
 LARGEST = 1e100
 
 
-class Path(NamedTuple):
+class SdeState(NamedTuple):
     """The state of a path: rows (blocks, p, K + p) and head (p)."""
 
     rows: Any
@@ -74,7 +74,9 @@ def _overlaps(structure: Structure, parameters: Any, rows: Any) -> tuple[Any, An
     return M, jnp.einsum("bpm,bqm->bpq", rows, rows)
 
 
-def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algorithm: Any, numbers: Any, path: Path, extra: Any) -> _Field:
+def _field(
+    structure: Structure, rule: Rule, nodes: Any, parameters: Any, algorithm: Any, numbers: Any, path: SdeState, extra: Any
+) -> _Field:
     """The drift where the new columns have the Gram matrix `extra` (blocks, p, p)."""
     p = structure.width
     M, Q = _overlaps(structure, parameters, path.rows)
@@ -105,7 +107,7 @@ class _Noise(NamedTuple):
     head: Any
 
 
-def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
+def _samples(structure: Structure, parameters: Any, algorithm: Any, path: SdeState, field: _Field, normals: Any) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
     x = sample.inputs(parameters, z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields), draws)
@@ -122,7 +124,7 @@ def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, 
     return _Noise(jnp.moveaxis(seen, 0, 1), rows, head)
 
 
-def _second_order(structure: Structure, parameters: Any, path: Path, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
+def _second_order(structure: Structure, parameters: Any, path: SdeState, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
     """What products of increments with themselves add to the mean of M and Q (blocks first): `scale` times the average over samples.
 
     e_i is the increment of row i (S, blocks, p, K + p), zeta_ij that of the new columns' Gram matrix (S, blocks, p, p),
@@ -153,10 +155,10 @@ def sde_step(
     parameters: Any,
     algorithm: Any,
     numbers: Any,
-    path: Path,
+    path: SdeState,
     length: Any,
     key: Any,
-) -> Path:
+) -> SdeState:
     """One step of the given length in t.
 
     `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise.
@@ -166,7 +168,7 @@ def sde_step(
     nothing = jnp.zeros((blocks, p, p))
     here = field(path, nothing)
     grown = length * here.growth[:, None, None] * (here.root @ here.root.T)
-    ahead = field(Path(path.rows + length * here.rows, path.head + length * here.head), grown)
+    ahead = field(SdeState(path.rows + length * here.rows, path.head + length * here.head), grown)
     rows = path.rows + length / 2 * (here.rows + ahead.rows)
     head = path.head + length / 2 * (here.head + ahead.head)
     # the trapezoid rule for the new columns, as a sum of squares
@@ -212,7 +214,7 @@ def sde_step(
     rows = jnp.concatenate([rows[..., :k], L], axis=-1)
     if structure.sphere:
         rows = rows / jnp.sqrt(jnp.einsum("bim,bim->i", rows, rows))[:, None]
-    return Path(rows, head)
+    return SdeState(rows, head)
 
 
 def _folded(rest: Any) -> Any:
@@ -269,30 +271,38 @@ class SdePaths(Stepped):
         self.head = begin.a
 
     def initial(self, chosen: np.ndarray) -> Any:
-        return Path(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
+        return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
         plan = (self.structure, self.rule, self.higher_order)
-        return _advance(plan, watch.see, numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_paths(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)
 
 
 @partial(jax.jit, static_argnums=0)
-def _path_overlaps(structure: Structure, parameters: Any, state: Path) -> dict[str, Any]:
+def _path_overlaps(structure: Structure, parameters: Any, state: SdeState) -> dict[str, Any]:
     M, Q = jax.vmap(lambda rows: _overlaps(structure, parameters, rows))(state.rows)
     return {"M": M, "Q": Q, "a": state.head}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    plan: tuple[Any, ...], see: See | None, given: tuple[Any, ...], state: Path, keys: Any, begin: Any, end: Any, seen: Any, watched: Any
-) -> tuple[Path, Any, Any]:
+def _advance_paths(
+    plan: tuple[Any, ...],
+    see: See | None,
+    given: tuple[Any, ...],
+    state: SdeState,
+    keys: Any,
+    since: Any,
+    end: Any,
+    seen: Any,
+    watched: Any,
+) -> tuple[SdeState, Any, Any]:
     (structure, rule, higher_order), (nodes, parameters, algorithm, numbers, edges, lengths, begins) = plan, given
 
-    def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
+    def step(number: Any, carry: tuple[SdeState, Any, Any]) -> tuple[SdeState, Any, Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
         length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
@@ -301,7 +311,7 @@ def _advance(
         scales = {**numbers, "noise_rate": rates["lr"] / numbers["batch"]}
         length = length * scales["noise_rate"] if in_alpha else length
 
-        def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
+        def one(path: SdeState, key: Any, seen: Any) -> tuple[SdeState, Any]:
             key = jax.random.fold_in(key, number)
             path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
             if see is not None:
@@ -313,10 +323,10 @@ def _advance(
         fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
         return state, jnp.where(fine, number + 1, last_good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
-def step_length(
+def sde_step_length(
     problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, end: float
 ) -> tuple[float, float]:
     """A step length whose error on the noiseless path from the first start is below STEP_TOLERANCE, and that error."""
