@@ -451,27 +451,19 @@ def _described(system: _System, roots: _Candidates, limit: float, unphysical: bo
     problem = system.problem
     roots = _settled(system, roots, limit)
     state = system.overlaps(roots)
-    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
-    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
-    physical = lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+    physical = _physical(problem, state)
     risk = risks_by(problem.structure, system.rule, [problem.parameters], [state])[0].risk
-    jacobians = _jacobians(system, roots)
-    rates = system.rates(roots.y, roots.base, 0.0)[0]
-    if system.coarse_nodes is not None:
-        rates = np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+    jacobians, rates = _jacobians(system, roots), _rates_twice(system, roots)
     found: list[FixedPoint] = []
     for n in np.argsort(np.round(risk, 9), kind="stable"):
         on_kink = 0.0 in problem.structure.kinks and np.einsum("bii->i", state["Q"][n]).min() <= PHYSICAL
         if on_kink or not (physical[n] or unphysical) or not np.isfinite(jacobians[n]).all():
             continue
         values = np.array(sorted(np.linalg.eigvals(jacobians[n]).tolist(), key=lambda value: (-value.real, value.imag)), dtype=complex)
-        scale = float(np.abs(values).max())
-        # what replicates, or two grids, disagree on, as a move of the root
-        moves = (rates[n] - rates[n].mean(axis=0)) @ np.linalg.pinv(jacobians[n], rcond=NULL).T
-        error = float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+        error = _root_error(rates[n], jacobians[n])
         close = SAME + 10 * error
         level = [k for k, one in enumerate(found) if abs(one.risk - risk[n]) <= close * max(1.0, abs(risk[n]))]
-        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * scale]
+        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * float(np.abs(values).max())]
         dimension = 0 if same else _family_dimension(system, roots.take([n]), _null_space(jacobians[n]), limit)
         same = same or [k for k in level if dimension and found[k].manifold_dimension == dimension]
         if same:
@@ -480,13 +472,41 @@ def _described(system: _System, roots: _Candidates, limit: float, unphysical: bo
         if expectation_of(problem.structure).series:
             own = {name: part[n : n + 1] for name, part in state.items()}
             error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[0].worst * float(np.abs(roots.y[n]).max())
-        growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
         M, Q, a = (part[n] for part in state.values())
-        inner, lengths = Q.sum(axis=0), np.sqrt(np.abs(np.diag(Q.sum(axis=0))))
-        parallel = np.any(np.triu(inner - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
-        decided = system.flow or not problem.structure.kinks or not parallel
-        verdict = "marginal" if not decided else "saddle" if growing else "stable" if flat <= dimension else "marginal"
+        verdict = _verdict(system, values, dimension, Q.sum(axis=0))
         excess = float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan")
         numbers = (float(risk[n]), excess, float(roots.residual[n]), values, verdict, dimension, bool(physical[n]), error, 1)
         found.append(FixedPoint(M.sum(axis=0), Q.sum(axis=0), a, *numbers, M, Q))
     return found
+
+
+def _physical(problem: Problem, state: dict[str, np.ndarray]) -> np.ndarray:
+    """Whether there are rows with these overlaps: (n,)."""
+    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
+    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
+    return lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+
+
+def _rates_twice(system: _System, roots: _Candidates) -> np.ndarray:
+    """The drift at the roots by every replicate, or by two grids where coarser nodes tell the error: (n, 1 or more, m)."""
+    rates = system.rates(roots.y, roots.base, 0.0)[0]
+    if system.coarse_nodes is None:
+        return rates
+    return np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+
+
+def _root_error(rates: np.ndarray, jacobian: np.ndarray) -> float:
+    """What replicates, or two grids, disagree on, as a move of the root."""
+    moves = (rates - rates.mean(axis=0)) @ np.linalg.pinv(jacobian, rcond=NULL).T
+    return float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+
+
+def _verdict(system: _System, values: np.ndarray, dimension: int, Q: np.ndarray) -> str:
+    """Stable, saddle or marginal, from the eigenvalues; at parallel rows the noise term of a kinked loss has no derivative to judge by."""
+    scale = float(np.abs(values).max())
+    growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
+    lengths = np.sqrt(np.abs(np.diag(Q)))
+    parallel = np.any(np.triu(Q - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
+    if not system.flow and system.problem.structure.kinks and parallel:
+        return "marginal"
+    return "saddle" if growing else "stable" if flat <= dimension else "marginal"

@@ -201,14 +201,23 @@ def _given(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, head:
         one = jnp.ones(1, mean.dtype)
         return _Given(one, jnp.zeros((1, 0), mean.dtype), 0 * one, mean[:1], mean[1:], **last)
     rest = safe_root(jnp.sum(root[first:, first:] ** 2, axis=1))
-    if first == 1:
-        edge = -standardised(mean[0], root[0, 0])
-        grading = _grading(rule, rest, root[1:, 0]) if layered else None
-        z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
-        z = jnp.concatenate([z[0], -z[1]])
-        active = np.repeat([1.0, 0.0], z.shape[0] // 2)
-        fields = mean[:, None] + root[:, :1] * z
-        return _Given(weights.reshape(-1), jnp.asarray(active)[:, None], head[0] * active * fields[0], fields[1], fields[2], **last)
+    z, weights, active = _given_one(rule, nodes, mean, root, rest, layered) if first == 1 else _given_pair(rule, nodes, mean, root, rest)
+    fields = mean[:, None] + root[:, :first] @ z
+    f = jnp.sum(head[:first, None] * active * fields[:first], axis=0)
+    return _Given(weights.reshape(-1), active.T, f, fields[first], fields[first + 1], **last)
+
+
+def _given_one(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, rest: Any, layered: bool) -> tuple[Any, Any, Any]:
+    """Points z (1, N) of a first unit, its kink at an edge of two half-lines; their weights, and whether it is active (1, N)."""
+    edge = -standardised(mean[0], root[0, 0])
+    grading = _grading(rule, rest, root[1:, 0]) if layered else None
+    z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
+    z = jnp.concatenate([z[0], -z[1]])
+    return z[None], weights, jnp.asarray(np.repeat([1.0, 0.0], z.shape[0] // 2))[None]
+
+
+def _given_pair(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, rest: Any) -> tuple[Any, Any, Any]:
+    """Points z (2, N) of a first pair, on either side of both of its kinks; their weights, and which of the two are active (2, N)."""
     pair = half_lines.frame(root[:2, :2])
     # without variance of the first, n is the second's own coordinate
     by_n = jnp.where(pair.sa > 0, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin, root[2:, 1])
@@ -224,9 +233,7 @@ def _given(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, head:
     right_left = jnp.broadcast_to(between[:, :, None, None], (2, 2, count, plane.between.shape[-1]))
     active = jnp.concatenate([above_below, right_left], axis=-1).reshape(2, -1)
     second = jnp.where(pair.sa > 0, pair.sign * (pair.sin * n - pair.cos * t), n)
-    z = jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1)
-    fields = mean[:, None] + root[:, :2] @ z
-    return _Given(weights.reshape(-1), active.T, jnp.sum(head[:2, None] * active * fields[:2], axis=0), fields[2], fields[3], **last)
+    return jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1), weights, active
 
 
 def _tables(nodes: dict[str, Any], counts: tuple[int, int, int]) -> tuple[Any, Any]:
