@@ -22,7 +22,7 @@ def number(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and not checks.is_traced(value) else value
 
 
-def traced(value: Any) -> Any:
+def traced(value: object) -> Any:
     """Numbers in float64; what is a tracer, or made of numbers, as it is."""
     return np.asarray(value, dtype=np.float64)[()] if isinstance(value, (int, float, np.generic, np.ndarray)) else value
 
@@ -30,13 +30,13 @@ def traced(value: Any) -> Any:
 def settled(children: Any) -> Any:
     """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
 
-    def one(value: Any) -> Any:
+    def one(value: object) -> Any:
         return np.asarray(value)[()] if isinstance(value, jax.Array) and not checks.is_traced(value) else value
 
     return jax.tree.map(one, children)
 
 
-def same(self: Any, other: object) -> bool:
+def same(self: object, other: object) -> bool:
     """Whether two of the same kind have the same functions, shapes and numbers: an __eq__."""
     if type(self) is not type(other):
         return NotImplemented
@@ -44,7 +44,7 @@ def same(self: Any, other: object) -> bool:
     return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
 
 
-def form(self: Any) -> int:
+def form(self: object) -> int:
     """A __hash__: of what is static, as numbers may be arrays."""
     return hash(jax.tree.structure(self))
 

@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
+from sgdynamics.arrays import Reals
 from sgdynamics.sweeps.power_law import weighted_line
 
 RATE = 1e-4  # of a false "differs", a finding
@@ -96,9 +98,9 @@ def judged(words: str, *findings: Finding) -> Judgement:
 
 def agreement(
     claim: str,
-    measured: Any,
+    measured: ArrayLike,
     error: Any,
-    expected: Any,
+    expected: ArrayLike,
     *,
     scale: Any,
     scale_words: str = "",
@@ -323,7 +325,7 @@ class Mean(NamedTuple):
         """In units of positive numbers without error."""
         return self._replace(value=self.value / scale, error=self.error / scale)
 
-    def agrees(self, claim: str, expected: Any, **setting: Any) -> Finding:
+    def agrees(self, claim: str, expected: ArrayLike, **setting: Any) -> Finding:
         """`agreement` with the expected numbers."""
         return agreement(claim, self.value, self.error, expected, runs=self.runs, correlation=self.correlation, **setting)
 
@@ -332,7 +334,7 @@ class Mean(NamedTuple):
         return larger(claim, self.value, self.error, runs=self.runs, **setting)
 
 
-def mean_over_runs(values: Any) -> Mean:
+def mean_over_runs(values: Reals) -> Mean:
     """Of values (run, points...), all finite; points are flattened in the correlation."""
     values = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(values)) or len(values) < 3:
@@ -355,7 +357,7 @@ def difference(first: Mean, second: Mean) -> Mean:
     return Mean(first.value - second.value, error, R, min(first.runs, second.runs))
 
 
-def fitted_power(x: Any, y: Any, error: Any) -> tuple[float, float, float]:
+def fitted_power(x: Reals, y: Reals, error: Any) -> tuple[float, float, float]:
     """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of the power law itself."""
     x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
     found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
@@ -363,14 +365,14 @@ def fitted_power(x: Any, y: Any, error: Any) -> tuple[float, float, float]:
     return float(found[1]), math.sqrt(covariance[1, 1]), float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan
 
 
-def spanned(values: Any, digits: int = 3) -> str:
+def spanned(values: Reals, digits: int = 3) -> str:
     """The range of values, for the words of a verdict."""
     values = np.asarray(values)[np.isfinite(values)]
     low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
-def listed(values: Any) -> str:
+def listed(values: Reals) -> str:
     """Values one after the other, for the words of a verdict."""
     return ", ".join(f"{value:g}" for value in np.asarray(values))
 

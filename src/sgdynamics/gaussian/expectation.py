@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import curvature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
@@ -40,7 +42,7 @@ class Overlaps(NamedTuple):
     blocks: Any  # Omega_b, (blocks, fields, fields)
     covariance: Any  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
 
-    def means(self, coefficients: Any) -> Any:
+    def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
         """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
         return coefficients @ jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
 
@@ -56,7 +58,7 @@ class Moments(NamedTuple):
     risk: Any
     shift: Any = None
 
-    def coefficients(self, parameters: Any) -> Any:
+    def coefficients(self, parameters: Numbers) -> Float[Numeric, "blocks p fields"]:
         """E[h_i x] in block b on the rows and signals, (blocks, p, fields)."""
         found = spectrum.scaled(parameters, self.stein)
         if self.shift is None:
@@ -79,12 +81,20 @@ class Expectation(ABC):
 
     @abstractmethod
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
         """All of it at one state."""
 
     @abstractmethod
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """E[loss] at one state, with the nodes of `risk_nodes`."""
 
     def rule(self, largest: float) -> Rule:
@@ -107,7 +117,7 @@ class Expectation(ABC):
         """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
         return self.nodes(rule, flow), None
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead)."""
         return jnp.asarray(0.0)
 
@@ -120,7 +130,7 @@ class Expectation(ABC):
         """Whether the drift itself is, not only the noise term."""
         return False
 
-    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """P(the output has the label's sign) of a network that classifies, f = 0 counted as 1/2, with the nodes of `risk_nodes`."""
         raise NotImplementedError("only a network that classifies clusters has an accuracy")
 
@@ -135,7 +145,7 @@ class Expectation(ABC):
         return False
 
     def label_series(
-        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
         """E[y(C zeta) h_alpha(zeta)] of the noiseless label, signals C zeta, for alpha = powers (n, K), |alpha| < terms; E[y^2]; an error.
 
@@ -144,7 +154,7 @@ class Expectation(ABC):
         raise NotImplementedError("only the label of a network has a series")
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
     ) -> tuple[list[curvature.Curvature], bool]:
         """E[h_ij x x^T] at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
         return curvature.sampled(structure, parameters, head, rows, signals), True

@@ -14,14 +14,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric, Scalar
 from sgdynamics.gaussian.nodes import gauss_legendre, safe_ratio, safe_root
 from sgdynamics.problems.activations import Activation
 
 RADIUS = 9.5  # exp(-RADIUS^2/2) = 2.5e-20
 
 
-def pair_value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, nodes: int) -> Any:
+def pair_value(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], nodes: int
+) -> Any:
     """K = E[f(u) g(v)]."""
 
     def row(q: Any, cs: Any) -> Any:
@@ -30,7 +34,9 @@ def pair_value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, 
     return jax.lax.map(lambda args: row(*args), (q1, c))
 
 
-def pair_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, nodes: int) -> tuple[Any, Any, Any]:
+def pair_moments(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], nodes: int
+) -> tuple[Any, Any, Any]:
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
 
     def one(q: Any, r: Any, s: Any) -> tuple[Any, Any, Any]:
@@ -42,7 +48,15 @@ def pair_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any
     return jax.lax.map(lambda args: jax.vmap(lambda r, s: one(args[0], r, s))(q2, args[1]), (q1, c))
 
 
-def _plane(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, nodes: int, orders: tuple[tuple[int, int], ...]) -> list[Any]:
+def _plane(
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    nodes: int,
+    orders: tuple[tuple[int, int], ...],
+) -> list[Any]:
     """E[f^(i)(u) g^(j)(v)] of the smooth pieces for each (i, j) in `orders`."""
     s1, s2 = jnp.sqrt(q1), jnp.sqrt(q2)
     rho = jnp.clip(safe_ratio(c, s1 * s2), -1.0, 1.0)  # beyond 1 by rounding only: the start's Omega is positive
@@ -97,7 +111,14 @@ def _wrap(angle: Any) -> Any:
 
 
 def _masses(
-    masses: Activation, order: int, other: Callable[[Any], Any], other_kinks: tuple[float, ...], q1: Any, q2: Any, c: Any, nodes: int
+    masses: Activation,
+    order: int,
+    other: Callable[[Any], Any],
+    other_kinks: tuple[float, ...],
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    nodes: int,
 ) -> Any:
     """sum over kinks of (jump of the derivative `order`) p_u(kink) E[other(v) | u = kink]."""
     total = jnp.zeros_like(q1)
@@ -111,7 +132,9 @@ def _masses(
     return total
 
 
-def line_expectation(f: Callable[[Any], Any], kinks: tuple[float, ...], mean: Any, spread: Any, nodes: int) -> Any:
+def line_expectation(
+    f: Callable[[Any], Any], kinks: tuple[Scalar, ...], mean: Float[Numeric, "..."], spread: Float[Numeric, "..."], nodes: int
+) -> Any:
     """E[f(mean + spread xi)] with the line cut at the kinks of f."""
     inner = [jnp.clip(safe_ratio(kink - mean, spread), -RADIUS, RADIUS) for kink in kinks] or [jnp.zeros_like(mean)]
     ends = [jnp.full_like(mean, -RADIUS), jnp.full_like(mean, RADIUS)]

@@ -13,13 +13,16 @@ values are summed over, all others have a coordinate of the points.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
 from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward, solve_lower
 from sgdynamics.problems.problem import Structure
@@ -55,7 +58,7 @@ class Sampled(Expectation):
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(rule, flow)), None
 
-    def _over_cases(self, parameters: Any, one: Any) -> Any:
+    def _over_cases(self, parameters: Numbers, one: Callable[..., Any]) -> Any:
         """The sum over all values of the draws that have few, each with its probability."""
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
@@ -63,7 +66,15 @@ class Sampled(Expectation):
         return jax.tree.map(lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1), jax.vmap(one)(cases))
 
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
         structure, sample, k = self.structure, self.structure.sample, self.structure.signals
         slopes = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), (0, 0, None, 0, None))
@@ -88,18 +99,18 @@ class Sampled(Expectation):
 
         return self._over_cases(parameters, one)
 
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """A loss is continuous, so plain points do also where it has kinks."""
         structure, sample = self.structure, self.structure.sample
 
-        def one(case: dict[str, Any]) -> Any:
+        def one(case: dict[str, Any]) -> Float[Numeric, ""]:
             found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
             return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, parameters))
 
         return self._over_cases(parameters, one)
 
-    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         p = self.structure.width
         students = nodes["plain"][:, :p] @ lower_root(overlaps.covariance[:p, :p]).T
         means = overlaps.means(parameters["cluster_coefficients"])
@@ -156,7 +167,13 @@ class Points(NamedTuple):
 
 
 def sample_fields(
-    structure: Structure, points: Any, overlaps: Overlaps, parameters: Any, case: dict[str, Any] | None = None, *, plain: bool = False
+    structure: Structure,
+    points: Float[Numeric, "m n"],
+    overlaps: Overlaps,
+    parameters: Numbers,
+    case: dict[str, Any] | None = None,
+    *,
+    plain: bool = False,
 ) -> Points:
     """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
 
@@ -176,7 +193,7 @@ def sample_fields(
         means = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
     given = sample.given(draws)
 
-    def students_of(z: Any) -> Any:
+    def students_of(z: Float[Numeric, "n fields"]) -> Float[Numeric, "n p"]:
         return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(len(z), -1)
 
     if plain or not structure.kinks:
@@ -198,7 +215,9 @@ def sample_fields(
     return Points(root, z, values[:, k:], values[:, :k], means, given, weights)
 
 
-def _on_circles(one: Any, other: Any, students_of: Any) -> tuple[Any, Any]:
+def _on_circles(
+    one: Float[Numeric, "n fields"], other: Float[Numeric, "n fields"], students_of: Callable[..., Any]
+) -> tuple[Float[Numeric, "n m fields"], Float[Numeric, "n m"]]:
     """Points (n, nodes, normals) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
     angle = jnp.arctan2(students_of(other), students_of(one))
     breaks = [jnp.zeros((one.shape[0], 1)), jnp.full((one.shape[0], 1), 2 * np.pi)]
@@ -221,7 +240,7 @@ def _on_lines(kinks: tuple[float, ...], one: Any, other: Any, students_of: Any, 
     return base[:, None] + t[..., None] * direction[:, None], weights * density
 
 
-def _pieces(breaks: Any, count: int) -> tuple[Any, Any]:
+def _pieces(breaks: Float[Numeric, "m n"], count: int) -> tuple[Float[Numeric, "m k"], Float[Numeric, "m k"]]:
     """Gauss-Legendre nodes between sorted breaks, (n, pieces times count)."""
     edges = jnp.sort(breaks, axis=1)
     node, weight = gauss_legendre(count)
@@ -229,7 +248,7 @@ def _pieces(breaks: Any, count: int) -> tuple[Any, Any]:
     return (edges[:, :-1, None] + lengths * node).reshape(len(edges), -1), (lengths * weight).reshape(len(edges), -1)
 
 
-def norm_weights(structure: Structure, parameters: Any, overlaps: Overlaps, points: Points) -> Any:
+def norm_weights(structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points) -> Any:
     """U_b (n, blocks, L, L), which turn E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)]."""
     sample, fields = structure.sample, structure.fields
     tokens, order = sample.inputs_a_sample, np.r_[structure.width : fields, 0 : structure.width]

@@ -27,6 +27,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.arrays import Numbers
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
@@ -118,7 +119,7 @@ def _projection(structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: 
     return project
 
 
-def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
+def _decay(structure: Structure, names: tuple[str, ...], parameters: Numbers, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
     """What weight decay adds to the mean: it has no noise."""
     al = float(parameters["weight_decay"])
     M, Q, a = begin.M[run], begin.Q[run], begin.a[run]
@@ -128,7 +129,7 @@ def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algori
 
 
 def _wick(
-    structure: Structure, parameters: Any, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
+    structure: Structure, parameters: Numbers, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
 ) -> tuple[np.ndarray, np.ndarray]:
     """Squared activations: u = (A e + B e^2) lambda_i lambda_j with e = sum_b c_b lambda_b^2 + sqrt(noise) z."""
     p = structure.width
@@ -194,7 +195,7 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
 
 def _averages(
     structure: Structure,
-    parameters: Any,
+    parameters: Numbers,
     algorithm: OnePassSGD,
     overlaps: Overlaps,
     head: np.ndarray,
@@ -240,5 +241,5 @@ def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, k
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+def _gradients(structure: Structure, parameters: Numbers, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
     return sample_gradients(structure, parameters, jnp.asarray(fields), signals, head, noise)

@@ -17,7 +17,7 @@ Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,8 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Keys, Numeric, OneKey, Tree
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 
@@ -124,11 +126,11 @@ def _keys(entropy: Sequence[int], first: int, chunk: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draws(functions: Functions, dimension: int, keys: Any) -> Any:
+def _draws(functions: Functions, dimension: int, keys: Keys) -> Any:
     """A chunk of draws. A program of its own: random numbers take longest to compile, and other losses of the same data share it."""
     (sample,) = functions
 
-    def draw(key: Any) -> Any:
+    def draw(key: OneKey) -> Any:
         return sample(jax.random.wrap_key_data(key, impl=GENERATOR), dimension)
 
     # random arrays under vmap take twice as long to compile and are no faster, unless they are so small that the loop itself counts
@@ -137,7 +139,7 @@ def _draws(functions: Functions, dimension: int, keys: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(functions: Functions, point: Any, data: Any) -> tuple[Any, Any]:
+def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]:
     """The gradients of a chunk of units (draws or pairs), (units, draws, parameters), the mean of a pair last; their controls."""
     loss, antithetic, controls = functions
 
@@ -157,7 +159,7 @@ def _gradients(functions: Functions, point: Any, data: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _along(functions: Functions, point: Any, centre: Any, gradients: Any) -> tuple[Any, ...]:
+def _along(functions: Functions, point: Tree, centre: Float[Numeric, " parameters"], gradients: Float[Numeric, "..."]) -> tuple[Any, ...]:
     """J h and h^T (hess u) h for all gradients of a chunk; u, and J applied to the mean gradient."""
     (statistics,) = functions
     flat, back = ravel_pytree(point)
@@ -191,7 +193,9 @@ def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Any) 
         ) from error
 
 
-def checked_task(loss: Any, sample: Any, statistics: Any, antithetic: Any, controls: Any) -> Task:
+def checked_task(
+    loss: Function, sample: Function, statistics: Function | Mapping[str, Function], antithetic: Function | None, controls: Function | None
+) -> Task:
     named = {"loss": (loss, "loss(x, y)"), "sample": (sample, "sample(key, dimension)"), "statistics": (statistics, "statistics(x)")}
     optional = {"antithetic": (antithetic, "antithetic(y)"), "controls": (controls, "controls(y)")}
     for argument, (value, call) in {**named, **optional}.items():
@@ -200,7 +204,7 @@ def checked_task(loss: Any, sample: Any, statistics: Any, antithetic: Any, contr
     return Task(Functions((sample,)), Functions((loss, antithetic, controls)), Functions((statistics,)))
 
 
-def checked_sizes(task: Task, point: Any, dimension: int, samples: int, names: Any) -> Sizes:
+def checked_sizes(task: Task, point: Tree, dimension: int, samples: int, names: Any) -> Sizes:
     """Everything that can be wrong with the user's functions and point, found by tracing."""
     if callable(point):
         raise checks.reject("point", point, "give the parameters themselves: an array, or a tree (dict, list, ...) of arrays")
@@ -422,7 +426,7 @@ def effective_dynamics(
     sample: Callable[[Any, int], Any],
     statistics: Callable[[Any], Any],
     *,
-    point: Any,
+    point: Tree,
     lr: float,
     dimension: int,
     samples: int = 4096,

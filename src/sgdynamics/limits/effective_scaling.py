@@ -30,9 +30,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 from scipy.optimize import curve_fit
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numeric, Tree
 from sgdynamics.limits.effective import GROUPS, MOST_SAMPLES, EffectiveDynamics, Functions, checked_sizes, checked_task, measure, table
 from sgdynamics.precision import float64
 from sgdynamics.progress import meter
@@ -135,7 +137,7 @@ def _row(trend: Trend) -> tuple[str, ...]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _norms(functions: Functions, point: Any, starts: Any) -> tuple[Any, Any]:
+def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
     """Operator norms of hess u_i (power iteration) and of the third derivative (alternating power iteration, the best of a few starts).
 
     Both iterations increase, so both are lower bounds; for a symmetric tensor of order 3 the iteration may stop at a local maximum.
@@ -144,7 +146,7 @@ def _norms(functions: Functions, point: Any, starts: Any) -> tuple[Any, Any]:
     flat, back = ravel_pytree(point)
     count = statistics(point).shape[0]
 
-    def unit(vector: Any) -> Any:
+    def unit(vector: Float[Numeric, " parameters"]) -> Any:
         norm = jnp.linalg.norm(vector)
         return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
 
@@ -198,7 +200,7 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     return Trend(values, errors, float(exponent), float(error), verdict)
 
 
-def _point_at(point: Any, dimension: int) -> Any:
+def _point_at(point: Tree, dimension: int) -> Any:
     try:
         return point(dimension)
     except Exception as error:

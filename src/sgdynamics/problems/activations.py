@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Numeric, Reals
 from sgdynamics.functions import checked_function, function_identity
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
@@ -46,7 +48,7 @@ class Activation:
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", _coefficients(self.coefficients))
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
         return self.f(x)
 
     @property
@@ -67,7 +69,7 @@ class Activation:
         for _ in range(order):
             function = jax.grad(function)
 
-        def elementwise(x: Any) -> Any:
+        def elementwise(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
             x = jnp.asarray(x)
             return jax.vmap(function)(x.reshape(-1)).reshape(x.shape)
 
@@ -77,7 +79,7 @@ class Activation:
         """The jump of the derivative of this order at each kink, by extrapolation from both sides."""
         return _jumps(self, order)
 
-    def describe(self) -> Any:
+    def describe(self) -> str | dict[str, Any]:
         """What a result records: a name that can be run again, or a function's identity."""
         if self.name in NAMED and NAMED[self.name] == self:
             return self.name
@@ -109,7 +111,7 @@ def checked_kinks(value: Any) -> tuple[float, ...]:
     return tuple(np.sort(listed).tolist())
 
 
-def _horner(coefficients: Sequence[float], x: Any) -> Any:
+def _horner(coefficients: Sequence[float], x: Reals) -> Reals:
     x = jnp.asarray(x)
     result = jnp.zeros_like(x) + float(coefficients[-1])
     for value in reversed(coefficients[:-1]):
@@ -123,7 +125,7 @@ class _Polynomial:
 
     coefficients: tuple[float, ...]
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Reals) -> Reals:
         return _horner(self.coefficients, x)
 
 
@@ -151,15 +153,15 @@ def _hermite(order: int) -> Activation:
     return Activation(_Polynomial(values), name=f"he{order}", coefficients=values)
 
 
-def _erf(x: Any) -> Any:
+def _erf(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     return jax.lax.erf(jnp.asarray(x) / math.sqrt(2.0))
 
 
-def _gelu(x: Any) -> Any:
+def _gelu(x: Numeric) -> Numeric:
     return jax.nn.gelu(x, approximate=False)
 
 
-def _relu(x: Any) -> Any:
+def _relu(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     # where, not maximum: the derivative at a tie is then 0 in every JAX version
     return jnp.where(x > 0, x, 0.0)
 
@@ -178,7 +180,7 @@ NAMED: dict[str, Activation] = {
 }
 
 
-def activation(value: Any, argument: str = "activation") -> Activation:
+def activation(value: str | Activation | Function | Mapping[str, Any], argument: str = "activation") -> Activation:
     """The activation that a name, an `Activation` or a plain JAX function stands for."""
     if isinstance(value, Activation):
         return value
@@ -198,7 +200,7 @@ def activation(value: Any, argument: str = "activation") -> Activation:
     raise checks.reject(argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)")
 
 
-def student_activation(value: Any, argument: str = "activation") -> Activation:
+def student_activation(value: str | Activation | Function | Mapping[str, Any], argument: str = "activation") -> Activation:
     """An activation that can be trained through: it must not jump."""
     result = activation(value, argument)
     if any(result.jumps(0)):

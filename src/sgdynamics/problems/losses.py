@@ -12,23 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numbers, Numeric, Scalar, Tree
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
 
 
-def squared(output: Any, label: Any) -> Any:
+def squared(output: Scalar, label: Scalar) -> Scalar:
     """(f - y)^2 / 2."""
     return 0.5 * (output - label) ** 2
 
 
-def correlation(output: Any, label: Any) -> Any:
+def correlation(output: Scalar, label: Scalar) -> Any:
     """- f y."""
     return -output * label
 
 
-def logistic(output: Any, label: Any) -> Any:
+def logistic(output: Scalar, label: Scalar) -> Any:
     """log(1 + exp(-f y))."""
     return jax.nn.softplus(-output * label)
 
@@ -36,7 +38,7 @@ def logistic(output: Any, label: Any) -> Any:
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {"squared": squared, "correlation": correlation, "logistic": logistic}
 
 
-def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
+def outer_loss(value: str) -> Callable[[Any, Any], Any]:
     """The function of (output, label) that a name or a user's function stands for."""
     if isinstance(value, str):
         return LOSSES[checks.choice("loss", value, LOSSES)]
@@ -59,7 +61,14 @@ class Loss:
         """The functions in it that this library has not made, by the argument that gave them, each with what it is of (fields, signals)."""
         return {}
 
-    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any] | None:
+    def output_and_label(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Any] | None:
         """What the loss compares, where that is all it sees."""
         return None
 
@@ -80,10 +89,10 @@ class NetworkLoss(Loss):
     def kinks(self) -> tuple[float, ...]:
         return self.student.kinks
 
-    def output(self, fields: Any, head: Any) -> Any:
+    def output(self, fields: Float[Numeric, " p"], head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         return jnp.mean(head * self.student(fields))
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Numbers) -> Any:
         raise NotImplementedError
 
     def own_parts(self) -> Parts:
@@ -94,11 +103,25 @@ class NetworkLoss(Loss):
         """Those of the label."""
         return {}
 
-    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any]:
+    def output_and_label(
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
         return self.output(fields, head), label
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def __call__(
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> Float[Numeric, ""]:
         return self.outer(*self.output_and_label(fields, signals, head, noise_draw, parameters))
 
 
@@ -122,7 +145,7 @@ class CommitteeLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return _own_activation("teacher_activation", self.teacher, lambda fields, signals: signals)
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
 
 
@@ -145,7 +168,7 @@ class TargetLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return {"target": (self.target, lambda fields, signals: self.target(signals))}
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
         return self.target(signals)
 
 
@@ -162,7 +185,9 @@ class ClusterLoss(Loss):
     def own_parts(self) -> Parts:
         return _own_activation("activation", self.student, lambda fields, signals: fields)
 
-    def __call__(self, fields: Any, signals: Any, head: Any, label: Any, parameters: Any) -> Any:
+    def __call__(
+        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " p"], label: Scalar, parameters: Numbers
+    ) -> Float[Numeric, ""]:
         output = jnp.sum(head * self.student(fields))
         return jax.nn.softplus(output) - label * output
 
@@ -178,7 +203,14 @@ class UserLoss(Loss):
     def own_parts(self) -> Parts:
         return {"loss": (self.function, None)}
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def __call__(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> Float[Numeric, ""]:
         if self.takes_parameters:
             return self.function(fields, signals, head, noise_draw, parameters["user"])
         return self.function(fields, signals, head, noise_draw)

@@ -44,7 +44,7 @@ class GaussianMixture(Problem):
         snr: float = 100.0,
         weight_decay: float = 0.1,
         *,
-        activation: Any = "relu",
+        activation: str = "relu",
     ) -> None:
         self._made_of(locals())
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
@@ -70,7 +70,7 @@ class GaussianMixture(Problem):
     def _derived(self) -> dict[str, Any]:
         return super()._derived | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
 
-    def replace(self, **changes: Any) -> GaussianMixture:
+    def replace(self, **changes: object) -> GaussianMixture:
         """The same problem with some of its arguments changed; `mixture`, as records call it, stands for `kind`."""
         return super().replace(**{"kind" if name == "mixture" else name: value for name, value in changes.items()})
 

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given, Numeric
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
@@ -127,17 +129,17 @@ class Problem:
         width: int,
         signals: int,
         *,
-        gram: Any = None,
+        gram: Given | None = None,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
+        weight_decay: float = 0.0,
         covariance: Sequence[tuple[float, float]] | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
         tokens: int | None = None,
-        token_correlation: Any = None,
-        means: Any = None,
+        token_correlation: Given | None = None,
+        means: Given | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
@@ -163,7 +165,7 @@ class Problem:
             raise AttributeError(f"a problem does not change once made: take problem.replace({name}=...)")
         object.__setattr__(self, name, value)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """The same problem with some of its arguments changed, checked as when it was made: problem.replace(noise=0.1)."""
         checks.known_names(self.kind, changes, self._given)
         return type(self)(**{**self.arguments, **changes})
@@ -192,13 +194,13 @@ class Problem:
     def _set(
         self,
         loss: Callable[..., Any],
-        width: Any,
-        signals: Any,
-        gram: Any,
+        width: int,
+        signals: int,
+        gram: Given | None,
         gram_name: str,
-        head: Any,
-        constraint: Any,
-        weight_decay: Any,
+        head: str,
+        constraint: str | None,
+        weight_decay: float,
         covariance: tuple[tuple[float, float], ...],
         clusters: Any = None,
         expectation: Any = None,
@@ -376,12 +378,12 @@ def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, fl
     return result
 
 
-def gram_root(gram: Any) -> Any:
+def gram_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
     return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
 
 
-def _root(at: Any, gram: Any) -> Any:
+def _root(at: Any, gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     values, vectors = at.linalg.eigh(gram)
     symmetric = vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
     # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
@@ -391,7 +393,7 @@ def _root(at: Any, gram: Any) -> Any:
 
 
 @jax.custom_jvp
-def _traced_root(gram: Any) -> Any:
+def _traced_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     return _root(jnp, gram)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
 from sgdynamics.problems.trial import try_start
@@ -59,7 +60,14 @@ class Start:
 
 
 def start(
-    problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: Any = None, q: Any = None, m: Any = None, r2: Any = None
+    problem: Problem | SpikedTensor,
+    *,
+    M: Given | None = None,
+    Q: Given | None = None,
+    a: Given | None = None,
+    q: Given | None = None,
+    m: Given | None = None,
+    r2: Given | None = None,
 ) -> Any:
     """A start from overlaps: M (units x signals), Q (units x units, the full Gram matrix of the rows), head a (ones unless given).
 
@@ -100,7 +108,7 @@ def start(
     return result
 
 
-def _head(value: Any, runs: int, p: int) -> np.ndarray:
+def _head(value: Given, runs: int, p: int) -> np.ndarray:
     """The head of every run, from one for all or one a run."""
     given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
     if given.ndim <= 1:
@@ -135,7 +143,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     try_start(problem, begin.M_blocks, begin.Q_blocks, begin.a)
 
 
-def checked_start(problem: Problem, begin: Any) -> Start:
+def checked_start(problem: Problem, begin: Start) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
     require("functional", problem)
     if not isinstance(begin, Start):
@@ -172,7 +180,7 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
     return np.concatenate([upper, lower], axis=-2)
 
 
-def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
+def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = len(problem.covariance)
     result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
@@ -191,7 +199,7 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
     return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
 
 
-def check_dimension(problem: Problem, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
+def check_dimension(problem: Problem, dimension: int, small: bool = False) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks."""
     require("functional", problem)
     d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
@@ -272,7 +280,7 @@ def random_start(
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
-    a: Any = None,
+    a: Given | None = None,
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 

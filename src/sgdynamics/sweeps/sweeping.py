@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterable
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def sweep(
     problem: Any = None,
     algorithm: Any = None,
     start: Any = None,
-    store: Any = None,
+    store: str | PathLike[str] | None = None,
     workers: int | None = None,
     scheduler: Any = None,
     shard: tuple[int, int] | None = None,
@@ -96,7 +97,7 @@ def sweep(
     return result
 
 
-def _checked(workers: Any, shard: Any, store: Any) -> tuple[int | None, tuple[int, int]]:
+def _checked(workers: object, shard: Any, store: object) -> tuple[int | None, tuple[int, int]]:
     workers = None if workers is None else checks.whole("workers", workers, 1, 100_000)
     if store is not None:
         checks.path("store", store)

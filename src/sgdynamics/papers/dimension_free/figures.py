@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
@@ -35,7 +36,7 @@ def finish(axes: Any, legends: Any = None) -> None:
     letters(axes)
 
 
-def slope(x: Any, y: Any) -> float:
+def slope(x: ArrayLike, y: ArrayLike) -> float:
     """The exponent e of y ~ x^e, least squares on the logarithms."""
     return float(np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)), 1)[0])
 

@@ -19,6 +19,7 @@ import numpy as np
 from scipy import special
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.gaussian.nodes import gauss_legendre, sobol_normals
 
 STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
@@ -55,11 +56,11 @@ def _plain(result: np.ndarray) -> Any:
     return float(result) if np.ndim(result) == 0 else np.asarray(result)
 
 
-def _width_and_rate(p: Any, gamma: Any, noise: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _width_and_rate(p: Reals, gamma: Reals, noise: Reals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return _values("p", p, least=1, whole=True), _values("gamma", gamma, above=0), _values("noise", noise, least=0)
 
 
-def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
+def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
     result = _values("d", d, least=2, whole=True)
     short = result < p + 1
     if np.any(short):
@@ -68,15 +69,15 @@ def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
     return result
 
 
-def _threshold(threshold: Any) -> np.ndarray:
+def _threshold(threshold: Reals) -> np.ndarray:
     return _values("threshold", threshold, above=0, below=1)
 
 
-def _omega_M(p: Any, gamma: Any, noise: Any) -> Any:
+def _omega_M(p: Reals, gamma: Reals, noise: Reals) -> Any:
     return 4 * (1 - gamma / p * (1 + 1 / p + 4 / p**2 + noise / 2))
 
 
-def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
+def _learns(p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     """Where omega_M > 0; a warning with the bound on gamma where it is not. To be called from public functions."""
     omega, p, gamma, noise = np.broadcast_arrays(_omega_M(p, gamma, noise), p, gamma, noise)
     stuck = omega <= 0
@@ -91,7 +92,7 @@ def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
     return ~stuck
 
 
-def growth_rates(p: Any, gamma: Any, noise: Any) -> tuple[Any, Any]:
+def growth_rates(p: Reals, gamma: Reals, noise: Reals) -> tuple[Any, Any]:
     """Rates on the plateau: overlaps with the teacher grow as exp(omega_M t), those between rows decay as exp(-omega_Q t).
 
     omega_M = 4 [1 - (gamma/p)(1 + 1/p + 4/p^2 + Delta/2)],   omega_Q = (8/p)(1 - 8 gamma/p^2)
@@ -103,7 +104,7 @@ def growth_rates(p: Any, gamma: Any, noise: Any) -> tuple[Any, Any]:
     return _plain(_omega_M(p, gamma, noise)), _plain(8 / p * (1 - 8 * gamma / p**2 + 0 * noise))
 
 
-def exit_time_annealed(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+def exit_time_annealed(p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
     """Time to lose the share T of the initial excess risk, the start replaced by its mean.
 
     t = ln[(p + 1)(T d + 1 - T)/(2 p)]/(2 omega_M)
@@ -116,13 +117,13 @@ def exit_time_annealed(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any) -
     return _plain(_over_rate(logarithm, _learns(p, gamma, noise), p, gamma, noise))
 
 
-def _annealed(p: np.ndarray, d: Any, threshold: Any) -> np.ndarray:
+def _annealed(p: np.ndarray, d: Reals, threshold: Reals) -> np.ndarray:
     d, threshold = _dimension(d, p), _threshold(threshold)
     _reachable(p, d, threshold)
     return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
 
 
-def _over_rate(logarithm: Any, learns: np.ndarray, p: Any, gamma: Any, noise: Any) -> np.ndarray:
+def _over_rate(logarithm: Reals, learns: np.ndarray, p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), 1.0)
     return np.where(learns, logarithm / rate, np.inf)
 
@@ -139,7 +140,7 @@ def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
 
 
 def exit_time_quenched(
-    p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, law: str = "paper", with_error: bool = False, seed: int = 0
+    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, law: str = "paper", with_error: bool = False, seed: int = 0
 ) -> Any:
     """Time to lose the share T of the initial excess risk, averaged over random starts.
 
@@ -158,7 +159,7 @@ def exit_time_quenched(
     return (time, _plain(_over_rate(error, learns, p, gamma, noise))) if with_error else time
 
 
-def _quenched(p: np.ndarray, d: Any, threshold: Any, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _quenched(p: np.ndarray, d: Reals, threshold: Reals, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     d, threshold = _dimension(d, p), _threshold(threshold)
     checks.choice("law", law, ("paper", "sphere"))
     seed = checks.whole("seed", seed, 0)
@@ -205,7 +206,7 @@ def _laplace_difference(A: float, B: float) -> tuple[float, float]:
     return value, 1e-12 * (1 + abs(value))
 
 
-def sphere_nodes(s: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+def sphere_nodes(s: Reals, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
 
     The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
@@ -261,7 +262,7 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return mu0, tau0
 
 
-def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
     """Time at which the p = 1 ODE has lost the share T of its initial excess risk, without linearising.
 
     t = ln[u_T (kappa - u0)/(u0 (kappa - u_T))]/(2 mu),   u0 = m0^2,   u_T = T + (1 - T) u0,
@@ -292,7 +293,7 @@ def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
     return _plain(np.where(moves, logarithm / np.where(moves, 2 * mu, 1.0), np.inf))
 
 
-def exit_time_diffusive(d: Any, gamma: Any, noise: Any, threshold: Any, m0: Any = 0.0) -> Any:
+def exit_time_diffusive(d: Reals, gamma: Reals, noise: Reals, threshold: Reals, m0: Reals = 0.0) -> Any:
     """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
 
     t = (T/sigma^2) 2F2(1, 1; 3/2, 2; -mu T/sigma^2) - (m0^2/sigma^2) 2F2(1, 1; 3/2, 2; -mu m0^2/sigma^2)
@@ -338,7 +339,7 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
     return total / mu
 
 
-def stochastic_shift(p: Any, gamma: Any, noise: Any) -> Any:
+def stochastic_shift(p: Reals, gamma: Reals, noise: Reals) -> Any:
     """What the noise of SGD on the plateau adds to the mean exit time of the ODE, whatever d and the threshold: a negative constant.
 
     -ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M),   V_p = 4 [15 - 6 (p + 2)/p + (p + 2)(p + 4)/p^2 + Delta]
@@ -351,13 +352,13 @@ def stochastic_shift(p: Any, gamma: Any, noise: Any) -> Any:
     return _plain(_shift(p, gamma, noise, _learns(p, gamma, noise)))
 
 
-def _shift(p: Any, gamma: Any, noise: Any, learns: np.ndarray) -> np.ndarray:
+def _shift(p: Reals, gamma: Reals, noise: Reals, learns: np.ndarray) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), np.nan)
     variance = 4 * (15 - 6 * (p + 2) / p + (p + 2) * (p + 4) / p**2 + noise)
     return -np.log1p(gamma / p * variance / rate) / rate
 
 
-def largest_stable_lr(p: Any, noise: Any) -> Any:
+def largest_stable_lr(p: Reals, noise: Reals) -> Any:
     """The rate up to which a network whose rows have become parallel can hold the teacher.
 
     gamma < 2 p/(12 + Delta)
@@ -375,7 +376,7 @@ def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return p**3 / (8 + 2 * p + (2 + noise) * p**2)
 
 
-def optimal_lr(p: Any, noise: Any) -> Any:
+def optimal_lr(p: Reals, noise: Reals) -> Any:
     """The rate that minimises the number of steps to leave the plateau, by the annealed formula.
 
     gamma_opt = p^3/(8 + 2 p + (2 + Delta) p^2), at which omega_M = 2
@@ -397,7 +398,7 @@ def optimal_lr(p: Any, noise: Any) -> Any:
     return _plain(best)
 
 
-def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: bool = True) -> Any:
+def minimal_steps(p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissible: bool = True) -> Any:
     """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
 
     min over gamma of p d t_annealed/gamma
@@ -413,7 +414,7 @@ def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: boo
     return _plain(p * np.asarray(d, dtype=np.float64) / gamma * logarithm / (2 * _omega_M(p, gamma, noise)))
 
 
-def overparametrization_gain(noise: Any, *, admissible: bool = True) -> Any:
+def overparametrization_gain(noise: Reals, *, admissible: bool = True) -> Any:
     """How many times fewer steps an infinitely wide network needs to leave the plateau than a single unit, each at its best rate.
 
     40/(12 + Delta) for Delta <= 8, (12 + Delta)/(2 + Delta) beyond: the ratio of `minimal_steps` for d, then p -> infinity
