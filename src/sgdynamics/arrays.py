@@ -20,7 +20,7 @@ Whole = int | np.integer | Int[Numeric, ""]  # one whole number
 Reals = float | Numeric  # one real number, or an array of them
 OneKey = Key[Array, ""]  # of JAX's random numbers
 Keys = Key[Array, " runs"]
-DType = Any  # whatever NumPy takes as a dtype
+DType = np.dtype | type[np.generic]
 
 Given = float | Sequence[Any] | Numeric  # an argument that a user may write as a number, lists of numbers, or an array
 Function = Callable[..., Any]  # of a user

@@ -102,7 +102,7 @@ def number_or_schedule(name: str, value: object, of: str = "alpha") -> Any:
     return schedule
 
 
-def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
+def checked_values(name: str, schedule: Schedule, places: np.ndarray, of: str) -> np.ndarray:
     """The values of a schedule at these places; refuse it where they are negative or not finite."""
     values = rates_of(schedule, np.asarray(places, dtype=np.float64))
     bad = ~(np.isfinite(values) & (values >= 0))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Tree
 from sgdynamics.precision import float64
 
 
@@ -26,7 +27,7 @@ def function_identity(function: Callable) -> dict[str, str]:
 
 
 @float64
-def traced_output(function: Callable, *arguments: Any) -> Any:
+def traced_output(function: Callable, *arguments: Tree) -> Any:
     """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
 
     JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
@@ -44,13 +45,20 @@ def traced_output(function: Callable, *arguments: Any) -> Any:
     return output
 
 
-def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
+def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
     """The shape that a JAX function returns."""
     return traced_output(function, *arguments).shape
 
 
 def checked_function(
-    argument: str, function: Any, arguments: tuple[Any, ...], *, takes: str, call: str, differentiated: bool = True, label: Any = None
+    argument: str,
+    function: object,
+    arguments: tuple[Any, ...],
+    *,
+    takes: str,
+    call: str,
+    differentiated: bool = True,
+    label: str | None = None,
 ) -> None:
     """Refuse what is no JAX function from these arguments to one real number, and say why.
 

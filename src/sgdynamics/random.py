@@ -76,7 +76,7 @@ def _turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     return 2 * s * s - 1, -2 * s * c
 
 
-def chi(key: OneKey, free: Num[Numeric, "*s"], proposal: Float[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+def chi(key: OneKey, free: Num[Numeric, "..."], proposal: Float[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
 
     jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.

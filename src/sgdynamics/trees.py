@@ -6,7 +6,7 @@ JAX puts tracers, and things that are no numbers at all, where the numbers are: 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -27,7 +27,7 @@ def traced(value: object) -> Any:
     return np.asarray(value, dtype=np.float64)[()] if isinstance(value, (int, float, np.generic, np.ndarray)) else value
 
 
-def settled(children: Any) -> Any:
+def settled(children: Sequence[Any]) -> Any:
     """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
 
     def one(value: object) -> Any:
@@ -55,7 +55,7 @@ def numbered(*numbers: str) -> Callable[[type[Kind]], type[Kind]]:
     def register(cls: Any) -> type[Kind]:
         rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
 
-        def flatten(one: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        def flatten(one: object) -> tuple[list[Any], tuple[Any, ...]]:
             return [(jax.tree_util.GetAttrKey(name), getattr(one, name)) for name in numbers], tuple(getattr(one, name) for name in rest)
 
         def unflatten(static: tuple[Any, ...], children: Any) -> Any:

@@ -119,7 +119,7 @@ def relu_four(omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int)
     return total
 
 
-def _orthant_moment(C: Float[Numeric, "n m m"], first: np.ndarray, second: np.ndarray) -> Float[Numeric, " m"]:
+def _orthant_moment(C: Float[Numeric, "n m m"], first: np.ndarray, second: np.ndarray) -> Float[Numeric, " n"]:
     """E[prod_s 1(lambda_s > 0) lambda_first lambda_second] for (n, m, m) covariances, m <= 4.
 
     Stein twice: C_ab P(S) + sum_{q != r} C_aq C_{br|q} p(lambda_q = 0) p(lambda_r = 0 | q) P(rest > 0 | lambda_q = lambda_r = 0).
@@ -138,7 +138,7 @@ def _orthant_moment(C: Float[Numeric, "n m m"], first: np.ndarray, second: np.nd
     return result
 
 
-def orthant(C: Float[Numeric, "n m m"]) -> Float[Numeric, " m"]:
+def orthant(C: Float[Numeric, "n m m"]) -> Float[Numeric, " n"]:
     """P(all of m <= 4 Gaussian variables > 0)."""
     m = C.shape[-1]
     if m == 1:
@@ -208,7 +208,9 @@ def _wick_exponents(degrees: tuple[int, int, int, int]) -> np.ndarray:
     return np.array(found)
 
 
-def polynomial_noise(student: Activation, teacher: Activation, omega: Any, c: Any, p: int) -> Any:
+def polynomial_noise(
+    student: Activation, teacher: Activation, omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int
+) -> Float[Numeric, "p p"]:
     """N for polynomials, by Wick: E[prod_a f_a(lambda_a)] = sum_e prod_{a<b} C_ab^e_ab/e_ab! prod_a E[f_a^(e_a)(sqrt(C_aa) z)].
 
     e_a = sum_b e_ab is how often field a is contracted with others; contractions of a field with itself are in the last factor.

@@ -96,7 +96,7 @@ def upper(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> 
     return value[..., :count], value[..., count:]
 
 
-def both(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, " l"]) -> tuple[Float[Numeric, "l 2 r"], Float[Numeric, "l 2 r"]]:
+def both(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> tuple[Float[Numeric, "*s 2 r"], Float[Numeric, "*s 2 r"]]:
     """Nodes and weights (..., 2, n) on z >= edge, then on z <= edge."""
     nodes, weights = upper(coefficients, jnp.stack([edge, -edge], axis=-1))
     return nodes * np.array([[1.0], [-1.0]]), weights

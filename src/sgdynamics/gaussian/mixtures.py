@@ -170,7 +170,7 @@ def error(
         check = cluster_moments(other, theirs, means, covariance, head, labels)
         gaps = jax.tree.map(lambda left, right: jnp.abs(left - right), values, check)
 
-    def worst(gap: Float[Numeric, "*s"], *sizes: Any) -> Float[Numeric, ""]:
+    def worst(gap: Float[Numeric, "*s"], *sizes: Float[Numeric, "..."]) -> Float[Numeric, ""]:
         return jnp.max(gap) / (jnp.max(jnp.stack([jnp.max(jnp.abs(size)) for size in sizes])) + 1e-300)
 
     ratios = [worst(gaps.D * spread, values.D * spread, values.P)]

@@ -28,7 +28,7 @@ def pair_value(
 ) -> Any:
     """K = E[f(u) g(v)]."""
 
-    def row(q: Any, cs: Any) -> Any:
+    def row(q: Float[Numeric, ""], cs: Float[Numeric, " n"]) -> Float[Numeric, " n"]:
         return jax.vmap(lambda q2_, c_: _plane(first, second, q, q2_, c_, nodes, ((0, 0),))[0])(q2, cs)
 
     return jax.lax.map(lambda args: row(*args), (q1, c))
@@ -39,7 +39,7 @@ def pair_moments(
 ) -> tuple[Any, Any, Any]:
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
 
-    def one(q: Any, r: Any, s: Any) -> tuple[Any, Any, Any]:
+    def one(q: Float[Numeric, ""], r: Float[Numeric, ""], s: Float[Numeric, ""]) -> tuple[Any, Any, Any]:
         K, A, B = _plane(first, second, q, r, s, nodes, ((0, 0), (2, 0), (1, 1)))
         A = A + _masses(first, 1, second.derivative(0), second.kinks, q, r, s, nodes)
         B = B + _masses(second, 0, first.derivative(1), first.kinks, r, q, s, nodes)
@@ -51,9 +51,9 @@ def pair_moments(
 def _plane(
     first: Activation,
     second: Activation,
-    q1: Float[Numeric, " m"],
-    q2: Float[Numeric, " n"],
-    c: Float[Numeric, "m n"],
+    q1: Float[Numeric, ""],
+    q2: Float[Numeric, ""],
+    c: Float[Numeric, ""],
     nodes: int,
     orders: tuple[tuple[int, int], ...],
 ) -> list[Any]:
@@ -75,7 +75,14 @@ class PlanePoints(NamedTuple):
     weights: Any
 
 
-def plane_points(kinks1: tuple[float, ...], kinks2: tuple[float, ...], s1: Any, s2: Any, angle: Any, nodes: int) -> PlanePoints:
+def plane_points(
+    kinks1: tuple[float, ...],
+    kinks2: tuple[float, ...],
+    s1: Float[Numeric, ""],
+    s2: Float[Numeric, ""],
+    angle: Float[Numeric, ""],
+    nodes: int,
+) -> PlanePoints:
     """Polar quadrature for u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)), cut along every line u = kink1 and v = kink2."""
     lines1 = [kink for kink in kinks1 if kink != 0.0]
     lines2 = [kink for kink in kinks2 if kink != 0.0]
@@ -105,7 +112,7 @@ def plane_points(kinks1: tuple[float, ...], kinks2: tuple[float, ...], s1: Any, 
     return PlanePoints(r * across[0], r * across[1], r * along1[:, None, None], r * along2[:, None, None], weights)
 
 
-def _wrap(angle: Any) -> Any:
+def _wrap(angle: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """The same angle in [-pi/2, 3 pi/2)."""
     return jnp.where(angle < -jnp.pi / 2, angle + 2 * jnp.pi, angle)
 
@@ -115,9 +122,9 @@ def _masses(
     order: int,
     other: Callable[[Any], Any],
     other_kinks: tuple[float, ...],
-    q1: Float[Numeric, " m"],
-    q2: Float[Numeric, " n"],
-    c: Float[Numeric, "m n"],
+    q1: Float[Numeric, ""],
+    q2: Float[Numeric, ""],
+    c: Float[Numeric, ""],
     nodes: int,
 ) -> Any:
     """sum over kinks of (jump of the derivative `order`) p_u(kink) E[other(v) | u = kink]."""

@@ -255,7 +255,7 @@ def norm_weights(structure: Structure, parameters: Numbers, overlaps: Overlaps, 
     z = points.z.reshape(-1, tokens, fields)
     correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(tokens, dtype=z.dtype)
 
-    def one(direction: Any) -> Any:
+    def one(direction: Float[Numeric, "fields fields"]) -> Any:
         S = solve_forward(points.root, solve_forward(points.root, direction[order][:, order]).T)
         return jnp.einsum("ntc,cd,nud->ntu", z, S, z) - jnp.trace(S) * correlation
 
@@ -266,7 +266,7 @@ def norm_weights(structure: Structure, parameters: Numbers, overlaps: Overlaps, 
     c = points.means.reshape(-1, tokens, structure.signals)
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:]))
 
-    def of_means(direction: Any, gram: Any) -> Any:
+    def of_means(direction: Float[Numeric, "fields fields"], gram: Float[Numeric, "K K"]) -> Any:
         along = solve_forward(points.root, direction[order][:, structure.width :])
         cross = jnp.einsum("ntr,cr,nuc->ntu", c, along, z)
         return jnp.einsum("ntr,rs,nus->ntu", c, gram, c) + cross + jnp.swapaxes(cross, 1, 2)

@@ -24,10 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.arrays import Numbers
+from sgdynamics.arrays import Function, Numbers, Numeric
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
@@ -156,7 +157,7 @@ def _wick(
     for m in range(1, order):
         norm[m] = sum(k * log_norm[k] * norm[m - k] for k in range(1, m + 1)) / m
 
-    def moment(k: int, make: Any) -> np.ndarray:
+    def moment(k: int, make: Function) -> np.ndarray:
         """E[e^k ...], from k! times the coefficient of s^k."""
         return math.factorial(k) * np.sum([norm[k - m] * make(m) for m in range(k + 1)], axis=0)
 
@@ -241,5 +242,12 @@ def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, k
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(structure: Structure, parameters: Numbers, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+def _gradients(
+    structure: Structure,
+    parameters: Numbers,
+    fields: Float[Numeric, "n p"],
+    signals: Float[Numeric, "n K"],
+    head: Float[Numeric, " p"],
+    noise: Float[Numeric, " n"],
+) -> tuple[Float[Numeric, "n p"], Float[Numeric, "n p"]]:
     return sample_gradients(structure, parameters, jnp.asarray(fields), signals, head, noise)

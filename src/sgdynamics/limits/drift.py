@@ -24,10 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import special, stats
 
 from sgdynamics import compressed
-from sgdynamics.arrays import Nodes, Numbers, Scalar, State, Tree
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.controls import numbers_at, scheduled
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -131,7 +132,7 @@ def _sphere_remainder(
     rows = compressed.initial_rows(grouping, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
-    def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
+    def one(inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]) -> dict[str, Any]:
         x, given = compressed.block_inputs(grouping, parameters, compressed.SpanDraws(inside, noise, outside))
         sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
         moved = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)

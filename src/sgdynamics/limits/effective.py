@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
@@ -143,10 +144,10 @@ def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]
     """The gradients of a chunk of units (draws or pairs), (units, draws, parameters), the mean of a pair last; their controls."""
     loss, antithetic, controls = functions
 
-    def gradient(y: Any) -> Any:
+    def gradient(y: Tree) -> Any:
         return ravel_pytree(jax.grad(lambda x: jnp.asarray(loss(x, y), dtype=float))(point))[0]
 
-    def unit(y: Any) -> Any:
+    def unit(y: Tree) -> Any:
         draws = jax.tree.map(lambda leaf: leaf[None], y)
         if antithetic is not None:
             draws = jax.tree.map(lambda *leaves: jnp.stack(leaves), y, antithetic(y))
@@ -164,13 +165,13 @@ def _along(functions: Functions, point: Tree, centre: Float[Numeric, " parameter
     (statistics,) = functions
     flat, back = ravel_pytree(point)
 
-    def u(z: Any) -> Any:
+    def u(z: Float[Array, " parameters"]) -> Any:
         return jnp.asarray(statistics(back(z)), dtype=float)
 
-    def slope(z: Any, direction: Any) -> Any:
+    def slope(z: Float[Array, " parameters"], direction: Float[Numeric, " parameters"]) -> Any:
         return jax.jvp(u, (z,), (direction,))[1]
 
-    def both(direction: Any) -> Any:
+    def both(direction: Float[Numeric, " parameters"]) -> Any:
         return jax.jvp(lambda z: slope(z, direction), (flat,), (direction,))
 
     slopes, bends = jax.vmap(both)((gradients - centre).reshape(-1, flat.size))
@@ -178,11 +179,11 @@ def _along(functions: Functions, point: Tree, centre: Float[Numeric, " parameter
     return slopes.reshape(shape), bends.reshape(shape), u(flat), slope(flat, centre)
 
 
-def _numbers(tree: Any) -> int:
+def _numbers(tree: Tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Any) -> Any:
+def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Tree) -> Any:
     """Shapes of what a user's function returns, by tracing it: nothing is compiled or run."""
     try:
         return jax.eval_shape(function, *args)
@@ -204,7 +205,7 @@ def checked_task(
     return Task(Functions((sample,)), Functions((loss, antithetic, controls)), Functions((statistics,)))
 
 
-def checked_sizes(task: Task, point: Tree, dimension: int, samples: int, names: Any) -> Sizes:
+def checked_sizes(task: Task, point: Tree, dimension: int, samples: int, names: Sequence[str] | None) -> Sizes:
     """Everything that can be wrong with the user's functions and point, found by tracing."""
     if callable(point):
         raise checks.reject("point", point, "give the parameters themselves: an array, or a tree (dict, list, ...) of arrays")

@@ -29,6 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 from scipy.optimize import curve_fit
@@ -150,17 +151,17 @@ def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
         norm = jnp.linalg.norm(vector)
         return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
 
-    def one(index: Any) -> Any:
-        def u(z: Any) -> Any:
+    def one(index: np.ndarray) -> Any:
+        def u(z: Float[Array, " parameters"]) -> Any:
             return jnp.asarray(statistics(back(z)), dtype=float)[index]
 
-        def second(a: Any) -> Any:
+        def second(a: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(jax.grad(u), (flat,), (a,))[1]
 
-        def third(a: Any, b: Any) -> Any:
+        def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
 
-        def sweep(_: Any, state: Any) -> Any:
+        def sweep(_: object, state: Tree) -> Any:
             a, b, _ = state
             c, norm = unit(third(a, b))
             return b, c, norm

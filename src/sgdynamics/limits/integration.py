@@ -20,7 +20,7 @@ import optimistix
 from jax import Array
 from jaxtyping import Bool, Float
 
-from sgdynamics.arrays import Numeric, Scalar, State, Tree
+from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.gaussian.risk import lanes_of
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
 from sgdynamics.shapes import filled
@@ -41,7 +41,7 @@ class Field(ABC):
     symmetric: tuple[str, ...] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
 
     @abstractmethod
-    def __call__(self, each: Tree, shared: Tree, t: Any, state: State) -> Any:
+    def __call__(self, each: Tree, shared: Tree, t: Scalar, state: State) -> Any:
         """d state/dt of one run."""
 
 
@@ -126,7 +126,7 @@ def integrate(
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
     moving = jax.jit(field)
 
-    def blown_up(t: Scalar, y: State, args: Tree, **_: Any) -> Bool[Numeric, ""]:
+    def blown_up(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
         return jnp.logical_not(_size(y) < LARGEST)
 
     event = diffrax.Event(blown_up) if guard else None
@@ -169,7 +169,7 @@ def _reach(
     states: State,
     levels: Float[Numeric, " runs"],
     times: Float[Array, " times"],
-    tolerance: Any,
+    tolerance: Numbers,
 ) -> Reached:
     """Every replicate (outer) and every start (inner) of one case, by the explicit method."""
 
@@ -190,7 +190,7 @@ _reached = jax.jit(_reach, static_argnums=(0, 1))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _lanes(field: Field, watch: Watch | None, each: Tree, *numbers: Any) -> Reached:
+def _lanes(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reached:
     return jax.vmap(partial(_reach, field, watch, each))(*numbers)
 
 
@@ -304,7 +304,7 @@ class Flat:
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_rate(form: Flat, each: Tree, shared: Tree, t: Any, y: Float[Array, " n"]) -> Any:
+def _flat_rate(form: Flat, each: Tree, shared: Tree, t: Scalar, y: Float[Array, " n"]) -> Any:
     return form.flat(form.field(each, shared, t, form.shaped(y)))
 
 
@@ -314,7 +314,7 @@ def _flat_watch(form: Flat, watch: Watch, shared: Tree, y: Float[Array, " n"]) -
 
 
 @partial(jax.jit, static_argnums=0)
-def _all_shaped(form: Flat, values: Any) -> dict[str, Any]:
+def _all_shaped(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
     return jax.vmap(form.shaped)(values)
 
 

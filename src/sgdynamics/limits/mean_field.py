@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
-from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
+from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
@@ -93,7 +93,7 @@ def _integrate(
     """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
     rate = jax.jit(partial(_velocity, way))
 
-    def left(t: Scalar, y: State, args: Tree, **_: Any) -> Bool[Numeric, ""]:
+    def left(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
         return ~_on_table(numbers, y)
 
     def one(state: State) -> tuple[Any, ...]:
@@ -256,7 +256,9 @@ def solve_mean_field(
     return _dataset(problem, algorithm, when, found, excess, {"diverged_at": diverged_at, "ran_out_at": ran_out_at}, attributes)
 
 
-def _clock(problem: Problem, algorithm: OnePassSGD, times: Any, alpha: Any, steps: Any, dimension: int | None) -> Clock:
+def _clock(
+    problem: Problem, algorithm: OnePassSGD, times: Given | None, alpha: Given | None, steps: Given | None, dimension: int | None
+) -> Clock:
     """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
     given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
     if steps is not None:

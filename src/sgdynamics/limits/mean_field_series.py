@@ -36,6 +36,7 @@ from sgdynamics.gaussian import pairs
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.mehler import hermite_coefficients
 from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 
 CHUNK = 2**18  # terms times particles at a time: they then stay in the processor's cache
@@ -229,7 +230,7 @@ def _chebyshev(x: Float[Numeric, " p"], count: int) -> Float[Numeric, "n p"]:
     return lax.scan(lambda pair, _: ((pair[1], 2 * x * pair[1] - pair[0]), pair[0]), start, None, length=count)[1]
 
 
-def pair_forces(problem_loss: Any, parameters: Numbers, numbers: dict[str, Any], state: State) -> tuple[Any, Any, Any, Any]:
+def pair_forces(problem_loss: CommitteeLoss, parameters: Numbers, numbers: dict[str, Any], state: State) -> tuple[Any, Any, Any, Any]:
     """The same at d = infinity from closed pair expectations, O(p^2), for a committee teacher: forces, U and the excess risk.
 
         E[s_i' zeta E] = t_i sum_c w_c A_ic + sum_c w_c B_ic t_c,   E[s_i'' E] = sum_c w_c A_ic,   E[s_i E] = sum_c w_c K_ic

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from sgdynamics import checks
 from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
@@ -109,7 +109,7 @@ def _sides(clusters: Numbers, decay: Scalar, head_rate: Scalar, M: Float[Numeric
     return jnp.where(M == 0, on, at)
 
 
-def _sign(difference: Any, scale: Any) -> Any:
+def _sign(difference: Float[Numeric, "..."], scale: Float[Numeric, "..."]) -> Float[Numeric, "..."]:
     """The sign of a difference, 0 where it is rounding."""
     return jnp.where(jnp.abs(difference) <= TIE * scale, 0.0, jnp.sign(difference))
 
@@ -183,7 +183,7 @@ def _segment(
         dM, da = _field(clusters, decay, head_rate, y["M"], y["a"], side)
         return {"M": dM, "a": da}
 
-    def distance(t: Scalar, y: State, args: Tree, **_: Any) -> Any:
+    def distance(t: Scalar, y: State, args: Tree, **_: object) -> Any:
         # exactly 0 on a side: a start that is just leaving its surface
         return jnp.min(jnp.where((side == 0) | (y["M"] == 0), 1.0, side * y["M"]))
 
@@ -211,7 +211,9 @@ def _segment(
     return {"saved": states_found[0], "last": _landed(numbers, last, side, until, met), "met": met, "failed": failed}
 
 
-def _landed(numbers: dict[str, Any], last: dict[str, Any], side: Float[Numeric, "..."], until: Any, met: Any) -> dict[str, Any]:
+def _landed(
+    numbers: dict[str, Any], last: dict[str, Any], side: Float[Numeric, "..."], until: Scalar, met: Bool[Numeric, "..."]
+) -> dict[str, Any]:
     """The end of a piece: where a surface was met, what met it is exactly 0 and has to choose its side anew."""
     dM, _ = _field(numbers["clusters"], numbers["decay"], numbers["head_rate"], last["M"], last["a"], side)
     # the nearest met it by definition, and so did those that the clock cannot tell from it (runs with a symmetry)
@@ -255,7 +257,7 @@ def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np
 
 
 def _checked(
-    kind: str, M: Float[Numeric, "..."], Q: Any, a: Float[Numeric, "..."], times: Given
+    kind: str, M: Float[Numeric, "..."], Q: Given, a: Float[Numeric, "..."], times: Given
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     shape, directions = np.shape(M), len(LABELS[kind])
     if len(shape) != 3 or 0 in shape or shape[-1] != directions:
@@ -275,7 +277,7 @@ def _checked(
 def solve_infinite_snr(
     kind: str,
     M: Float[Numeric, "..."],
-    Q: Any,
+    Q: Given,
     a: Float[Numeric, "..."],
     *,
     times: Given,
@@ -314,7 +316,7 @@ def solve_infinite_snr(
     return result
 
 
-def _first(count: int, tree: Any) -> Any:
+def _first(count: int, tree: Tree) -> Any:
     return jax.tree.map(lambda leaf: leaf[:count], tree)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 from scipy import integrate
+from scipy.integrate import OdeSolver
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.arrays import Keys, Numbers, Numeric, Reals, Scalar, Tree, Whole
@@ -127,7 +129,7 @@ def _within(limit: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.all(y[:runs] ** 2 + np.abs(y[runs:]) < limit))
 
 
-def _explicit(solver: Any, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, str]:
+def _explicit(solver: OdeSolver, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, str]:
     """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "tired"."""
     found = np.full((2 * len(limit), len(t)), np.nan)
     found[:, t == 0.0] = solver.y[:, None]
@@ -183,7 +185,7 @@ def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray,
 
 
 def _flow(
-    numpy: Any,
+    numpy: ModuleType,
     raised: Power,
     numbers: dict[str, Any],
     m: Reals,

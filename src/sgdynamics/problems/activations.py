@@ -103,7 +103,7 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def checked_kinks(value: Any) -> tuple[float, ...]:
+def checked_kinks(value: object) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
     listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
     if listed.ndim != 1 or not np.all(np.isfinite(listed)):
@@ -135,7 +135,7 @@ def polynomial(coefficients: Sequence[float]) -> Activation:
     return Activation(_Polynomial(values), name="polynomial", coefficients=values)
 
 
-def _coefficients(coefficients: Any) -> tuple[float, ...]:
+def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
     given = checks.numbers("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)")
     if given.ndim != 1 or given.size > MOST_COEFFICIENTS:
         raise checks.reject("coefficients", coefficients, f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import jax
@@ -81,10 +82,10 @@ class _Form:
 class Number:
     """An attribute of a problem that is read from its numbers, so that it is right whoever put them there."""
 
-    def __set_name__(self, owner: Any, name: str) -> None:
+    def __set_name__(self, owner: type | None, name: str) -> None:
         self.name = name
 
-    def __get__(self, problem: Any, owner: Any = None) -> Any:
+    def __get__(self, problem: Any, owner: type | None = None) -> Any:
         return self if problem is None else trees.number(problem.parameters[self.name])
 
 
@@ -160,7 +161,7 @@ class Problem:
         try_problem(self)
         self._sealed = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._sealed:
             raise AttributeError(f"a problem does not change once made: take problem.replace({name}=...)")
         object.__setattr__(self, name, value)
@@ -361,7 +362,7 @@ def _plain(value: Any) -> Any:
     return jax.tree.map(plain, value, is_leaf=scheduled)
 
 
-def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
+def _gram(value: Given | None, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
     blocks = len(covariance)
     if value is None:
@@ -383,7 +384,7 @@ def gram_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"
     return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
 
 
-def _root(at: Any, gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
+def _root(at: ModuleType, gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     values, vectors = at.linalg.eigh(gram)
     symmetric = vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
     # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there

@@ -116,7 +116,7 @@ def _head(value: Given, runs: int, p: int) -> np.ndarray:
     return checks.array("a", given, (runs, p), "runs x units")
 
 
-def checked_kind(problem: Any) -> str:
+def checked_kind(problem: object) -> str:
     """The kind of a problem; refuse what is none."""
     if not isinstance(problem, (Problem, SpikedTensor)):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")

@@ -6,7 +6,7 @@ The solvers would find out too, but late: an integrator that sees NaN shortens i
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics import checks
-from sgdynamics.arrays import Numbers, Numeric, Tree
+from sgdynamics.arrays import Function, Numbers, Numeric, Tree
 from sgdynamics.precision import float64
-from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import spectrum
+
+if TYPE_CHECKING:  # problems try themselves
+    from sgdynamics.problems.problem import Problem, Structure
 
 SAMPLES = 64
 MOST_NUMBERS = 1 << 20  # of all samples together: a very wide network is tried on fewer
@@ -145,7 +147,7 @@ def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]
 
 
 @float64
-def _eager(call: Any, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
+def _eager(call: Function, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         return np.asarray(call(fields, signals))
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.arrays import DType, Numbers, Numeric
+from sgdynamics.arrays import DType, Numbers, Numeric, Scalar
 
 
 def eigenvalues(numbers: Numbers) -> Float[Numeric, " blocks"]:
@@ -40,6 +40,6 @@ def growth(numbers: Numbers, shares: Float[Numeric, " blocks"] | None = None) ->
     return numbers["eigenvalues"] * (numbers["fractions"] if shares is None else shares)
 
 
-def trace(numbers: Numbers) -> Float[Numeric, ""]:
+def trace(numbers: Numbers) -> Scalar:
     """sum_b l_b f_b: the mean of |x|^2/d."""
     return numbers["eigenvalues"] @ numbers["fractions"]

@@ -8,10 +8,12 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from types import CellType
 from typing import Any, SupportsFloat
 
 import numpy as np
 
+from sgdynamics.arrays import Function
 from sgdynamics.controls import Schedule, describe_schedule
 from sgdynamics.problems.activations import function_identity
 
@@ -74,7 +76,7 @@ def _array(value: np.ndarray) -> Any:
     return {"array": hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest(), "shape": list(value.shape)}
 
 
-def _function(function: Any) -> Any:
+def _function(function: Function) -> Any:
     """Source alone does not tell two closures apart: what they hold counts too, where it is plain."""
     found: dict[str, Any] = dict(function_identity(function))
     held = list(getattr(function, "__defaults__", None) or ())
@@ -87,7 +89,7 @@ def _function(function: Any) -> Any:
     return found
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function
 from sgdynamics.progress import meter
 from sgdynamics.results import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset, joined
@@ -28,9 +29,9 @@ BETWEEN_WRITES = 0.25  # seconds: a piece holds what has finished since the last
 
 
 def sweep(
-    solver: Any,
+    solver: str | Function,
     *,
-    over: Any,
+    over: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     problem: Any = None,
     algorithm: Any = None,
     start: Any = None,

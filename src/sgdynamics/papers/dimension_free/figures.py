@@ -6,10 +6,12 @@ what was measured of it here (`verdict`). The slides give k, p, gamma, Delta and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from sgdynamics import checks
@@ -29,7 +31,7 @@ def panels(columns: int, width: float = 4.6, height: float = 3.8) -> tuple[Any, 
     return fig, axes[0]
 
 
-def finish(axes: Any, legends: Any = None) -> None:
+def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
     """Letters, and small legends on all axes unless some are named."""
     for ax in axes if legends is None else legends:
         ax.legend(frameon=False, fontsize="small")

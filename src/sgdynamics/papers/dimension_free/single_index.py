@@ -25,7 +25,7 @@ from numpy.polynomial import chebyshev, hermite_e
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
-from sgdynamics.arrays import Reals
+from sgdynamics.arrays import Reals, Tree, Whole
 from sgdynamics.precision import float64
 from sgdynamics.problems import TeacherStudent, polynomial, random_start
 from sgdynamics.problems.activations import NAMED, Activation
@@ -197,7 +197,7 @@ def overlap_diffusion(kappa: int, lr: float, *, noise: float = 0.0, threshold: f
     return OverlapDiffusion(fits[0], fits[1], lr, threshold, kappa % 2 == 0)
 
 
-def _left(given: Any, seen: dict[str, Any], made: Any, overlaps: dict[str, Any]) -> dict[str, Any]:
+def _left(given: Tree, seen: dict[str, Any], made: Whole, overlaps: dict[str, Any]) -> dict[str, Any]:
     """Notes the first step after which |m| has passed the threshold."""
     now = (seen["left"] < 0) & (jnp.abs(overlaps["M"][0, 0, 0]) >= given)
     return {"left": jnp.where(now, jnp.asarray(made, jnp.float64), seen["left"])}

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from sgdynamics import checks
@@ -31,7 +32,7 @@ SOBOL_MOST = 21201  # dimensions
 
 
 def _values(
-    argument: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
+    argument: str, value: ArrayLike, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
 ) -> np.ndarray:
     """Finite numbers (whole ones where asked) inside the bounds, in any shape."""
     bounds = (

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
 from sgdynamics.arrays import Reals
@@ -22,7 +23,7 @@ SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator move
 ORTHONORMAL = 1e-8  # how far S^T S may be from the identity
 
 
-def _matrix(name: str, value: Any) -> np.ndarray:
+def _matrix(name: str, value: ArrayLike) -> np.ndarray:
     """Overlaps with the teacher, (..., p, p*)."""
     shape = np.shape(value)
     if len(shape) < 2 or 0 in shape:

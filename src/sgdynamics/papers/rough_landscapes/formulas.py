@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import integrate, special
 
 from sgdynamics import checks
@@ -266,7 +267,7 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
     return math.exp(-x) * scaled / math.pi
 
 
-def fraction_recovered(loss: Any, threshold: float = THRESHOLD) -> tuple[float, float]:
+def fraction_recovered(loss: ArrayLike, threshold: float = THRESHOLD) -> tuple[float, float]:
     """The share of runs whose mean loss (20) is below the threshold, with its standard error; a run that diverged (NaN) is not.
 
     The error is the half width of Wilson's interval at one standard error, which is not zero at 0 and 1.
