@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from sgdynamics.progress import meter
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
+from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 
 @float64
@@ -37,6 +39,8 @@ def solve_dmft(
     dtype: str = "float64",
     memory: float | None = None,
     progress: bool | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
 
@@ -56,7 +60,7 @@ def solve_dmft(
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
     where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress}
-    door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True)
+    door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
     begin, when = door.begin, door.when
     replicates = checks.whole("replicates", replicates, 2)
     checks.choice("dtype", dtype, ("float64", "float32"))
@@ -73,6 +77,7 @@ def solve_dmft(
     sweeps = [Sweep(problem, algorithm, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)]
     within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
     for sweep in sweeps:
+        sweep.on_train = door.observables.losses()
         sweep.make_room(int(when.step[-1]), rank, memory)
     states = []
     with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs * (1 + 1 / FEWER), door.progress) as bar:
@@ -87,9 +92,11 @@ def solve_dmft(
 
 def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndarray], sweep: Sweep, tolerance: float) -> xr.Dataset:
     """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
-    error = 0.0
+    error, observed, of_others = 0.0, {}, 0.0
     for part in (states, fewer):
         part["risk"], error = door.dynamics.risk_of(part, door.when, None)
+        observed, of_others = door.observed(part, 3)
+        part |= observed
     means = {name: value.mean(axis=1) for name, value in states.items()}
     whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in states.items()}  # all blocks together
     change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
@@ -113,15 +120,14 @@ def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndar
         "error_quadrature": error,
         "error_sampling": largest_share(errors["train_risk"], means["train_risk"]),
         "error_paths": largest_share(biases["train_risk"], means["train_risk"]),
+        "error_evaluated": of_others if "evaluated_risk" in observed else None,
     }
-    result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts)
-    two = {"C": "two-time correlation W(t) W(t')^T", "R": "response of W(t) to a kick of W(t')"}
-    for name, label in two.items():
+    more = {name: means[name] for name in observed}
+    result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts, observed=more)
+    for name in ("C", "R"):
         if name in means:
-            dims = ("run", "time", "time_other", "unit", "unit_other")
-            result[name] = (dims, means[name], {"long_name": label})
-            result[f"{name}_standard_error"] = (dims, errors[name], {"long_name": f"{label}, standard error"})
-    for name in ("M", "Q", "a", "risk", "train_risk"):
+            result[name] = (("run", "time", *VARIABLES[name].axes), means[name], {"long_name": VARIABLES[name].meaning})
+    for name in (*(name for name in VARIABLES if name in result and name in errors), *observed):
         label = result[name].attrs["long_name"]
-        result[f"{name}_standard_error"] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
+        result[name + STANDARD_ERROR] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import xarray as xr
@@ -29,6 +30,8 @@ def solve_ode(
     dimension: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """The overlaps and the risk as d -> infinity, or with the exact mean increment of one step at `dimension`.
 
@@ -46,7 +49,17 @@ def solve_ode(
     snr = infinity slides along the surfaces where its drift jumps (`limits.sliding`).
     """
     door, prepared = prepare_ode(
-        problem, algorithm, start, times=times, alpha=alpha, steps=steps, dimension=dimension, rtol=rtol, atol=atol
+        problem,
+        algorithm,
+        start,
+        times=times,
+        alpha=alpha,
+        steps=steps,
+        dimension=dimension,
+        rtol=rtol,
+        atol=atol,
+        record=record,
+        evaluate=evaluate,
     )
     return finish_ode(door, or_raise(solve([prepared])[0]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ def solve_sde(
     higher_order: bool = True,
     step: float | None = None,
     progress: bool | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Paths of the SDE at dimension d: the drift of the ODE, and noise sqrt(lr/d) times a root of the covariance of one sample's increment.
 
@@ -44,7 +47,7 @@ def solve_sde(
     Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
     """
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
-    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True)
+    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True, record=record, evaluate=evaluate)
     dynamics, d = door.dynamics, door.dimension
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:

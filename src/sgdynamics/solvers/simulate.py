@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ def simulate(
     progress: bool | None = None,
     shared_data: bool = False,
     stop_at: float | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """SGD at dimension d: one pass over fresh samples, or an algorithm on a fixed data set.
 
@@ -57,6 +60,7 @@ def simulate(
     """
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
     shared_data = checks.flag("shared_data", shared_data)
+    where |= {"record": record, "evaluate": evaluate}
     door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, small=True, whole_steps=True)
     dynamics, d = door.dynamics, door.dimension
     checks.choice("method", method, dynamics.methods)
@@ -72,6 +76,7 @@ def simulate(
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
     more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
     simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
+    simulator.on_train = door.observables.losses()
     dynamics.warn_before(door.begin, d)
     label = f"{method} simulation, {dynamics.letter} = {d}"
     states, last, stopped = run_until(simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at)
