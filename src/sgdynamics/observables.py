@@ -75,10 +75,10 @@ class Observables:
 
     def losses(self) -> dict[str, UserLoss]:
         """The functions of a sample as losses, whose mean over the data set a simulator knows how to take."""
-        return {name: UserLoss(function, False) for name, function in self.of_sample.items()}
+        return {name: UserLoss(function) for name, function in self.of_sample.items()}
 
 
-def checked_record(record: Any, state: Mapping[str, Any], structure: Any, parameters: Any, has_data: bool) -> Observables:
+def checked_record(record: Any, state: Mapping[str, Any], problem: Any, has_data: bool) -> Observables:
     """The argument `record`, tried on one state and, where there is a data set, on one sample."""
     if record is None:
         return Observables()
@@ -95,7 +95,7 @@ def checked_record(record: Any, state: Mapping[str, Any], structure: Any, parame
             if not has_data:
                 raise checks.reject(argument, "sgd.on_train(...)", "fresh samples make no data set: give a function of the state")
             found.of_sample[name] = function.function
-            check_of_sample(argument, function.function, structure, parameters)
+            check_of_sample(argument, function.function, problem)
             continue
         call = "one state {" + ", ".join(f'"{part}"' for part in state) + "}"
         checked_function(argument, function, (dict(state),), takes="state", call=call, differentiated=False, one_number=False)
@@ -103,13 +103,10 @@ def checked_record(record: Any, state: Mapping[str, Any], structure: Any, parame
     return found
 
 
-def check_of_sample(argument: str, function: Any, structure: Any, parameters: Any, numbers: tuple[Any, ...] = ()) -> None:
-    """Refuse what is no JAX function of (fields, signals, head, draws), and of a problem's own `numbers` where it asks for them."""
-    sample = structure.sample
-    tokens, draws = sample.token_shape, sample.example(parameters)
-    arguments = (np.zeros((structure.width, *tokens)), np.zeros((structure.signals, *tokens)), np.zeros(structure.width), draws, *numbers)
-    takes = TAKES + ", parameters" * len(numbers)
-    checked_function(argument, function, arguments, takes=takes, call="one sample", differentiated=False, one_number=False)
+def check_of_sample(argument: str, function: Any, problem: Any, more: tuple[str, ...] = ()) -> None:
+    """Refuse what is no JAX function of one sample (`problems.losses.asked` says what it takes after the draws)."""
+    takes = problem.takes(more).replace("noise_draw", "draws")
+    checked_function(argument, function, problem.example(more), takes=takes, call="one sample", differentiated=False, one_number=False)
 
 
 @float64

@@ -57,6 +57,8 @@ from sgdynamics.problems import polynomial as polynomial
 from sgdynamics.problems import random_start as random_start
 from sgdynamics.problems import start as start
 from sgdynamics.problems.bridge import overlaps_of as overlaps_of
+from sgdynamics.problems.losses import Move as Move
+from sgdynamics.problems.rule import Rule as Rule
 from sgdynamics.results import algorithm_of as algorithm_of
 from sgdynamics.results import load as load
 from sgdynamics.results import problem_of as problem_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.gaussian.risk import expected
 from sgdynamics.observables import check_of_sample
-from sgdynamics.problems.losses import UserLoss
+from sgdynamics.problems.losses import UserLoss, asked
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start
 from sgdynamics.results import field_states, largest_share, problem_of
@@ -29,8 +28,8 @@ def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Pr
     function : callable
         A JAX function of one sample, ``function(fields, signals, head, draws)``, giving a number or an array. It sees what a loss sees:
         the student's fields (p,), the signals (K,), with tokens (p, L) and (K, L), the head (p,), and the draws: one standard normal, the
-        label of a mixture's cluster, or the dictionary of a problem's own draws. Where it has a fifth argument, that is the problem's
-        dictionary ``parameters``. It may jump, and need not be differentiable.
+        label of a mixture's cluster, or the dictionary of a problem's own draws. Where it has an argument ``overlaps``, that has Q, M and
+        P; any other is the problem's dictionary ``parameters``. It may jump, and need not be differentiable.
     problem : Problem, optional
         The problem whose samples are meant; the one that the result records unless given. Needed for a start, and for a result whose
         problem holds a user's functions. Another problem of the same width and signals gives expectations over its samples.
@@ -71,9 +70,8 @@ def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Pr
             raise checks.reject("problem", problem, "a start does not say of which problem it is: give problem=")
         problem = _recorded_problem(result)
     require("expect", problem)
-    numbers = problem.at(0.0).parameters
-    asks = "user" in numbers and _takes_parameters(function)
-    check_of_sample("function", function, problem.structure, numbers, (numbers["user"],) if asks else ())
+    more = asked(function, "user", ("user", "overlaps") if "user" in problem.parameters else ("overlaps",))
+    check_of_sample("function", function, problem, more)
     if at_start:
         begin = checked_start(problem, result)
         states = {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a, "alpha": np.zeros(begin.runs)}
@@ -88,7 +86,7 @@ def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Pr
     if not problem.scheduled:
         del states["alpha"]
     lost = ~np.all([np.isfinite(value).all(axis=tuple(range(len(dims), value.ndim))) for value in states.values()], axis=0)
-    values, errors = expected(problem, UserLoss(function, asks), states)
+    values, errors = expected(problem, UserLoss(function, more), states)
     values[lost] = errors[lost] = np.nan
     name = getattr(function, "__name__", "expectation")
     dims = (*dims, *(f"component_{axis}" for axis in range(values.ndim - len(dims))))
@@ -102,12 +100,3 @@ def _recorded_problem(result: xr.Dataset) -> Problem:
         return problem_of(result)  # type: ignore[return-value]
     except ValueError as error:
         raise ValueError(f"problem is not given, and cannot be made again from the result: {error}; give problem=") from None
-
-
-def _takes_parameters(function: Any) -> bool:
-    """Whether a function has a fifth argument, for the numbers of the problem."""
-    try:
-        inspect.signature(function).bind(*range(5))
-    except (TypeError, ValueError):
-        return False
-    return True

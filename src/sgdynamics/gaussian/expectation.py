@@ -47,7 +47,8 @@ class Overlaps(NamedTuple):
 
 class Moments(NamedTuple):
     """H (p x fields), C (p x p), E[h h^T (|x_b|^2 - eigenvalue_b d_b)] (blocks x p x p; None at infinite d), E[dloss/da], E[loss], and
-    where inputs have means `shift` (p x signals): E[h_i x] has their part sum_r shift_ir w*_r."""
+    where inputs have means `shift` (p x signals): E[h_i x] has their part sum_r shift_ir w*_r. Where a loss or rule reads overlaps, `pull`
+    (p x fields): the mean of its coefficients [A | B] on rows and signals."""
 
     stein: Any
     noise: Any
@@ -55,10 +56,13 @@ class Moments(NamedTuple):
     head_gradient: Any
     risk: Any
     shift: Any = None
+    pull: Any = None
 
     def coefficients(self, parameters: Any) -> Any:
-        """E[h_i x] in block b on the rows and signals, (blocks, p, fields)."""
+        """The mean of what a sample moves rows against, in block b on the rows and signals, (blocks, p, fields): E[h_i x] and `pull`."""
         found = spectrum.scaled(parameters, self.stein)
+        if self.pull is not None:
+            found = found + self.pull
         if self.shift is None:
             return found
         rest = jnp.zeros((self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype)

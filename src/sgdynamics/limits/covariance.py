@@ -27,11 +27,11 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.compressed import sample_gradients
+from sgdynamics.compressed import sample_moves
 from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.gaussian.risk import overlaps_at
-from sgdynamics.gaussian.sampled import columns
+from sgdynamics.gaussian.sampled import columns, reading_overlaps
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
@@ -210,6 +210,7 @@ def _averages(
     centred = np.asarray(sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2))
     centred = centred @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
     shares, cases = sample.cases(parameters)
+    reading = reading_overlaps(structure, parameters, overlaps)
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):
@@ -218,9 +219,11 @@ def _averages(
         means = sample.mean_coefficients(parameters, draws)
         fields = centred if means is None else centred + np.asarray(overlaps.means(means.reshape(-1, tokens, structure.signals)))
         rows = fields.reshape(-1, structure.fields)
-        h, head_gradient = _gradients(structure, parameters, rows[:, :p], rows[:, p:], head, sample.given(draws))
+        h, head_gradient, pulls = _moves(structure, reading, rows[:, :p], rows[:, p:], head, sample.given(draws))
         by_token = h.reshape(-1, tokens, p)
         along = np.einsum("nti,ntf->nif", by_token, fields)
+        if pulls is not None:
+            along = along + np.asarray(pulls) @ np.asarray(overlaps.blocks).sum(axis=0)
         mixed = np.asarray(sample.mixed(parameters, by_token, -2))
         kick = np.einsum("nti,ntj->nij", mixed, mixed)
         every = np.concatenate([along, push * kick, np.asarray(head_gradient)[:, :, None]], axis=2)
@@ -240,5 +243,5 @@ def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, k
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
-    return sample_gradients(structure, parameters, jnp.asarray(fields), signals, head, noise)
+def _moves(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+    return sample_moves(structure, parameters, jnp.asarray(fields), signals, head, noise)

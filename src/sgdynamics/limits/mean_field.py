@@ -210,7 +210,7 @@ def solve_mean_field(
     T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
     first = {"M": T[0] @ problem.parameters["frame"][0].T, "q": q[0], "a": a[0]}
-    asked = checked_record(record, first, problem.structure, problem.parameters, False)
+    asked = checked_record(record, first, problem, False)
     others = {name: _beside(problem, other) for name, other in checked_evaluate(evaluate).items()}
     p = problem.width
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}

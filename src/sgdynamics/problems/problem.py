@@ -23,7 +23,7 @@ from sgdynamics.controls import Schedule, checked_values, describe_schedule, mad
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
-from sgdynamics.problems.losses import UserLoss, squared
+from sgdynamics.problems.losses import Seen, UserLoss, asked, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
@@ -146,15 +146,15 @@ class Problem:
             raise checks.reject("loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)")
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
-        wrapped = UserLoss(loss, parameters is not None, self.kinks)
+        wrapped = UserLoss(loss, asked(loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)), self.kinks)
         data = {name: self._given[name] for name in DATA}
         if expectation is not None and not all(callable(getattr(expectation, name, None)) for name in ("moments", "risk", "__hash__")):
             raise checks.reject("expectation", expectation, "give a hashable sgd.Expectation, with moments and risk")
         pairs = checked_covariance(covariance)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         if parameters is not None:
-            self._parameters["user"] = _user_parameters(parameters)
-        self._check_loss(loss, parameters is not None)
+            self._parameters["user"] = user_parameters(parameters)
+        checked_function("loss", loss, self.example(wrapped.more), takes=self.takes(wrapped.more), call="one sample")
         try_problem(self)
         self._sealed = True
 
@@ -228,14 +228,19 @@ class Problem:
         numbers = {**self._constants, **self._parameters}
         return {"frame": gram_root(numbers["gram"]), **following(numbers)}
 
-    def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
-        sample = self.structure.sample
-        draws = "noise_draw" if sample.draws is None else "draws"
-        names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
-        more = (self.at(0.0).parameters["user"],) if takes_parameters else ()
-        tokens, given = sample.token_shape, sample.example(self.parameters)
-        arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
-        checked_function("loss", loss, arguments, takes=names, call="one sample")
+    def takes(self, more: Sequence[str] = ()) -> str:
+        """The names of the arguments of a function of one sample, with what it takes after the draws."""
+        names = ["fields", "signals", "head", "noise_draw" if self.structure.sample.draws is None else "draws"]
+        return ", ".join([*names, *("parameters" if name == "user" else name for name in more)])
+
+    def example(self, more: Sequence[str] = ()) -> tuple[Any, ...]:
+        """Zeros of the shapes of such arguments."""
+        p, k, sample = self.width, self.signals, self.structure.sample
+        tokens, numbers = sample.token_shape, self.at(0.0).parameters
+        lengths = np.zeros((sample.inputs_a_sample,) * 2) if self.structure.loss.reads_lengths else None
+        numbers["overlaps"] = Seen(np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths)
+        given = sample.example(numbers)
+        return np.zeros((p, *tokens)), np.zeros((k, *tokens)), np.zeros(p), given, *(numbers[name] for name in more)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -260,7 +265,12 @@ class Problem:
         """What it is, in the table of what is supported."""
         sample = self.structure.sample
         several = sample.tokens is not None or sample.draws is not None
-        return ("fields", *["mixture"] * bool(self.clusters or sample.means), *["several inputs"] * several)
+        return (
+            "fields",
+            *["mixture"] * bool(self.clusters or sample.means),
+            *["several inputs"] * several,
+            *["rule"] * self.structure.loss.pulls,
+        )
 
     @property
     def scheduled(self) -> bool:
@@ -293,18 +303,22 @@ class Problem:
 
     def describe(self) -> dict[str, Any]:
         """The problem as plain values for the record of a result."""
-        data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
             "width": self.width,
             "signals": self.signals,
             "kinks": list(self.kinks),
-            "parameters": _plain(self._parameters.get("user")),
+            "parameters": plain_numbers(self._parameters.get("user")),
             **self._describe_common("gram"),
-            **{name: _plain(data.get(name, self._given[name])) for name in DATA if self._given[name] is not None},
+            **{name: plain_numbers(value) for name, value in self._described_data().items()},
             "rerunnable": False,
         }
+
+    def _described_data(self) -> dict[str, Any]:
+        """The arguments that say what a sample is, where they are given."""
+        data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
+        return {name: data.get(name, self._given[name]) for name in DATA if self._given[name] is not None}
 
     def _describe_common(self, gram_name: str) -> dict[str, Any]:
         single, gram = len(self.covariance) == 1, np.asarray(self.gram)
@@ -324,7 +338,7 @@ class Problem:
         return f"{self.kind}({shown})"
 
 
-def _user_parameters(value: Any) -> Any:
+def user_parameters(value: Any) -> Any:
     """The numbers of a user's loss, as float64 arrays."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise checks.reject("parameters", value, "give a dictionary of numbers or arrays by name")
@@ -348,7 +362,7 @@ def _numbers_at(problem: Any, alpha: float) -> Any:
         return numbers_at(problem, np.float64(alpha))
 
 
-def _plain(value: Any) -> Any:
+def plain_numbers(value: Any) -> Any:
     """Numbers, text and functions in dictionaries and lists, as plain values."""
 
     def plain(one: Any) -> Any:

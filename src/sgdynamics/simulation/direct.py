@@ -12,7 +12,7 @@ import numpy as np
 
 from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
-from sgdynamics.compressed import first_scalars, sample_gradients
+from sgdynamics.compressed import first_scalars, sample_moves
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames, placed
@@ -138,8 +138,21 @@ def direct_step(
 
     def gradient(weights: Any, head: Any) -> tuple[Any, Any]:
         fields = x @ weights.T
-        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
-        return h.T @ x / batch, jnp.mean(head_gradient, axis=0)
+        reading, lengths = parameters, None
+        if structure.loss.pulls:
+            Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
+            reading = structure.loss.reading(parameters, Q[None], M[None])
+            reading["overlaps"] = reading["overlaps"]._replace(P=(place.signals @ place.signals.T).astype(Q.dtype))
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(batch, -1, x.shape[1])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
+        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
+        found = h.T @ x / batch
+        if pulls is not None:
+            pull = jnp.mean(pulls, axis=0)
+            found = found + pull[:, : len(weights)] @ weights
+            found = found.at[:, place.axes].add(pull[:, len(weights) :] @ place.signals.astype(found.dtype))
+        return found, jnp.mean(head_gradient, axis=0)
 
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
     return take_step(law, algorithm, state, gradient, stride, x.shape[1], number)

@@ -69,9 +69,7 @@ def opened(
     dynamics.check_controls(when)
     begin = dynamics.start(start, runs)
     first = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(begin)).items()}
-    observables = checked_record(
-        record, first, getattr(problem, "structure", None), getattr(problem, "parameters", None), dynamics.has_data
-    )
+    observables = checked_record(record, first, problem, dynamics.has_data)
     observables.evaluated.update({name: dynamics.beside(other) for name, other in checked_evaluate(evaluate).items()})
     return Door(dynamics, begin, when, d, sizes, seed, progress, observables)
 
