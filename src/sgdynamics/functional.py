@@ -1,5 +1,7 @@
 """The same drift, risk and solve as pure JAX functions of pytrees: jit, vmap and grad go through them.
 
+::
+
     structure = problem.structure            # shapes and functions: static
     parameters = problem.parameters          # numbers: noise, weight_decay, gram, ...
     state = functional.state(start)          # {"M": (blocks, p, K), "Q": (blocks, p, p), "a": (p,)}
@@ -9,7 +11,7 @@
         final = lambda lr: functional.risk(structure, parameters, functional.solve(structure, parameters, state, times, lr=lr, last=True))
         jax.grad(final)(0.1)
 
-They compute in whatever precision the caller's JAX is set to; `jax.enable_x64(True)` gives that of the rest of the library.
+They compute in whatever precision the caller's JAX is set to; ``jax.enable_x64(True)`` gives that of the rest of the library.
 """
 
 from __future__ import annotations
@@ -271,7 +273,8 @@ def solve(
     flow : bool, default False
         Leave the noise of SGD out (lr -> 0); static.
     stiff : bool, default False
-        An implicit method, with 20000 steps at most; the explicit one has 2000. Beyond them states are infinite (``sgd.solve_ode`` goes on).
+        An implicit method, with 20000 steps at most; the explicit one has 2000. Beyond them states are infinite (``sgd.solve_ode`` goes
+        on).
     last : bool, default False
         Only the state at the last of the times.
     rtol : float, default 1e-08
@@ -279,8 +282,8 @@ def solve(
     atol : float, default 1e-10
         The absolute accuracy wanted of the overlaps.
     mode : str, default "reverse"
-        "reverse" goes with ``jax.grad`` and ``jax.jacrev`` (checkpointed), "forward" with ``jax.jvp`` and ``jax.jacfwd``, also nested, "both"
-        with either and ``jax.hessian``, at a higher cost.
+        "reverse" goes with ``jax.grad`` and ``jax.jacrev`` (checkpointed), "forward" with ``jax.jvp`` and ``jax.jacfwd``, also nested,
+        "both" with either and ``jax.hessian``, at a higher cost.
 
     Returns
     -------

@@ -126,7 +126,13 @@ class FixedData:
         return count
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result."""
+        """The algorithm as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+        """
         shown = {one.name: describe_schedule(getattr(self, one.name)) for one in fields(self)}
         record = {name: int(value) if isinstance(value, bool) else value for name, (value, _) in shown.items()}
         return {"kind": type(self).__name__, **record} | ({} if all(again for _, again in shown.values()) else {"rerunnable": False})

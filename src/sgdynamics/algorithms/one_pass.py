@@ -88,6 +88,7 @@ class OnePassSGD:
 
     @property
     def scheduled(self) -> bool:
+        """Whether the learning rate is a function of alpha."""
         return isinstance(self.lr, Schedule)
 
     @property
@@ -134,7 +135,13 @@ class OnePassSGD:
         return numbers if self.update is None else numbers | {"update": self.update.parameters}
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result."""
+        """The algorithm as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+        """
         shown, rerunnable = describe_schedule(self.lr)
         record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
         if self.update is not None:

@@ -1,12 +1,12 @@
 """Updates other than plain SGD that commute with rotations of the input space, and so close in the compressed space.
 
 An update is a function of rows (p x columns of any orthonormal frame) and of the gradient there, G = dloss/dW of a batch (mean loss,
-without weight decay) and g = dloss/da. Written once, it serves the exact chain and the direct simulation. |(G, g)| is the
-norm over all trained parameters: the root of |G|_F^2, plus |g|^2 where the head is trained.
+without weight decay) and g = dloss/da. Written once, it serves the exact chain and the direct simulation. ``|(G, g)|`` is the
+norm over all trained parameters: the root of ``|G|_F^2``, plus ``|g|^2`` where the head is trained.
 
-Weight decay: `momentum` and `reuse` treat it as part of the loss in every move; `normalised`, `clipped` and `sam` change the gradient
-of the data's loss only, and the decay is added afterwards. On the sphere the rows are normalised after every move. The clock does not
-change: a step is one batch, t = lr steps/d.
+Weight decay: ``momentum`` and ``reuse`` treat it as part of the loss in every move; ``normalised``, ``clipped`` and ``sam`` change the
+gradient of the data's loss only, and the decay is added afterwards. On the sphere the rows are normalised after every move. The clock
+does not change: a step is one batch, t = lr steps/d.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Update:
 
     @property
     def kind(self) -> str:
+        """What it is called."""
         return self.law.name
 
     @property
@@ -81,7 +82,13 @@ class Update:
         return {name: trees.traced(value) for name, value in self.numbers.items()}
 
     def describe(self) -> dict[str, Any]:
-        """The update as plain values for the record of a result."""
+        """The update as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the numbers; "rerunnable" is False for a user's own.
+        """
         own = {} if self.kind in MAKERS else {**function_identity(self.law.step.function), "rerunnable": False}
         return {"kind": self.kind, **{name: trees.number(value) for name, value in self.numbers.items()}, **own}
 

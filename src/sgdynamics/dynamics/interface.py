@@ -166,7 +166,13 @@ class Dynamics:
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for the record of a result."""
+        """Plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind", the parameters, and the identity of the class, which cannot be made again from them.
+        """
         numbers = jax.tree.map(
             lambda leaf: describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist(), self.parameters, is_leaf=scheduled
         )

@@ -512,8 +512,8 @@ def effective_dynamics(
 
     Examples
     --------
-    A spiked matrix with spike e_1, where f of m = x_1 is 4 (R^2 - 1.2) m, R the norm of x, g of r2 is 8 delta [(d - 1) R^2 + r2], and negated
-    noise makes f exact:
+    A spiked matrix with spike e_1, where f of m = x_1 is 4 (R^2 - 1.2) m, R the norm of x, g of r2 is 8 delta [(d - 1) R^2 + r2], and
+    negated noise makes f exact:
 
     >>> import jax, jax.numpy as jnp
     >>> def sample(key, d):

@@ -127,7 +127,13 @@ class Activation:
         return _jumps(self, order)
 
     def describe(self) -> Any:
-        """What a result records: a name that can be run again, or a function's identity."""
+        """What a result records.
+
+        Returns
+        -------
+        str or dict
+            A name that can be made again, a polynomial's coefficients, or a function's identity.
+        """
         if self.name in NAMED and NAMED[self.name] == self:
             return self.name
         if self.coefficients is not None:

@@ -366,7 +366,13 @@ class Problem:
         return sizes
 
     def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result."""
+        """The problem as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments, a user's function by its name and the hash of its source.
+        """
         data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
         return {
             "kind": self.kind,

@@ -108,7 +108,13 @@ class SpikedTensor:
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result."""
+        """The problem as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments.
+        """
         return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
 
 

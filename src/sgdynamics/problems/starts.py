@@ -24,7 +24,9 @@ TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integr
 
 @dataclass(frozen=True)
 class Start:
-    """Where one or more runs start: overlaps and head. Made by ``sgd.start``, ``sgd.random_start``, ``sgd.start_from`` or ``sgd.overlaps_of``.
+    """Where one or more runs start: overlaps and head.
+
+    Made by ``sgd.start``, ``sgd.random_start``, ``sgd.start_from`` or ``sgd.overlaps_of``.
 
     Parameters
     ----------
@@ -67,6 +69,7 @@ class Start:
 
     @property
     def runs(self) -> int:
+        """How many runs."""
         return self.a.shape[0]
 
     @property

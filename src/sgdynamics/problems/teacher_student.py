@@ -169,7 +169,8 @@ class MultiIndex(_Network):
     weight_decay : float or callable, default 0.0
         ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk.
     loss : str or callable, default "squared"
-        "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and -1), or a JAX function of (output, label).
+        "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and -1), or a JAX function of (output,
+        label).
     covariance : sequence of (float, float), optional
         Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
     kinks : sequence, default ()

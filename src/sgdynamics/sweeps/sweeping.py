@@ -49,9 +49,9 @@ def sweep(
         Dataset, a dataclass, a dictionary of numbers or a number.
     over : dict or list of dict
         A grid ``{"lr": [...], "problem.noise": [...]}``, or a list of points ``[{"lr": 0.1, ...}, ...]``. Names are dotted
-        ("problem.noise", "algorithm.lr", "start.seed"), or bare where one thing has them; "dimension", "seed", "runs" are the solver's before
-        the start's. A function in place of a list makes a parameter depend on others:
-        ``{"dimension": [...], "lr": lambda dimension: 0.1 / dimension}``; it is a variable of the result.
+        ("problem.noise", "algorithm.lr", "start.seed"), or bare where one thing has them; "dimension", "seed", "runs" are the solver's
+        before the start's. A function in place of a list makes a parameter depend on others: ``{"dimension": [...], "lr": lambda dimension:
+        0.1 / dimension}``; it is a variable of the result.
     problem : Problem or dict, optional
         What points vary: an object, or a record ``{"kind": "TeacherStudent", ...}``.
     algorithm : OnePassSGD, an algorithm on fixed data or dict, optional
