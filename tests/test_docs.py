@@ -25,6 +25,7 @@ LATER = (
     "howto/activation.md",
     "howto/figure.md",
     "howto/problem.md",
+    "howto/observe.md",
     "howto/open_engine.md",
     "howto/gradient.md",
     "howto/fixed_data.md",

@@ -18,7 +18,8 @@ Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -161,8 +162,16 @@ def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
         "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
         "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
         "a": state.head,
-        "train_risk": jnp.mean(losses),
+        "train_risk": jnp.mean(losses, axis=0),
     }
+
+
+def observed(observe_all: Any, layout: Layout, losses: Mapping[str, Any], parameters: Any, states: Any) -> dict[str, Any]:
+    """What `observe` gives of many states (by a compiled function of layout, parameters, states), and means of other losses by name."""
+    found = observe_all(layout, parameters, states)
+    for name, loss in losses.items():
+        found[name] = observe_all(replace(layout, structure=replace(layout.structure, loss=loss)), parameters, states)["train_risk"]
+    return found
 
 
 def outside(P: Any, vectors: Any, passes: int) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.variables import VARIABLES
 
 TIME_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps"}
 MOST_POINTS = 25  # error bars on a curve before they run into one another
@@ -78,7 +79,7 @@ def risk(
     fig, ax = _axes(ax)
     _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None)
     ax.set_xlabel(_time_label(result, x))
-    ax.set_ylabel({"excess_risk": "excess risk", "risk": "risk", "train_risk": "training risk"}[chosen])
+    ax.set_ylabel(VARIABLES[chosen].label)
     if log:
         ax.set_yscale("log")
     ax.legend(frameon=False)
@@ -86,7 +87,7 @@ def risk(
 
 
 def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
-    """Every entry of M (or Q, or a) against time, one colour an entry.
+    """Every entry of M (or Q, or a) against time, one colour an entry; ``variable`` draws any other.
 
     Parameters
     ----------
@@ -122,9 +123,53 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
     >>> len(ax.lines)
     3
     """
-    _checked(result)
     checks.choice("name", name, ("M", "Q", "a"))
     checks.result("result", result, name, fix="give a result with overlaps; those of a spiked tensor are m and r2")
+    return variable(result, name, ax, x=x, label=label)
+
+
+def variable(result: xr.Dataset, name: str, ax: Any = None, *, x: str = "t", label: str | None = None) -> tuple[Any, Any]:
+    """Any variable of a result against time, one colour an entry: overlaps, risks, and what ``record`` and ``evaluate`` have added.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver returned.
+    name : str
+        The variable, with axes (run, time, ...).
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+    x : str, default "t"
+        The unit of time: "t", "alpha" or "step".
+    label : str, optional
+        Of the runs in the legend; the method's name unless given.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If the result has no such variable along its runs and times.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> cosine = lambda state: state["M"][0, 0] / state["Q"][0, 0] ** 0.5
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], record={"cosine": cosine})
+    >>> fig, ax = sgd.plot.variable(path, "cosine")
+    >>> ax.get_ylabel()
+    'cosine'
+    """
+    _checked(result)
+    checks.result("result", result, name)
+    if result[name].dims[:2] != ("run", "time"):
+        raise checks.reject("name", name, f"it has the axes {result[name].dims}: give a variable along runs and times")
     _time(result, x)
     label = _text("label", label)
     fig, ax = _axes(ax)
@@ -134,15 +179,25 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
         entries = [entry for entry in entries if list(entry) == sorted(entry)]
     theory = _is_theory(result)
     for position, entry in enumerate(entries):
-        shown = f"${name}_{{{''.join(str(index + 1) for index in entry)}}}$" if theory and len(entries) <= 8 else None
+        shown = _entry(result, name, entry) if theory and len(entries) <= 8 else None
         if position == 0 and not theory:
             shown = label or _label(result)
         _draw(ax, _time(result, x), values[(slice(None), slice(None), *entry)], _style(result), shown, f"C{position % 10}")
     ax.set_xlabel(_time_label(result, x))
-    ax.set_ylabel({"M": "overlaps with the signals $M$", "Q": "overlaps of the rows $Q$", "a": "head $a$"}[name])
+    ax.set_ylabel(VARIABLES[name].label if name in VARIABLES else name)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, ncols=2)
     return fig, ax
+
+
+def _entry(result: xr.Dataset, name: str, entry: tuple[int, ...]) -> str:
+    """What a legend calls one entry of a variable."""
+    if name == "evaluated_risk":
+        return str(result["evaluation"].values[entry[0]])
+    if not entry:
+        return name
+    number = "".join(str(index + 1) for index in entry)
+    return f"${name}_{{{number}}}$" if len(name) == 1 else f"{name} {number}"
 
 
 REGION_COLOURS = {

@@ -80,11 +80,12 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
     },
+    "expect": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "certify": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "sweep": {},
 }
-WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "functional")  # they ask for none
+WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
 _ARGUMENT = {"other update": "update", "fixed data": "algorithm"}
 

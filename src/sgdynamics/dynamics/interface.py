@@ -104,7 +104,7 @@ class Dynamics:
     letter: ClassVar[str] = "d"  # the dimension's name
     methods: ClassVar[tuple[str, ...]] = ("exact",)  # of simulate
     has_data: ClassVar[bool] = False  # whether a data set is read again and again
-    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
+    variables: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     algorithm: Any = None
     definition: Any = None
 
@@ -240,9 +240,15 @@ class Dynamics:
         """A start as arrays with a leading axis of runs."""
         return begin.values
 
-    def public_states(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a user's function of a state sees."""
+    def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
+        """What a user's function of a state sees, of states with so many leading axes."""
         return states
+
+    def beside(self, other: Any) -> Dynamics:
+        """Another problem with the same states, for its risk along the way."""
+        if not isinstance(other, Dynamics) or set(other.variables) != set(self.variables) or not other.has("risk"):
+            raise checks.reject("evaluate", other, f"give a Dynamics with a risk, and with the variables {', '.join(self.variables)}")
+        return other.bound(self.algorithm)
 
     @property
     def controlled(self) -> bool:
@@ -377,7 +383,7 @@ class Dynamics:
         """The variables of a result."""
         return {**states, "risk": risk}
 
-    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
         """What each variable of a result is, and its axes after run and time."""
         return {**self.variables, "risk": ("population risk", ())}
 

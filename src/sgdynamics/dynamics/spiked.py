@@ -20,6 +20,7 @@ from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.spiked import MOST_ENTRIES, SpikedChain, SpikedVectors
+from sgdynamics.variables import VARIABLES
 
 
 class SpikedDynamics(Dynamics):
@@ -28,10 +29,7 @@ class SpikedDynamics(Dynamics):
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct", "tensor")
     letter: ClassVar[str] = "n"
     assumptions: ClassVar[str] = "fresh Gaussian tensors"
-    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-        "m": ("overlap with the signal, <x, v>", ()),
-        "r2": ("squared length orthogonal to the signal, |x|^2 - m^2", ()),
-    }
+    variables: ClassVar = {name: VARIABLES[name] for name in ("m", "r2")}
 
     def __init__(self, problem: SpikedTensor, algorithm: Any) -> None:
         constant_rate(algorithm, "spiked tensors")
@@ -98,10 +96,15 @@ class SpikedDynamics(Dynamics):
     def sde_step(self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
         return spiked_step_length(self.definition, self.numbers(dimension if higher_order else None), begin, end)
 
+    def beside(self, other: Any) -> Dynamics:
+        if set(self.definition.kinds) != set(getattr(other, "kinds", ())):
+            raise checks.reject("evaluate", other, "give a spiked tensor: only those have m and r2")
+        return SpikedDynamics(other, self.algorithm)
+
     def watched(self, criterion: Any, begin: SpikedStart, dimension: int | None) -> tuple[Watch, Any]:
         return SpikedWatch(self.definition.order, criterion), self.numbers(dimension)
 
-    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
         return {**self.variables, "risk": ("population loss without ridge and noise, |snr v^(k) - x^(k)|^2", ())}
 
 

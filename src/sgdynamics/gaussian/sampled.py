@@ -95,7 +95,7 @@ class Sampled(Expectation):
         def one(case: dict[str, Any]) -> Any:
             found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, parameters))
+            return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, parameters), axis=0)
 
         return self._over_cases(parameters, one)
 

@@ -7,6 +7,7 @@ batched product); on an accelerator, and where all runs share one data set, they
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -133,10 +134,16 @@ class DirectFixedData(Simulator):
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
             M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), rows)
-        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state)}
+        means = {name: self.train_mean(loss, state) for name, loss in self.on_train.items()}
+        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state), **means}
 
     def train_risk(self, state: Any) -> np.ndarray:
-        return np.asarray(_train_risk(self.structure, self.plan, self.parameters, self.now, self.data, state))
+        return self.train_mean(self.structure.loss, state)
+
+    def train_mean(self, loss: Any, state: Any) -> np.ndarray:
+        """The mean of a loss over the data set of each run."""
+        structure = replace(self.structure, loss=loss)
+        return np.asarray(_train_mean(structure, self.plan, self.parameters, self.now, self.data, state))
 
     def keep(self, state: Any, index: np.ndarray) -> Any:
         if not self.plan.shared:
@@ -248,9 +255,16 @@ def _over_runs(plan: Plan, function: Any, data: Data, *runs: Any) -> Any:
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_risk(structure: Any, plan: Plan, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
+def _train_mean(structure: Any, plan: Plan, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
     numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
-    return _over_runs(plan, lambda data, rows, head: _losses(structure, numbers, data, rows, head)[0], data, state.rows, state.head)
+    sample = structure.sample
+
+    def one(data: Data, rows: Any, head: Any) -> Any:
+        fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
+        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, data.given, numbers)
+        return jnp.mean(values, axis=0, dtype=jnp.float64)
+
+    return _over_runs(plan, one, data, state.rows, state.head)
 
 
 @float64

@@ -50,7 +50,7 @@ class ExactFixedData(Simulator):
         return *conditioning.advance(self.layout, numbers, self.most, state, keys, None, begin, end), watch.seen
 
     def overlaps(self, state: Any) -> dict[str, Any]:
-        return _observe(self.layout, numbers_at(self.parameters, self.now), state)
+        return conditioning.observed(_observe, self.layout, self.on_train, numbers_at(self.parameters, self.now), state)
 
     @property
     def grain(self) -> int:
