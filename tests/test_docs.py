@@ -35,7 +35,7 @@ LATER = (
 )  # programs of many seconds to compile
 API = sorted((DOCS / "api").glob("*.md"))
 SLOW = ("certify", "Certificate", "optimal_schedule", "OptimalSchedule", "measured_success", "MeasuredSuccess", "outcome")
-SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft")  # of docstrings: the same
+SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
 sys.path.insert(0, str(DOCS))
 import sections  # noqa: E402  what a public docstring must say, as the build asks too
 

@@ -187,10 +187,12 @@ def drift(
 
     Examples
     --------
+    >>> import jax
     >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
     >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
-    >>> rates = f.drift(problem.structure, problem.parameters, state, lr=0.1)
-    >>> [round(float(rate), 3) for rate in rates["M"].ravel()]
+    >>> with jax.enable_x64(True):
+    ...     rates = jax.jit(f.drift, static_argnums=0)(problem.structure, problem.parameters, state, lr=0.1)
+    >>> np.round(rates["M"].ravel(), 3).tolist()
     [0.3, 0.1]
     """
     rule = rule or Rule()
@@ -220,9 +222,11 @@ def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: 
 
     Examples
     --------
+    >>> import jax
     >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
     >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
-    >>> round(float(f.risk(problem.structure, problem.parameters, state)), 3)
+    >>> with jax.enable_x64(True):
+    ...     print(round(float(f.risk(problem.structure, problem.parameters, state)), 3))
     1.4
     """
     rule = rule or Rule()
@@ -297,9 +301,11 @@ def solve(
 
     Examples
     --------
+    >>> import jax
     >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
     >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
-    >>> found = f.solve(problem.structure, problem.parameters, state, [0.5, 1.0], lr=0.1, rtol=1e-4, atol=1e-6)
+    >>> with jax.enable_x64(True):
+    ...     found = jax.jit(f.solve, static_argnums=0)(problem.structure, problem.parameters, state, np.array([0.5, 1.0]), lr=0.1)
     >>> found["M"].shape
     (2, 1, 2, 1)
     """
