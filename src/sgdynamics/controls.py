@@ -39,7 +39,7 @@ class Schedule:
         return piecewise_rate(**{**self.numbers, **changes})
 
 
-class _Own:
+class _OwnSchedule:
     """A user's function of alpha; two wrappers of one function are equal, so that it compiles once."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -49,10 +49,10 @@ class _Own:
         return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Own) and self.own is other.own
+        return isinstance(other, _OwnSchedule) and self.own is other.own
 
     def __hash__(self) -> int:
-        return hash((_Own, id(self.own)))
+        return hash((_OwnSchedule, id(self.own)))
 
 
 def _piecewise(numbers: Any, alpha: Any) -> Any:
@@ -108,9 +108,9 @@ def scheduled(number: Any) -> bool:
 
 def made_schedule(name: str, function: Any, of: str) -> Schedule:
     """A schedule from a user's function of one number (`of`: alpha or t)."""
-    schedule = function if isinstance(function, Schedule) else Schedule(_Own(function), ())
+    schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
-    tried = function.own if isinstance(function, _Own) else function
+    tried = function.own if isinstance(function, _OwnSchedule) else function
     checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False)
     return schedule
 

@@ -323,11 +323,11 @@ def own(
         raise checks.reject("rows and scalars", names, 'give different names, such as rows=("velocity",), scalars=("norm",)')
     checks.choice("memory", memory, ("none", "slow", "fast"))
     _try_own(step, **names)
-    return Update(Law("own", _Own(step, **names), **names, rereads=checks.flag("rereads", rereads), memory=memory))
+    return Update(Law("own", _OwnStep(step, **names), **names, rereads=checks.flag("rereads", rereads), memory=memory))
 
 
 @dataclass(frozen=True)
-class _Own:
+class _OwnStep:
     """A user's step in terms of increments, as one of sets of rows and scalars."""
 
     function: Callable[..., Any]

@@ -145,7 +145,7 @@ def certify(
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
         given = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
         when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
-    setting = _Setting(dynamics, begin, runs, seed, when)
+    setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
     limit = "other update" not in algorithm.kinds
     with meter("certificate", 2.0 + (1 + len(growing)) * limit, progress) as bar:
@@ -209,7 +209,7 @@ def _dimensions(dynamics: Dynamics, dimension: Any, dimensions: Any) -> tuple[in
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _SharedRuns:
     """What all runs of a certificate share."""
 
     dynamics: Dynamics
@@ -288,7 +288,7 @@ class _Theory:
     relative: float  # error of the values, beside `errors`: a share of how far they have moved
 
 
-def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
+def _ode(setting: _SharedRuns, clocks: list[Any]) -> _Theory:
     """One solution, at the whole steps of every dimension."""
     points = [np.asarray(one.alpha, dtype=np.float64) for one in clocks]
     every, where = np.unique(np.concatenate(points), return_inverse=True)
@@ -301,7 +301,7 @@ def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
     return _Theory(parts, None, quadrature, integrator, quadrature + integrator)
 
 
-def _dmft(setting: _Setting, paths: int) -> _Theory:
+def _dmft(setting: _SharedRuns, paths: int) -> _Theory:
     steps = setting.steps(1)
     settings = {"paths": paths, "replicates": REPLICATES, "seed": setting.seed, "progress": False}
     found = solve_dmft(setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, steps=steps, **settings)

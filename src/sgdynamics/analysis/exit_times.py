@@ -376,7 +376,7 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         noiseless = replace(asked, dimension=None)
         reach = or_raise(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
         scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
-        length = min(dynamics.sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
+        length = min(dynamics.longest_sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
         simulator = dynamics.paths_of_sde(begin, d, asked.sizes, True)
         simulator.set_steps(*plan_steps(np.array([end]), length))
         length = float(simulator.lengths[0])

@@ -24,7 +24,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.analysis.spiked import spiked_fixed_points
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -210,13 +210,13 @@ def fixed_points(
 
 def _found(
     problem: Problem, algorithm: OnePassSGD, rule: Rule, X: np.ndarray, a: np.ndarray, runs: int, limit: float
-) -> tuple[_System, _Points]:
+) -> tuple[_System, _Candidates]:
     """Roots from these rows and heads, by a rule that is fine enough for them."""
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
         if runs:
-            roots = _Points(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
+            roots = _Candidates(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
         roots = roots.take(roots.residual <= limit)
         lengths = system.overlaps(roots)["Q"]
         needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
@@ -229,7 +229,7 @@ def _found(
         rule = replace(rule, terms=int(needed[near].max()))
 
 
-class _Points(NamedTuple):
+class _Candidates(NamedTuple):
     """Many states: coordinates y (n, m), what they are counted from (n, full), the drift and its Jacobian there."""
 
     y: np.ndarray
@@ -242,10 +242,10 @@ class _Points(NamedTuple):
         size = np.linalg.norm(self.drift, axis=1)
         return np.where(np.isfinite(size), size, np.inf)
 
-    def take(self, index: Any) -> _Points:
-        return _Points(*(part[index] for part in self))
+    def take(self, index: Any) -> _Candidates:
+        return _Candidates(*(part[index] for part in self))
 
-    def put(self, index: Any, other: _Points) -> None:
+    def put(self, index: Any, other: _Candidates) -> None:
         for mine, new in zip(self, other, strict=True):
             mine[index] = new
 
@@ -317,11 +317,11 @@ class _System:
         rates, jacobians = (np.concatenate(part)[: len(y)] for part in zip(*found, strict=True))
         return rates, jacobians
 
-    def at(self, y: np.ndarray, base: np.ndarray) -> _Points:
+    def at(self, y: np.ndarray, base: np.ndarray) -> _Candidates:
         rates, jacobians = self.rates(y, base, 1e-4 * self.edge)  # a Jacobian for Newton need not be exact, but finite
-        return _Points(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
+        return _Candidates(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
 
-    def overlaps(self, points: _Points) -> dict[str, np.ndarray]:
+    def overlaps(self, points: _Candidates) -> dict[str, np.ndarray]:
         """M, Q (block by block) and a."""
         full = points.base + points.y @ self.frame["out"].T
         cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
@@ -379,7 +379,7 @@ def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) ->
     return X, a
 
 
-def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Candidates:
     """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
 
     def normal(rows: np.ndarray) -> np.ndarray:
@@ -407,7 +407,7 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Poi
     return _polish(system, points, limit)
 
 
-def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Candidates:
     """Where the ODE leads: implicit Euler steps that lengthen, but not past what grows, so that a saddle is left as fast as it can be."""
     draw = np.random.default_rng(11)
     X = X + 1e-2 * draw.standard_normal(X.shape)  # off the subspaces that the dynamics would keep
@@ -431,7 +431,7 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Po
     return _polish(system, points, limit)
 
 
-def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -> _Points:
+def _polish(system: _System, points: _Candidates, limit: float, cut: float = 1e-9) -> _Candidates:
     """Newton in the overlaps with a pseudo-inverse, steps halved while they do not help; past the limit, as far as rounding allows."""
     step, live = np.ones(len(points.y)), np.arange(len(points.y))
     for _ in range(POLISH_STEPS):
@@ -447,7 +447,7 @@ def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -
     return points
 
 
-def _jacobians(system: _System, points: _Points) -> np.ndarray:
+def _jacobians(system: _System, points: _Candidates) -> np.ndarray:
     """Jacobians at roots; on the edge of the physical region those of smooth problems are limits from inside, extrapolated."""
     jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
     state = system.overlaps(points)
@@ -466,7 +466,7 @@ def _null_space(jacobian: np.ndarray) -> np.ndarray:
     return right[values <= NULL * max(values[0], 1e-300)].T
 
 
-def _settled(system: _System, roots: _Points, limit: float) -> _Points:
+def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
     """Degenerate roots are known badly (a triple root to 1e-4): put small parts to 0 and close rows together, if that is a root."""
     degenerate = [index for index, jacobian in enumerate(roots.jacobian) if _null_space(jacobian).shape[1]]
     if not degenerate:
@@ -493,7 +493,7 @@ def _settled(system: _System, roots: _Points, limit: float) -> _Points:
     return roots
 
 
-def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: float) -> int:
+def _family_dimension(system: _System, root: _Candidates, null: np.ndarray, limit: float) -> int:
     """The dimension of the family of roots through a root: nearby starts are sent to their own roots, whose moves are counted.
 
     Only moves along null directions of the Jacobian can belong to a family; a null direction that leads back is none.
@@ -517,32 +517,24 @@ def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: f
     return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.03 * STEP * np.sqrt(max(len(moves), 1))))
 
 
-def _described(system: _System, roots: _Points, limit: float, unphysical: bool) -> list[FixedPoint]:
+def _described(system: _System, roots: _Candidates, limit: float, unphysical: bool) -> list[FixedPoint]:
     """Roots as fixed points: physical, each once, with risk, stability and family."""
     problem = system.problem
     roots = _settled(system, roots, limit)
     state = system.overlaps(roots)
-    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
-    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
-    physical = lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+    physical = _physical(problem, state)
     risk = risks_by(problem.structure, system.rule, [problem.parameters], [state])[0].risk
-    jacobians = _jacobians(system, roots)
-    rates = system.rates(roots.y, roots.base, 0.0)[0]
-    if system.coarse_nodes is not None:
-        rates = np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+    jacobians, rates = _jacobians(system, roots), _rates_twice(system, roots)
     found: list[FixedPoint] = []
     for n in np.argsort(np.round(risk, 9), kind="stable"):
         on_kink = 0.0 in problem.structure.kinks and np.einsum("bii->i", state["Q"][n]).min() <= PHYSICAL
         if on_kink or not (physical[n] or unphysical) or not np.isfinite(jacobians[n]).all():
             continue
         values = np.array(sorted(np.linalg.eigvals(jacobians[n]).tolist(), key=lambda value: (-value.real, value.imag)), dtype=complex)
-        scale = float(np.abs(values).max())
-        # what replicates, or two grids, disagree on, as a move of the root
-        moves = (rates[n] - rates[n].mean(axis=0)) @ np.linalg.pinv(jacobians[n], rcond=NULL).T
-        error = float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+        error = _root_error(rates[n], jacobians[n])
         close = SAME + 10 * error
         level = [k for k, one in enumerate(found) if abs(one.risk - risk[n]) <= close * max(1.0, abs(risk[n]))]
-        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * scale]
+        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * float(np.abs(values).max())]
         dimension = 0 if same else _family_dimension(system, roots.take([n]), _null_space(jacobians[n]), limit)
         same = same or [k for k in level if dimension and found[k].manifold_dimension == dimension]
         if same:
@@ -551,13 +543,41 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
         if expectation_of(problem.structure).series:
             own = {name: part[n : n + 1] for name, part in state.items()}
             error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[0].worst * float(np.abs(roots.y[n]).max())
-        growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
         M, Q, a = (part[n] for part in state.values())
-        inner, lengths = Q.sum(axis=0), np.sqrt(np.abs(np.diag(Q.sum(axis=0))))
-        parallel = np.any(np.triu(inner - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
-        decided = system.flow or not problem.structure.kinks or not parallel
-        verdict = "marginal" if not decided else "saddle" if growing else "stable" if flat <= dimension else "marginal"
+        verdict = _verdict(system, values, dimension, Q.sum(axis=0))
         excess = float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan")
         numbers = (float(risk[n]), excess, float(roots.residual[n]), values, verdict, dimension, bool(physical[n]), error, 1)
         found.append(FixedPoint(M.sum(axis=0), Q.sum(axis=0), a, *numbers, M, Q))
     return found
+
+
+def _physical(problem: Problem, state: dict[str, np.ndarray]) -> np.ndarray:
+    """Whether there are rows with these overlaps: (n,)."""
+    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
+    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
+    return lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+
+
+def _rates_twice(system: _System, roots: _Candidates) -> np.ndarray:
+    """The drift at the roots by every replicate, or by two grids where coarser nodes tell the error: (n, 1 or more, m)."""
+    rates = system.rates(roots.y, roots.base, 0.0)[0]
+    if system.coarse_nodes is None:
+        return rates
+    return np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+
+
+def _root_error(rates: np.ndarray, jacobian: np.ndarray) -> float:
+    """What replicates, or two grids, disagree on, as a move of the root."""
+    moves = (rates - rates.mean(axis=0)) @ np.linalg.pinv(jacobian, rcond=NULL).T
+    return float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+
+
+def _verdict(system: _System, values: np.ndarray, dimension: int, Q: np.ndarray) -> str:
+    """Stable, saddle or marginal, from the eigenvalues; at parallel rows the noise term of a kinked loss has no derivative to judge by."""
+    scale = float(np.abs(values).max())
+    growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
+    lengths = np.sqrt(np.abs(np.diag(Q)))
+    parallel = np.any(np.triu(Q - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
+    if not system.flow and system.problem.structure.kinks and parallel:
+        return "marginal"
+    return "saddle" if growing else "stable" if flat <= dimension else "marginal"

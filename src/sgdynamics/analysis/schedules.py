@@ -121,7 +121,7 @@ class OptimalSchedule:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _Static:
     """All that is static, so that one program serves any numbers."""
 
     structure: Structure
@@ -130,7 +130,7 @@ class _Setting:
     steps: int
 
 
-def _states(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _states(setting: _Static, numbers: Any, log_rates: Any) -> Any:
     """The states of all starts at the end of each piece, axes (run, piece)."""
     structure, parameters = setting.structure, numbers["parameters"]
     length = numbers["alpha"] / (log_rates.shape[0] * setting.steps)
@@ -159,20 +159,20 @@ def _states(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
     return jax.vmap(lambda state: jax.lax.scan(piece, state, jnp.exp(log_rates))[1])(numbers["states"])
 
 
-def _level(setting: _Setting, numbers: Any, states: Any) -> Any:
+def _level(setting: _Static, numbers: Any, states: Any) -> Any:
     """The logarithm of the mean excess risk over starts; the risk itself where the loss has no excess risk."""
     structure, parameters = setting.structure, numbers["parameters"]
     risk = jnp.mean(jax.vmap(lambda state: functional.risk(structure, parameters, state, rule=setting.rule))(states))
     return jnp.log(risk - parameters["noise"] / 2) if structure.has_excess else risk
 
 
-def _final(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _final(setting: _Static, numbers: Any, log_rates: Any) -> Any:
     states = _states(setting, numbers, log_rates)
     return _level(setting, numbers, jax.tree.map(lambda value: value[:, -1], states))
 
 
 @partial(jax.jit, static_argnums=0)
-def _path(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _path(setting: _Static, numbers: Any, log_rates: Any) -> Any:
     """Levels at the end of each piece, for several schedules."""
 
     def one(log_rates: Any) -> Any:
@@ -183,17 +183,17 @@ def _path(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _start_level(setting: _Setting, numbers: Any) -> Any:
+def _start_level(setting: _Static, numbers: Any) -> Any:
     return _level(setting, numbers, numbers["states"])
 
 
 @partial(jax.jit, static_argnums=0)
-def _many(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _many(setting: _Static, numbers: Any, log_rates: Any) -> Any:
     return jax.vmap(partial(_final, setting, numbers))(log_rates)
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_gradient(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _with_gradient(setting: _Static, numbers: Any, log_rates: Any) -> Any:
     return jax.value_and_grad(partial(_final, setting, numbers))(log_rates)
 
 
@@ -286,7 +286,7 @@ def optimal_schedule(
         "states": {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a},
     }
     first = max(4, STEPS // pieces)
-    setting = _Setting(problem.structure, functional.rule(problem, begin), batch, first)
+    setting = _Static(problem.structure, functional.rule(problem, begin), batch, first)
     search = _Search(numbers, pieces, (math.log(low), math.log(high)), problem.structure.has_excess)
     with meter("optimal schedule", iterations * (1 + restarts), progress) as bar:
         log_rates, path = None, []
@@ -358,7 +358,7 @@ class _Search:
     bounds: tuple[float, float]
     excess: bool
 
-    def levels(self, setting: _Setting, log_rates: np.ndarray) -> np.ndarray:
+    def levels(self, setting: _Static, log_rates: np.ndarray) -> np.ndarray:
         """The level of each row; infinite where the solution has diverged."""
         found = np.asarray(_many(setting, self.numbers, log_rates))
         return np.where(np.isfinite(found), found, np.inf)
@@ -366,7 +366,7 @@ class _Search:
     def risks(self, levels: np.ndarray) -> np.ndarray:
         return np.exp(levels) if self.excess else levels
 
-    def best_constant(self, setting: _Setting) -> tuple[float, float]:
+    def best_constant(self, setting: _Static) -> tuple[float, float]:
         """The best constant log-rate and its level, by grids that close in on it."""
         low, high = self.bounds
         best, level = low, math.inf
@@ -383,7 +383,7 @@ class _Search:
             low, high = grid[max(at - 1, 0)], grid[min(at + 1, GRID - 1)]
         return best, level
 
-    def descend(self, setting: _Setting, log_rates: np.ndarray, iterations: int, bar: Any) -> tuple[np.ndarray, float, list[float], bool]:
+    def descend(self, setting: _Static, log_rates: np.ndarray, iterations: int, bar: Any) -> tuple[np.ndarray, float, list[float], bool]:
         """Log-rates at a local minimum, their level, the levels on the way, and whether it is a minimum."""
 
         def value(log_rates: np.ndarray) -> tuple[float, np.ndarray]:

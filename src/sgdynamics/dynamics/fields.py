@@ -19,7 +19,7 @@ from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, rates_at
-from sgdynamics.limits.sde import SdePaths, step_length
+from sgdynamics.limits.sde import SdePaths, sde_step_length
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.samples.spectrum import eigenvalues
@@ -140,8 +140,8 @@ class FieldDynamics(Dynamics):
         check_dimension(self.definition, dimension)
         return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
 
-    def sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
-        return step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
+    def longest_sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+        return sde_step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
         watch = FieldWatch(self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion)

@@ -37,7 +37,7 @@ class Clusters(Sampled):
         best = mixtures.rule_for(self.structure.width, fine=True)
         return None if self.drift_sampled or best == self._rule(rule) else replace(rule, mixture=best)
 
-    def _rule(self, rule: Rule) -> mixtures.Rule:
+    def _rule(self, rule: Rule) -> mixtures.MixtureRule:
         return rule.mixture or mixtures.rule_for(self.structure.width)
 
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:

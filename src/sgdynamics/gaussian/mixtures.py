@@ -39,7 +39,7 @@ class ClusterMoments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class MixtureRule:
     """How finely to integrate.
 
     `inner`: nodes along (a half-line), across (a half-line) and between the lines of the pair that is integrated last. `outer`: the
@@ -62,19 +62,19 @@ class Rule:
     replicates: int = 4
 
 
-def rule_for(width: int, *, fine: bool = False) -> Rule:
+def rule_for(width: int, *, fine: bool = False) -> MixtureRule:
     """The rule for so many units: one and two to rounding, three and four to 1e-8 (four nearly parallel to 1e-5; fine: 1e-6), more sampled.
 
     That is where v_i times the standard deviation of h_i is about 1 or less; a steeper f needs more nodes, and `error` says so.
     """
     width = whole("width", width, 1)
     if width <= 2:
-        return Rule(line=16, inner=(16, 16, 40), span=8.5)
+        return MixtureRule(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
-        return Rule(line=12, inner=(12, 12, 28), graded=12, span=7.5)
+        return MixtureRule(line=12, inner=(12, 12, 28), graded=12, span=7.5)
     if not fine:
-        return Rule(lines=(5, 7))
-    return Rule(lines=(7, 9), line=8, inner=(6, 7, 16), outer=(7, 6, 9), graded=8, span=6.3, log2_circles=12, log2_points=14)
+        return MixtureRule(lines=(5, 7))
+    return MixtureRule(lines=(7, 9), line=8, inner=(6, 7, 16), outer=(7, 6, 9), graded=8, span=6.3, log2_circles=12, log2_points=14)
 
 
 def sampled(width: int) -> bool:
@@ -82,7 +82,7 @@ def sampled(width: int) -> bool:
     return width > WIDTHS
 
 
-def nodes_for(rule: Rule, width: int) -> dict[str, np.ndarray]:
+def nodes_for(rule: MixtureRule, width: int) -> dict[str, np.ndarray]:
     """The arrays the rule needs, with a leading axis of replicates (of one, where the moments are not sampled)."""
     if sampled(width):
         return {
@@ -95,7 +95,7 @@ def nodes_for(rule: Rule, width: int) -> dict[str, np.ndarray]:
     return nodes if width <= 2 else {**nodes, "circles": sobol_normals(2 * width, 12, 1, whiten=False)}
 
 
-def cluster_moments(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> ClusterMoments:
+def cluster_moments(rule: MixtureRule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> ClusterMoments:
     """P, D, S, B and risk of every cluster; `nodes` is one replicate of `nodes_for`.
 
     means (C, K), covariance (K, K) positive semi-definite, head (K,), labels (C,) of 0 and 1. A unit without variance is active
@@ -117,7 +117,7 @@ def cluster_moments(rule: Rule, nodes: dict[str, Any], means: Any, covariance: A
     return jax.tree.map(mixed, found, better)
 
 
-def _by_lines(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> tuple[ClusterMoments, Any]:
+def _by_lines(rule: MixtureRule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> tuple[ClusterMoments, Any]:
     """A cluster by nested half-lines, and how far not to believe them."""
     coarse, fine = (nested.orthants(nodes[f"half_line_{count}"], mean, covariance, head, flip) for count in rule.lines)
     table = nodes[f"half_line_{rule.lines[-1]}"]
@@ -127,7 +127,7 @@ def _by_lines(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, hea
     return found, nested.doubt(coarse, fine)
 
 
-def error(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
+def error(rule: MixtureRule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
     """Estimated relative error of `cluster_moments` at one state; `nodes` is all of `nodes_for`, replicates included.
 
     Sampled: the standard error over replicates. Else the difference from a rule of other counts: a coarser one for one and two
@@ -155,7 +155,7 @@ def error(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: 
     return jnp.max(jnp.stack(ratios))
 
 
-def _other(rule: Rule, width: int) -> Rule:
+def _other(rule: MixtureRule, width: int) -> MixtureRule:
     """The rule that another is compared with."""
     along, across, middle = rule.inner
     if width <= 2:
@@ -167,7 +167,7 @@ def _other(rule: Rule, width: int) -> Rule:
     )
 
 
-def accuracy(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
+def accuracy(rule: MixtureRule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
     """P(sign of f agrees with the label) of every cluster, a tie f = 0 counted as 1/2; `nodes` is one replicate of `nodes_for`.
 
     One and two units by quadrature; more on circles through Sobol points, each circle exactly (an error of about 1e-4).
@@ -193,7 +193,7 @@ class _Given(NamedTuple):
     vb: Any
 
 
-def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, layered: bool) -> _Given:
+def _given(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, layered: bool) -> _Given:
     """Points of all units but the last two (none, one or a pair)."""
     first = mean.shape[0] - 2
     last = {"frame": half_lines.frame(root[first:, first:]), "va": head[first], "vb": head[first + 1]}
@@ -201,14 +201,23 @@ def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, l
         one = jnp.ones(1, mean.dtype)
         return _Given(one, jnp.zeros((1, 0), mean.dtype), 0 * one, mean[:1], mean[1:], **last)
     rest = safe_root(jnp.sum(root[first:, first:] ** 2, axis=1))
-    if first == 1:
-        edge = -standardised(mean[0], root[0, 0])
-        grading = _grading(rule, rest, root[1:, 0]) if layered else None
-        z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
-        z = jnp.concatenate([z[0], -z[1]])
-        active = np.repeat([1.0, 0.0], z.shape[0] // 2)
-        fields = mean[:, None] + root[:, :1] * z
-        return _Given(weights.reshape(-1), jnp.asarray(active)[:, None], head[0] * active * fields[0], fields[1], fields[2], **last)
+    z, weights, active = _given_one(rule, nodes, mean, root, rest, layered) if first == 1 else _given_pair(rule, nodes, mean, root, rest)
+    fields = mean[:, None] + root[:, :first] @ z
+    f = jnp.sum(head[:first, None] * active * fields[:first], axis=0)
+    return _Given(weights.reshape(-1), active.T, f, fields[first], fields[first + 1], **last)
+
+
+def _given_one(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, rest: Any, layered: bool) -> tuple[Any, Any, Any]:
+    """Points z (1, N) of a first unit, its kink at an edge of two half-lines; their weights, and whether it is active (1, N)."""
+    edge = -standardised(mean[0], root[0, 0])
+    grading = _grading(rule, rest, root[1:, 0]) if layered else None
+    z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
+    z = jnp.concatenate([z[0], -z[1]])
+    return z[None], weights, jnp.asarray(np.repeat([1.0, 0.0], z.shape[0] // 2))[None]
+
+
+def _given_pair(rule: MixtureRule, nodes: dict[str, Any], mean: Any, root: Any, rest: Any) -> tuple[Any, Any, Any]:
+    """Points z (2, N) of a first pair, on either side of both of its kinks; their weights, and which of the two are active (2, N)."""
     pair = half_lines.frame(root[:2, :2])
     # without variance of the first, n is the second's own coordinate
     by_n = jnp.where(pair.sa > 0, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin, root[2:, 1])
@@ -224,23 +233,21 @@ def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, l
     right_left = jnp.broadcast_to(between[:, :, None, None], (2, 2, count, plane.between.shape[-1]))
     active = jnp.concatenate([above_below, right_left], axis=-1).reshape(2, -1)
     second = jnp.where(pair.sa > 0, pair.sign * (pair.sin * n - pair.cos * t), n)
-    z = jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1)
-    fields = mean[:, None] + root[:, :2] @ z
-    return _Given(weights.reshape(-1), active.T, jnp.sum(head[:2, None] * active * fields[:2], axis=0), fields[2], fields[3], **last)
+    return jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1), weights, active
 
 
 def _tables(nodes: dict[str, Any], counts: tuple[int, int, int]) -> tuple[Any, Any]:
     return nodes[f"half_line_{counts[0]}"], nodes[f"half_line_{counts[1]}"]
 
 
-def _grading(rule: Rule, rest: Any, slope: Any) -> half_lines.Grading:
+def _grading(rule: MixtureRule, rest: Any, slope: Any) -> half_lines.Grading:
     """Nodes down to the narrowest layer that later units make at a kink: their spread given the earlier units, over their slope."""
     steep = jnp.abs(slope)
     layer = jnp.min(jnp.where(steep > 0, rest / jnp.where(steep > 0, steep, 1.0), 1.0))
     return half_lines.Grading(rule.graded, rule.near, jax.lax.stop_gradient(jnp.clip(layer, 1e-5, 1.0)))
 
 
-def _over_pair(rule: Rule, nodes: dict[str, Any], given: _Given, flip: Any) -> tuple[Any, Any, Any]:
+def _over_pair(rule: MixtureRule, nodes: dict[str, Any], given: _Given, flip: Any) -> tuple[Any, Any, Any]:
     """Of q = sigmoid(flip f) given each point: the parts (N, 4) of E[q] and E[q^2] above, below, right, left; E[softplus(flip f)]."""
     frame = given.frame
     plane = half_lines.plane(_tables(nodes, rule.inner), rule.inner[2], rule.span, frame, given.ma, given.mb)
@@ -314,7 +321,7 @@ def _conditioned(mean: Any, covariance: Any, head: Any) -> tuple[Any, Any, Any, 
     return jax.vmap(one)(np.arange(width), others)
 
 
-def _one_unit(rule: Rule, nodes: dict[str, Any], mean: Any, spread: Any, head: Any, flip: Any) -> tuple[Any, Any, Any, Any]:
+def _one_unit(rule: MixtureRule, nodes: dict[str, Any], mean: Any, spread: Any, head: Any, flip: Any) -> tuple[Any, Any, Any, Any]:
     """E[1 q], E[1 q^2], E[softplus(flip f)] and E[q] of a single unit."""
     z, weights = half_lines.both(nodes[f"half_line_{rule.line}"], -standardised(mean, spread))
     f = flip * head * (mean + spread * z[0])
@@ -324,7 +331,7 @@ def _one_unit(rule: Rule, nodes: dict[str, Any], mean: Any, spread: Any, head: A
     return first, weights[0] @ q**2, weights[0] @ _softplus(f, q) + silent * np.log(2), first + silent / 2
 
 
-def _nested(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> ClusterMoments:
+def _nested(rule: MixtureRule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> ClusterMoments:
     """One cluster of up to four units.
 
     With flip = 1 - 2y and q = sigmoid(flip f): e = flip q, e^2 = q^2, sigmoid'(f) = q - q^2, loss = softplus(flip f).
@@ -432,7 +439,7 @@ def _on_circles(nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, fl
 # accuracy
 
 
-def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
+def _pair_accuracy(rule: MixtureRule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
     """One or two units: f is linear in n on every piece of the plane, so the share of n where it is positive is a difference of cdfs."""
     if mean.shape[0] == 1:
         share = jax.scipy.special.ndtr(standardised(mean[0], safe_root(covariance[0, 0])))
@@ -455,7 +462,7 @@ def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any
     return 0.5 - flip * jnp.sum(plane.weight[0] * signed) / 2
 
 
-def _circle_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
+def _circle_accuracy(rule: MixtureRule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
     """Any number of units: on every arc f = level + a cos(phi) + b sin(phi), positive on a known interval of angles."""
     del rule
     arcs = _arcs(nodes["circles"], mean, covariance)

@@ -337,38 +337,9 @@ class Found(NamedTuple):
 
 def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, entropy: Sequence[int], shown: Meter) -> Found:
     """Both passes over the draws, and what comes of them."""
-    chunk, point = sizes.chunk, sizes.point
-    starts = range(0, samples, chunk)
-    groups, control, kept = np.zeros((GROUPS, sizes.parameters)), [], []
-    for first in starts:
-        gradients, found = _gradients(task.data, point, _draws(task.sample, dimension, _keys(entropy, first, chunk)))
-        units = np.asarray(gradients)[: samples - first, -1]
-        broken = np.sum(~np.isfinite(units).all(axis=1))
-        if broken:
-            raise ValueError(
-                f"point: the gradient of loss is not finite for {broken} of the draws {first} to {first + len(units) - 1}; "
-                "give a point and a loss with finite gradients (sqrt and log have none at 0)"
-            )
-        group = (first + np.arange(len(units))) * GROUPS // samples
-        groups += (group == np.arange(GROUPS)[:, None]).astype(float) @ units
-        control.append(np.asarray(found)[: len(units)])
-        kept.append(gradients if sizes.keep else None)
-        shown.advance(chunk)
+    groups, control, kept = _gradient_sums(task, sizes, dimension, samples, entropy, shown)
     centre = groups.sum(axis=0) / samples
-    slopes, bends = [], []
-    value = mean = np.zeros(0)
-    for first, gradients in zip(starts, kept, strict=True):
-        if gradients is None:
-            gradients, _ = _gradients(task.data, point, _draws(task.sample, dimension, _keys(entropy, first, chunk)))
-        slope, bend, value, mean = (np.asarray(part) for part in _along(task.statistics, point, centre, gradients))
-        slopes.append(slope[: samples - first])
-        bends.append(bend[: samples - first])
-        shown.advance(chunk)
-    slope, bend, control = (np.concatenate(parts) for parts in (slopes, bends, control))
-    if not (np.all(np.isfinite(value)) and np.all(np.isfinite(slope)) and np.all(np.isfinite(bend))):
-        wrong = ~(np.isfinite(value) & np.isfinite(slope).all(axis=(0, 1)) & np.isfinite(bend).all(axis=(0, 1)))
-        told = ", ".join(np.array(sizes.names)[wrong])
-        raise ValueError(f"statistics: {told} or its first two derivatives are not finite at point; give a smooth statistic there")
+    slope, bend, value, mean = _increments(task, sizes, centre, kept, dimension, samples, entropy, shown)
     draws = 1 if task.data[1] is None else 2
     pair, pair_bend = slope[:, -1], bend[:, -1]
     slope, bend = slope[:, :draws], bend[:, :draws]
@@ -379,23 +350,10 @@ def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, e
     drift, drift_error = _average(lambda s: pair[s], control)
     corrector, corrector_error = _average(lambda s: both[s], control)
     increment, increment_error = _average(lambda s: delta / 2 * both[s] - pair[s], control)
-    upper = np.triu_indices(sizes.statistics)
-
-    def outer(s: slice) -> np.ndarray:
-        """The upper triangle of (J h)(J h)^T, row by row, averaged over a unit's draws."""
-        a = slope[s]
-        return np.concatenate([np.einsum("nd,ndj->nj", a[..., i], a[..., i:]) for i in range(sizes.statistics)], axis=1) / draws
-
-    products, products_error = _average(outer, control)
-    products += (pair.T @ pair)[upper] / (samples * (samples - 1))
-    diffusion, diffusion_error = np.zeros((2, sizes.statistics, sizes.statistics))
-    diffusion[upper], diffusion_error[upper] = delta * products, delta * products_error
-    diffusion.T[upper], diffusion_error.T[upper] = diffusion[upper], diffusion_error[upper]
+    diffusion, diffusion_error = _diffusion(slope, pair, control, delta)
     # errors are never stated below what rounding does
     size = np.sqrt(mean**2 + (slope**2).mean(axis=(0, 1)))
     bent = delta / 2 * np.abs(bend).mean(axis=(0, 1))
-    none = np.zeros((samples, 0))
-    square = _average(lambda s: ((bend[s] - both.mean(axis=0)) ** 2).mean(axis=1), none)
     norm, norm_error = _squared_norm(groups / np.bincount(np.arange(samples) * GROUPS // samples)[:, None])
     dynamics = EffectiveDynamics(
         names=sizes.names,
@@ -414,7 +372,71 @@ def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, e
         dimension=dimension,
         draws=draws * samples,
     )
+    none = np.zeros((samples, 0))
+    square = _average(lambda s: ((bend[s] - both.mean(axis=0)) ** 2).mean(axis=1), none)
     return Found(dynamics, _average(lambda s: (slope[s] ** 4).mean(axis=1), none), square)
+
+
+def _gradient_sums(
+    task: Task, sizes: Sizes, dimension: int, samples: int, entropy: Sequence[int], shown: Meter
+) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    """The first pass: sums of gradients in groups (GROUPS, parameters), the controls (samples, ...), the gradients where there is room."""
+    groups, control, kept = np.zeros((GROUPS, sizes.parameters)), [], []
+    for first in range(0, samples, sizes.chunk):
+        gradients, found = _gradients(task.data, sizes.point, _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)))
+        units = np.asarray(gradients)[: samples - first, -1]
+        broken = np.sum(~np.isfinite(units).all(axis=1))
+        if broken:
+            raise ValueError(
+                f"point: the gradient of loss is not finite for {broken} of the draws {first} to {first + len(units) - 1}; "
+                "give a point and a loss with finite gradients (sqrt and log have none at 0)"
+            )
+        group = (first + np.arange(len(units))) * GROUPS // samples
+        groups += (group == np.arange(GROUPS)[:, None]).astype(float) @ units
+        control.append(np.asarray(found)[: len(units)])
+        kept.append(gradients if sizes.keep else None)
+        shown.advance(sizes.chunk)
+    return groups, np.concatenate(control), kept
+
+
+def _increments(
+    task: Task, sizes: Sizes, centre: np.ndarray, kept: list[Any], dimension: int, samples: int, entropy: Sequence[int], shown: Meter
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The second pass: first and second derivatives of the statistics along each centred gradient (samples, draws, statistics), the
+    statistics and their derivative along the centre."""
+    slopes, bends = [], []
+    value = mean = np.zeros(0)
+    for first, gradients in zip(range(0, samples, sizes.chunk), kept, strict=True):
+        if gradients is None:
+            gradients, _ = _gradients(task.data, sizes.point, _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)))
+        slope, bend, value, mean = (np.asarray(part) for part in _along(task.statistics, sizes.point, centre, gradients))
+        slopes.append(slope[: samples - first])
+        bends.append(bend[: samples - first])
+        shown.advance(sizes.chunk)
+    slope, bend = np.concatenate(slopes), np.concatenate(bends)
+    if not (np.all(np.isfinite(value)) and np.all(np.isfinite(slope)) and np.all(np.isfinite(bend))):
+        wrong = ~(np.isfinite(value) & np.isfinite(slope).all(axis=(0, 1)) & np.isfinite(bend).all(axis=(0, 1)))
+        told = ", ".join(np.array(sizes.names)[wrong])
+        raise ValueError(f"statistics: {told} or its first two derivatives are not finite at point; give a smooth statistic there")
+    return slope, bend, value, mean
+
+
+def _diffusion(slope: np.ndarray, pair: np.ndarray, control: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """delta E[(J h)(J h)^T] of the centred gradients h (statistics, statistics), and its error."""
+    samples, draws, statistics = slope.shape
+    upper = np.triu_indices(statistics)
+
+    def outer(s: slice) -> np.ndarray:
+        """The upper triangle of (J h)(J h)^T, row by row, averaged over a unit's draws."""
+        a = slope[s]
+        return np.concatenate([np.einsum("nd,ndj->nj", a[..., i], a[..., i:]) for i in range(statistics)], axis=1) / draws
+
+    products, products_error = _average(outer, control)
+    products += (pair.T @ pair)[upper] / (samples * (samples - 1))
+    diffusion, error = np.zeros((2, statistics, statistics))
+    diffusion[upper], error[upper] = delta * products, delta * products_error
+    diffusion.T[upper], error.T[upper] = diffusion[upper], error[upper]
+    return diffusion, error
 
 
 def _check_means(slope: np.ndarray, bend: np.ndarray, control: np.ndarray) -> None:

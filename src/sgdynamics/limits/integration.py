@@ -228,10 +228,10 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
     for replicate, run in zip(*np.nonzero(full), strict=True):
         own = jax.tree.map(lambda leaf, replicate=replicate: leaf[replicate], case.each)
         state = {name: np.asarray(value[replicate, run]) for name, value in found.last.items()}
-        begin = float(time[replicate, run])
-        rest = t > begin
+        t0 = float(time[replicate, run])
+        rest = t > t0
         try:
-            end, values = _long_run(case, own, state, begin, t[rest], 0.0 if case.levels is None else float(case.levels[run]))
+            end, values = _long_run(case, own, state, t0, t[rest], 0.0 if case.levels is None else float(case.levels[run]))
         except ValueError as error:
             return error
         for name, value in values.items() if case.watch is None else ():
@@ -242,7 +242,7 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
     return Solved(states, bool(full.any()), np.any(tired, axis=0, keepdims=True)[0], np.where(left, time, np.nan), blown)
 
 
-def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray, level: float) -> Any:
+def _long_run(case: Case, own: Any, state: Any, t0: float, times: np.ndarray, level: float) -> Any:
     """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
     form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
     # on the device once, not at each of thousands of calls
@@ -252,14 +252,14 @@ def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray,
         return np.asarray(_flat_rate(form, *numbers, t, y))
 
     y = np.asarray(form.flat(state))
-    if not np.all(np.isfinite(field(begin, y))):
+    if not np.all(np.isfinite(field(t0, y))):
         raise ValueError(
-            f"problem: its drift is not finite at t = {begin:.4g}: the loss, an activation or the target gives NaN or infinity there; "
+            f"problem: its drift is not finite at t = {t0:.4g}: the loss, an activation or the target gives NaN or infinity there; "
             "make it finite for every real field"
         )
     seen = None if case.watch is None else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
     setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(np.sum(np.abs(y)) < LARGEST), "watch": seen}
-    found = follow(field, y, begin, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
+    found = follow(field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
     return found, {name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()}
 
 

@@ -128,7 +128,7 @@ def _flat_on_table(numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any
     return _on_table(numbers, ravel_pytree(like)[1](y))
 
 
-def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], begin: float, times: np.ndarray, tolerance: Any) -> Followed:
+def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], t0: float, times: np.ndarray, tolerance: Any) -> Followed:
     """One start from where the explicit method stopped, by LSODA."""
     like = jax.tree.map(jnp.asarray, state)
     numbers = jax.tree.map(jnp.asarray, numbers)
@@ -136,7 +136,7 @@ def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], begin: flo
     setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(inside(y))}
     y = np.asarray(ravel_pytree(like)[0])
     limits = float(tolerance["rtol"]), float(tolerance["atol"])
-    return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, begin, times, *limits, **setting)
+    return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, t0, times, *limits, **setting)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -156,7 +156,7 @@ def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
         excess = 0.5 * (numbers["rest"] + jnp.sum((y - F) ** 2))
         if way.loss is not None:  # a polynomial: the series ends
             return excess, jnp.asarray(0.0)
-        degree = series.layout(way.basis).degree
+        degree = series.indices(way.basis).degree
         last, before = (jnp.sum(jnp.where((degree >= way.basis.terms - n) & (degree < way.basis.terms - n + 4), F**2, 0.0)) for n in (4, 8))
         ratio = jnp.minimum(last / jnp.maximum(before, 1e-300), 0.999)
         tail = last * ratio / (1 - ratio)

@@ -49,7 +49,7 @@ class Basis:
     radial: int = 1
 
 
-class Layout(NamedTuple):
+class Indices(NamedTuple):
     """The basis as arrays: powers (A, k), j (A,), degree (A,), multinomial roots (A,), and where alpha + e_r and j + 1 are (A: nowhere)."""
 
     powers: np.ndarray
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def layout(basis: Basis) -> Layout:
+def indices(basis: Basis) -> Indices:
     """Every index of the basis, in order of degree."""
     found = [(*alpha, j) for j in range(basis.radial) for alpha in _compositions(basis.signals, basis.terms - 2 * j) if basis.terms > 2 * j]
     found.sort(key=lambda index: sum(index) + index[-1])
@@ -76,7 +76,7 @@ def layout(basis: Basis) -> Layout:
         return [place.get(tuple(value + (axis == i) for i, value in enumerate(index)), len(found)) for index in found]
 
     up = np.array([moved(axis) for axis in range(basis.signals)])
-    return Layout(powers, radial, degree, roots, up, np.array(moved(basis.signals)))
+    return Indices(powers, radial, degree, roots, up, np.array(moved(basis.signals)))
 
 
 def _compositions(length: int, limit: int) -> list[tuple[int, ...]]:
@@ -120,7 +120,7 @@ def table(activation: Activation, terms: int, lowest: float, highest: float, nod
 
 def labels(problem: Problem, basis: Basis) -> tuple[np.ndarray, float, float]:
     """Hermite coefficients of the noiseless label on the basis (those with j > 0 are 0), E[y^2], and the coefficients' estimated error."""
-    shape = layout(basis)
+    shape = indices(basis)
     flat = shape.radial == 0
     frame = problem.parameters["frame"][0] * math.sqrt(problem.covariance[0][0])
     result = np.zeros(len(flat))
@@ -135,7 +135,7 @@ def output(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> Any:
 
 
 def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Any:
-    degree = layout(basis).degree
+    degree = indices(basis).degree
 
     def one(part: dict[str, Any]) -> Any:
         return (_monomials(basis, numbers, part) * part["c"][degree]) @ (part["weights"] * part["a"])
@@ -145,7 +145,7 @@ def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Any
 
 def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trained: bool) -> tuple[Any, Any, Any]:
     """grad_t U (p x k), 4 q dU/dq (p,) and, where the head is trained, U (p,): the velocities per unit of a, and that of the head."""
-    shape = layout(basis)
+    shape = indices(basis)
     parts = _chunks(basis, numbers, state)
     residual = numbers["labels"] - _output(basis, numbers, parts)
     padded = jnp.append(residual, 0.0)
@@ -176,7 +176,7 @@ def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trai
 def _chunks(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """The particles with their v and c_n(v), in groups of equal size; what fills up the last one has weight 0."""
     p = state["q"].shape[0]
-    groups = -(-p * len(layout(basis).degree) // CHUNK)
+    groups = -(-p * len(indices(basis).degree) // CHUNK)
     each = -(-p // groups)
     fill = groups * each - p
     full = {
@@ -200,7 +200,7 @@ def variance(numbers: dict[str, Any], state: dict[str, Any]) -> Any:
 
 def _monomials(basis: Basis, numbers: dict[str, Any], part: dict[str, Any]) -> Any:
     """u/c_n (A, particles)."""
-    shape = layout(basis)
+    shape = indices(basis)
     rho = jnp.sqrt(numbers["eigenvalue"] / part["v"]) * part["T"].T
     powers = _powers(rho, basis.terms)
     X = shape.roots[:, None]

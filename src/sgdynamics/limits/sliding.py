@@ -160,8 +160,8 @@ def infinite_snr_accuracy(kind: str, M: Any, a: Any) -> Any:
     return _plain((0.5 + 0.5 * np.sign(sign * f)).mean(axis=(-2, -1)))
 
 
-def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: Any, begin: Any) -> dict[str, Any]:
-    """One run from `begin` until it meets its next surface or times[-1], saved at the times in between. A side given as NaN is chosen."""
+def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: Any, t0: Any) -> dict[str, Any]:
+    """One run from `t0` until it meets its next surface or times[-1], saved at the times in between. A side given as NaN is chosen."""
     clusters, decay, head_rate = numbers["clusters"], numbers["decay"], numbers["head_rate"]
     side = jnp.where(jnp.isnan(side), _sides(clusters, decay, head_rate, state["M"], state["a"]), side)
 
@@ -178,11 +178,11 @@ def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: A
     found = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri8(),
-        t0=begin,
+        t0=t0,
         t1=end,
         dt0=None,
         y0=state,
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=jnp.clip(times, begin, end)), diffrax.SubSaveAt(t1=True)]),
+        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=jnp.clip(times, t0, end)), diffrax.SubSaveAt(t1=True)]),
         # the largest error counts, so that what is filled up with zeros changes nothing
         stepsize_controller=diffrax.PIDController(rtol=numbers["rtol"], atol=numbers["atol"], norm=optimistix.max_norm),
         event=diffrax.Event(distance, root_finder=finder, direction=False),
@@ -220,7 +220,7 @@ def _flat_field(numbers: dict[str, Any], side: Any, y: Any) -> Any:
 
 def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np.ndarray]) -> tuple[dict[str, Any], str]:
     """The rest of a piece that the explicit method did not finish, by LSODA: as `_segment`, and how it ended."""
-    side, begin = last["side"], float(last["time"])
+    side, t0 = last["side"], float(last["time"])
     size = side.size
 
     def distance(y: np.ndarray) -> float:
@@ -228,10 +228,10 @@ def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np
         return float(np.min(np.where((side == 0) | (M == 0), 1.0, side * M)))
 
     y = np.concatenate([last["M"].reshape(-1), last["a"]])
-    rest = times > begin
+    rest = times > t0
     setting = {"loosest": LOOSEST, "inside": lambda y: bool(np.all(np.abs(y) < LARGEST)), "watch": distance}
     tolerance = (numbers["rtol"], numbers["atol"])
-    found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, begin, times[rest], *tolerance, **setting)
+    found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, t0, times[rest], *tolerance, **setting)
     end = {"M": found.state[:size].reshape(side.shape), "a": found.state[size:]}
     met = found.ended == "event"
     saved = {"M": np.full((len(times), *side.shape), np.nan), "a": np.full((len(times), len(end["a"])), np.nan)}

@@ -50,10 +50,10 @@ class DirectSGD(Simulator):
         scalars = jax.tree.map(lambda one: jnp.broadcast_to(one.astype(self.dtype), (len(chosen),)), first_scalars(self.law))
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars)
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place)
         plan = (self.structure, self.batch, self.law, self.edges)
-        return _advance(plan, watch.see, numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_weights(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state[:2])
@@ -99,8 +99,8 @@ def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    plan: tuple[Any, ...], see: See | None, numbers: tuple[Any, ...], state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+def _advance_weights(
+    plan: tuple[Any, ...], see: See | None, numbers: tuple[Any, ...], state: Any, keys: Any, since: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
     sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
@@ -126,7 +126,7 @@ def _advance(
         fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < limit, axis=1)
         return state, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
 def direct_step(

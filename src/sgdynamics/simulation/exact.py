@@ -25,8 +25,8 @@ class ExactChain(Simulator):
     """Runs in the compressed space."""
 
     def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray) -> None:
-        self.layout = compressed.Layout(problem.structure, algorithm.batch, update=algorithm.law)
-        self.layout = replace(self.layout, small=bool(sizes.min() < self.layout.inside))
+        self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law)
+        self.grouping = replace(self.grouping, small=bool(sizes.min() < self.grouping.inside))
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.dimension = np.float64(dimension)
@@ -35,39 +35,41 @@ class ExactChain(Simulator):
         self.head = begin.a
 
     def initial(self, chosen: np.ndarray) -> Any:
-        return _initial(self.layout, self.T[chosen], self.L[chosen], self.head[chosen])
+        return _initial(self.grouping, self.T[chosen], self.L[chosen], self.head[chosen])
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
-        return _advance(self.layout, watch.see, numbers, self.sizes, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_chain(
+            self.grouping, watch.see, numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
+        )
 
     def overlaps(self, state: Any) -> dict[str, Any]:
-        return _overlaps(self.layout.structure, self.parameters, state)
+        return _overlaps(self.grouping.structure, self.parameters, state)
 
     @property
     def grain(self) -> int:
-        return self.layout.span_steps
+        return self.grouping.span_steps
 
     def largest_group(self) -> int:
-        if self.layout.update is None or not self.layout.update.rereads:
+        if self.grouping.update is None or not self.grouping.update.rereads:
             return super().largest_group()
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
-        a_run = 4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
+        a_run = 4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2
         return max(1, min(super().largest_group(), GROUP_BYTES // a_run))
 
     @property
     def size(self) -> tuple[Any, ...]:
-        return self.layout.batch, self.layout.structure.width, int(self.dimension)
+        return self.grouping.batch, self.grouping.structure.width, int(self.dimension)
 
     @property
     def moves(self) -> float:
         return moves_a_step(self.algorithm)
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        layout, blocks = self.layout, self.layout.structure.blocks
-        inside = layout.steps * layout.batch * (blocks * layout.inside + 1)
-        rows = layout.structure.width * blocks * (layout.inside + layout.columns)
-        return 8.0 * (layout.folds * (2 * inside + 2 * blocks * layout.columns**2) + 4 * rows)
+        grouping, blocks = self.grouping, self.grouping.structure.blocks
+        inside = grouping.steps * grouping.batch * (blocks * grouping.inside + 1)
+        rows = grouping.structure.width * blocks * (grouping.inside + grouping.columns)
+        return 8.0 * (grouping.folds * (2 * inside + 2 * blocks * grouping.columns**2) + 4 * rows)
 
 
 def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
@@ -84,8 +86,8 @@ def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _initial(layout: compressed.Layout, T: Any, L: Any, head: Any) -> Any:
-    return jax.vmap(partial(compressed.initial_rows, layout))(T, L, head)
+def _initial(grouping: compressed.Grouping, T: Any, L: Any, head: Any) -> Any:
+    return jax.vmap(partial(compressed.initial_rows, grouping))(T, L, head)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -94,11 +96,20 @@ def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    layout: compressed.Layout, see: See | None, numbers: Any, sizes: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+def _advance_chain(
+    grouping: compressed.Grouping,
+    see: See | None,
+    numbers: Any,
+    sizes: Any,
+    state: Any,
+    keys: Any,
+    since: Any,
+    end: Any,
+    seen: Any,
+    given: Any,
 ) -> Advanced:
-    """All runs from step `begin` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
-    length = layout.span_steps
+    """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
+    length = grouping.span_steps
     watch = None if see is None else partial(see, given)
 
     def span(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -106,13 +117,13 @@ def _advance(
         first = index * length
 
         def one(state: Any, key: Any, seen: Any) -> Any:
-            draws = compressed.draw_span(layout, step_key(key, index), sizes)
-            return compressed.run_span(layout, numbers, state, draws, (first, begin, end), seen, watch)
+            draws = compressed.draw_span(grouping, step_key(key, index), sizes)
+            return compressed.run_span(grouping, numbers, state, draws, (first, since, end), seen, watch)
 
         state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
         fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
         return state, jnp.where(fine, jnp.minimum(first + length, end), last_good), seen
 
-    good = jnp.broadcast_to(begin, keys.shape)
-    return jax.lax.fori_loop(begin // length, (end + length - 1) // length, span, (state, good, seen))
+    good = jnp.broadcast_to(since, keys.shape)
+    return jax.lax.fori_loop(since // length, (end + length - 1) // length, span, (state, good, seen))

@@ -54,7 +54,7 @@ class Weights(NamedTuple):
     first_risk: Any
 
 
-class Plan(NamedTuple):
+class Options(NamedTuple):
     """What compiled code depends on beside the problem's structure."""
 
     selects: bool
@@ -86,7 +86,7 @@ class DirectFixedData(Simulator):
     ) -> None:
         self.structure = problem.structure
         self.dtype = np.dtype(dtype)
-        self.plan = Plan(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
+        self.options = Options(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
         self.algorithm = algorithm.parameters  # float64: a schedule counts steps, and few numbers depend on it
@@ -103,31 +103,31 @@ class DirectFixedData(Simulator):
         self.data = None  # the last group's go before this group's come
         self.now = 0.0
         keys = run_keys(self.seed, chosen)
-        owners = run_keys(self.seed, np.array([SHARED])) if self.plan.shared else keys
+        owners = run_keys(self.seed, np.array([SHARED])) if self.options.shared else keys
         self.data = _draw_data(self.structure, self.samples, self.dtype, self.parameters, self.place, owners)
-        if self.plan.shared:
+        if self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
         rows = jnp.asarray(self._rows(chosen))
         head = jnp.asarray(self.head[chosen], dtype=self.dtype)
-        selected = _first(self.samples, self.algorithm, keys) if self.plan.selects else None
+        selected = _first(self.samples, self.algorithm, keys) if self.options.selects else None
         begun = Weights(rows, head, selected, jnp.zeros(len(chosen)))
         return begun._replace(first_risk=jnp.asarray(self.train_risk(begun)))
 
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
         rows = first_rows(np.concatenate([self.T, self.L], axis=-1)[chosen], self.edges).astype(self.dtype)
-        for block, (low, high) in enumerate(pairwise(self.edges) if self.plan.shared else ()):
+        for block, (low, high) in enumerate(pairwise(self.edges) if self.options.shared else ()):
             for place, run in enumerate(chosen):
                 generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(int(run), block)))
                 frame = np.linalg.qr(generator.standard_normal((max(high - low - k, 0), p)))[0]
                 rows[place, :, low + k : high] = self.L[run, block][:, : frame.shape[1]] @ frame.T
         return rows
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = end * float(self.algorithm["lr"])
-        state, good = _advance(self.structure, self.plan, *numbers, self.data, state, keys, np.int64(begin), np.int64(end))
+        state, good = _advance_on_data(self.structure, self.options, *numbers, self.data, state, keys, np.int64(since), np.int64(end))
         return state, good, watch.seen
 
     def overlaps(self, state: Any) -> dict[str, Any]:
@@ -143,10 +143,10 @@ class DirectFixedData(Simulator):
     def train_mean(self, loss: Any, state: Any) -> np.ndarray:
         """The mean of a loss over the data set of each run."""
         structure = replace(self.structure, loss=loss)
-        return np.asarray(_train_mean(structure, self.plan, self.parameters, self.now, self.data, state))
+        return np.asarray(_train_mean(structure, self.options, self.parameters, self.now, self.data, state))
 
     def keep(self, state: Any, index: np.ndarray) -> Any:
-        if not self.plan.shared:
+        if not self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
         return super().keep(state, index)
 
@@ -160,12 +160,12 @@ class DirectFixedData(Simulator):
         inputs = n * self.structure.sample.inputs_a_sample
         data_set = (inputs * (self.dimension + k) + n * self.structure.sample.draw_normals) * self.dtype.itemsize
         a_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
-        sets = 1 if self.plan.shared else runs
+        sets = 1 if self.options.shared else runs
         return (sets + 1) * data_set + runs * a_run + 4 * 8 * max(ROW_NUMBERS, self.dimension)
 
     def largest_group(self) -> int:
         limit = SHARE_OF_MEMORY * available_bytes()
-        if jax.default_backend() == "cpu" and not self.plan.shared:
+        if jax.default_backend() == "cpu" and not self.options.shared:
             limit = min(limit, CPU_GROUP_BYTES)
         one = self.bytes_of(2) - self.bytes_of(1)
         return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // one) + 1))
@@ -246,16 +246,16 @@ def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -
     return jnp.mean(loss, dtype=jnp.float64), (sample.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
 
 
-def _over_runs(plan: Plan, function: Any, data: Data, *runs: Any) -> Any:
+def _over_runs(options: Options, function: Any, data: Data, *runs: Any) -> Any:
     """function(data, ...) for every run."""
-    if plan.together:
-        return jax.vmap(function, in_axes=(None if plan.shared else 0, *[0] * len(runs)))(data, *runs)
+    if options.together:
+        return jax.vmap(function, in_axes=(None if options.shared else 0, *[0] * len(runs)))(data, *runs)
     return jax.lax.map(lambda one: function(*one), (data, *runs))
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_mean(structure: Any, plan: Plan, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
+def _train_mean(structure: Any, options: Options, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
     numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
     sample = structure.sample
 
@@ -264,37 +264,46 @@ def _train_mean(structure: Any, plan: Plan, parameters: Any, now: Any, data: Any
         values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, data.given, numbers)
         return jnp.mean(values, axis=0, dtype=jnp.float64)
 
-    return _over_runs(plan, one, data, state.rows, state.head)
+    return _over_runs(options, one, data, state.rows, state.head)
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    structure: Any, plan: Plan, parameters: Any, algorithm: Any, dimension: Any, data: Any, state: Weights, keys: Any, begin: Any, end: Any
+def _advance_on_data(
+    structure: Any,
+    options: Options,
+    parameters: Any,
+    algorithm: Any,
+    dimension: Any,
+    data: Any,
+    state: Weights,
+    keys: Any,
+    since: Any,
+    end: Any,
 ) -> tuple[Weights, Any]:
-    """All runs from step `begin` to step `end`, and for each the last step at which it was finite."""
+    """All runs from step `since` to step `end`, and for each the last step at which it was finite."""
 
     def step(number: Any, data: Data, state: Weights, good: Any, key: Any) -> tuple[Weights, Any]:
-        state = fixed_data_step(structure, plan, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
+        state = fixed_data_step(structure, options, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
         return state, jnp.where(fine, number + 1, good)
 
-    if plan.together:
+    if options.together:
 
         def all_runs(number: Any, carry: tuple[Weights, Any]) -> tuple[Weights, Any]:
-            return _over_runs(plan, partial(step, number), data, *carry, keys)
+            return _over_runs(options, partial(step, number), data, *carry, keys)
 
-        return jax.lax.fori_loop(begin, end, all_runs, (state, jnp.broadcast_to(begin, keys.shape)))
+        return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape)))
 
     def one_run(data: Data, state: Weights, key: Any) -> tuple[Weights, Any]:
-        return jax.lax.fori_loop(begin, end, lambda number, now: step(number, data, now[0], now[1], key), (state, begin))
+        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], key), (state, since))
 
-    return _over_runs(plan, one_run, data, state, keys)
+    return _over_runs(options, one_run, data, state, keys)
 
 
 def fixed_data_step(
-    structure: Any, plan: Plan, parameters: Any, algorithm: Any, dimension: Any, data: Data, state: Weights, key: Any, number: Any
+    structure: Any, options: Options, parameters: Any, algorithm: Any, dimension: Any, data: Data, state: Weights, key: Any, number: Any
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
     rows, head, selected, first_risk = state
@@ -303,14 +312,14 @@ def fixed_data_step(
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
     risk, (h, head_h) = _losses(structure, parameters, data, rows, head)
-    if plan.selects:
+    if options.selects:
         h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
         head_h = jnp.where(selected[:, None], head_h, 0)
     share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
     gradient, head_gradient = share * _weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
     kick = head_kick = None
-    normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if plan.hot else 0, samples if plan.selects else 0)
-    if plan.hot:
+    normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if options.hot else 0, samples if options.selects else 0)
+    if options.hot:
         noise = (kick_size(algorithm, dimension) * normals).astype(dtype)
         kick, head_kick = noise[:-p].reshape(rows.shape), jnp.sqrt(algorithm["head_rate"].astype(dtype)) * noise[-p:]
     lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
@@ -319,6 +328,6 @@ def fixed_data_step(
     if structure.sphere:
         length = jnp.sum((lr * gradient) ** 2, axis=1)
         moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
-    if plan.selects:
+    if options.selects:
         selected = next_selection(algorithm, selected, uniforms)
     return Weights(moved, head, selected, first_risk)

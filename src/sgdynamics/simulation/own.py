@@ -26,9 +26,9 @@ class OwnChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        return _advance(
-            self.definition, watch.see, self.numbers, self.share, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance_own(
+            self.definition, watch.see, self.numbers, self.share, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
         )
 
     def overlaps(self, state: Any) -> dict[str, Any]:
@@ -40,8 +40,8 @@ class OwnChain(Simulator):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    definition: Any, see: See | None, numbers: Any, share: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+def _advance_own(
+    definition: Any, see: See | None, numbers: Any, share: Any, state: Any, keys: Any, since: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         state, good, seen = carry
@@ -55,4 +55,4 @@ def _advance(
         fine = jnp.stack([jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1) for leaf in jax.tree.leaves(state)]).all(axis=0)
         return state, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))

@@ -107,7 +107,7 @@ def solve_sde(
     if step is not None:
         longest = checks.number("step", step, above=0.0)
     elif variable[-1] > 0:
-        longest, error = dynamics.sde_step(door.begin, d, door.sizes, float(variable[-1]), higher_order)
+        longest, error = dynamics.longest_sde_step(door.begin, d, door.sizes, float(variable[-1]), higher_order)
     edges, lengths = plan_steps(variable, longest)  # refuses more steps than anybody can wait for
     simulator = dynamics.paths_of_sde(door.begin, d, door.sizes, higher_order)
     simulator.set_steps(edges, lengths)

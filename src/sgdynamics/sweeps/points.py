@@ -34,7 +34,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """All points, the axes of the result and the variables that depend on others."""
 
     dims: dict[str, list[Any]]  # of a grid: labels along each axis; of a list: {"point": [0, 1, ...]}
@@ -44,7 +44,7 @@ class Plan:
     titles: dict[str, str]  # short name -> full name
 
 
-def plan(job: Job, over: Any) -> Plan:
+def plan_sweep(job: Job, over: Any) -> SweepPlan:
     """Check what is swept and lay out its points; nothing is computed."""
     names, columns, axes = _columns(over)
     paths = {name: find(job, name) for name in names}
@@ -55,14 +55,14 @@ def plan(job: Job, over: Any) -> Plan:
     job.vary(set(paths.values()))
     own = {name: value for name, value in columns.items() if not callable(value)}
     count = len(next(iter(own.values())))
-    rows = [dict(zip(own, values, strict=True)) for values in zip(*own.values(), strict=True)]
+    settings = [dict(zip(own, values, strict=True)) for values in zip(*own.values(), strict=True)]
     order = _order([name for name in names if name not in own], columns, short, job)
     points, identity, fixed = [], job.identity, job.known()
-    for index, row in enumerate(rows):
-        known = fixed | {short[name]: value for name, value in row.items()}
+    for index, setting in enumerate(settings):
+        known = fixed | {short[name]: value for name, value in setting.items()}
         for name, function, needs in order:
-            row[name] = known[short[name]] = function(**{need: known[need] for need in needs})
-        values = {paths[name]: row[name] for name in names}
+            setting[name] = known[short[name]] = function(**{need: known[need] for need in needs})
+        values = {paths[name]: setting[name] for name in names}
         points.append(Point(index, digest([identity, {".".join(path): value for path, value in values.items()}])[:24], values))
     if len({point.name for point in points}) < count:
         raise checks.reject("over", over, "two points have the same parameters: give each once")
@@ -71,9 +71,9 @@ def plan(job: Job, over: Any) -> Plan:
         along = {}
     else:
         dims = {"point": list(range(count))}
-        along = {short[name]: ("point", [label(row[name]) for row in rows]) for name in names}
+        along = {short[name]: ("point", [label(setting[name]) for setting in settings]) for name in names}
     dependent = {short[name]: [label(point.values[paths[name]]) for point in points] for name, _, _ in order}
-    return Plan(dims, along, dependent, points, {short[name]: ".".join(paths[name]) for name in names})
+    return SweepPlan(dims, along, dependent, points, {short[name]: ".".join(paths[name]) for name in names})
 
 
 def _columns(over: Any) -> tuple[list[str], dict[str, Any], Any]:
@@ -99,12 +99,17 @@ def _columns(over: Any) -> tuple[list[str], dict[str, Any], Any]:
         columns: dict[str, Any] = dict(zip(axes, product, strict=True))
         columns |= {name: values for name, values in over.items() if callable(values)}
         return list(over), columns, axes
-    if isinstance(over, Sequence) and not isinstance(over, str) and over and all(isinstance(row, Mapping) and row for row in over):
+    if (
+        isinstance(over, Sequence)
+        and not isinstance(over, str)
+        and over
+        and all(isinstance(setting, Mapping) and setting for setting in over)
+    ):
         names = list(over[0])
-        for row in over:
-            if set(row) != set(names):
-                raise checks.reject("over", row, f"every point of a list needs the same parameters, here {', '.join(names)}")
-        return names, {name: [row[name] for row in over] for name in names}, None
+        for setting in over:
+            if set(setting) != set(names):
+                raise checks.reject("over", setting, f"every point of a list needs the same parameters, here {', '.join(names)}")
+        return names, {name: [setting[name] for setting in over] for name in names}, None
     raise checks.reject("over", over, 'give {"lr": [0.1, 0.2], ...} (every combination) or [{"lr": 0.1, ...}, ...] (a list of points)')
 
 

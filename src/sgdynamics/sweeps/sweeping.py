@@ -18,7 +18,7 @@ from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset, joined
 from sgdynamics.sweeps.compute import together
 from sgdynamics.sweeps.identity import plain
 from sgdynamics.sweeps.job import Job
-from sgdynamics.sweeps.points import Plan, Point, groups, plan
+from sgdynamics.sweeps.points import Point, SweepPlan, groups, plan_sweep
 from sgdynamics.sweeps.running import answers, refuse_inside_a_start
 from sgdynamics.sweeps.store import Store
 from sgdynamics.version import __version__
@@ -102,7 +102,7 @@ def sweep(
     job = Job(solver, problem, algorithm, start, arguments)
     workers, part = _checked(workers, shard, store)
     progress = checks.flag("progress", progress, unsaid=True)
-    made = plan(job, over)
+    made = plan_sweep(job, over)
     swept = list(made.titles)
     folder = None if store is None else Store(store, job)
     parts, versions = ([], [__version__]) if folder is None else folder.read()
@@ -180,7 +180,7 @@ def _written(folder: Store, stacks: list[Stack], values: dict[str, str]) -> Stac
     return stack
 
 
-def _result(job: Job, made: Plan, stack: Stack, versions: Iterable[str]) -> xr.Dataset:
+def _result(job: Job, made: SweepPlan, stack: Stack, versions: Iterable[str]) -> xr.Dataset:
     variables, coordinates = dataset(stack, made.dims)
     shape = tuple(len(labels) for labels in made.dims.values())
     for name, labels in made.dims.items():

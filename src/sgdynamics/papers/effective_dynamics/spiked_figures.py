@@ -8,11 +8,11 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.spiked import spiked_fixed_points
-from sgdynamics.limits.spiked import drift, numbers_of
-from sgdynamics.papers.effective_dynamics.spiked import saddle_variance, stationary_variance
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.limits.spiked_equations import drift, equation_numbers
+from sgdynamics.papers.effective_dynamics.spiked_formulas import saddle_variance, stationary_variance
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start
-from sgdynamics.simulation.spiked import SPAN
+from sgdynamics.simulation.spiked_chains import SPAN
 from sgdynamics.solvers.simulate import simulate
 
 SNRS = (0.8, 1.2)
@@ -99,7 +99,7 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
 
         ax = axes[row, 1]
         low, high = 0.6, 1.4
-        numbers = numbers_of(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
+        numbers = equation_numbers(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
         across, up = np.linspace(-top, top, 40), np.linspace(low, high, 40)
         flow = drift(numbers, *np.meshgrid(across, up))
         ax.streamplot(across, up, *flow, color="0.75", linewidth=0.7, density=1.1, arrowsize=0.8)

@@ -1,4 +1,4 @@
-"""Spiked tensors as a solver sees them: two numbers m and r2, whose mean step and noise are closed formulas (`limits.spiked`)."""
+"""Spiked tensors as a solver sees them: two numbers m and r2, whose mean step and noise are closed formulas (`limits.spiked_equations`)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sgdynamics.algorithms.one_pass import constant_rate
 from sgdynamics.clock import Clock
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
 from sgdynamics.limits.integration import MARGIN, Field, Watch
-from sgdynamics.limits.spiked import SpikedPaths, drift, integrate_spiked, numbers_of, spiked_step_length
+from sgdynamics.limits.spiked_equations import SpikedPaths, drift, equation_numbers, integrate_spiked, spiked_step_length
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start, spiked_risk
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.running import Simulator
-from sgdynamics.simulation.spiked import MOST_ENTRIES, SpikedChain, SpikedVectors
+from sgdynamics.simulation.spiked_chains import MOST_ENTRIES, SpikedChain, SpikedVectors
 from sgdynamics.variables import VARIABLES
 
 
@@ -50,7 +50,7 @@ class SpikedDynamics(Dynamics):
         return {"m": begin.m, "r2": begin.r2}
 
     def numbers(self, dimension: int | None) -> dict[str, Any]:
-        return numbers_of(self.definition, self.algorithm, dimension)
+        return equation_numbers(self.definition, self.algorithm, dimension)
 
     def field(self) -> Field:
         return SpikedField()
@@ -93,7 +93,9 @@ class SpikedDynamics(Dynamics):
     def paths_of_sde(self, begin: SpikedStart, dimension: int, sizes: np.ndarray, higher_order: bool) -> SpikedPaths:
         return SpikedPaths(self.definition, self.numbers(dimension if higher_order else None), begin, dimension)
 
-    def sde_step(self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+    def longest_sde_step(
+        self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool
+    ) -> tuple[float, float]:
         return spiked_step_length(self.definition, self.numbers(dimension if higher_order else None), begin, end)
 
     def beside(self, other: Any) -> Dynamics:

@@ -20,8 +20,8 @@ from scipy import integrate
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.spiked import spiked_fixed_points
-from sgdynamics.limits.spiked import jacobian, numbers_of
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.limits.spiked_equations import equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
 FAR = 1e8  # |u1| beyond this has escaped: the drift grows faster than linearly, so the rest takes no time
@@ -169,7 +169,7 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
             total = m**2 + c
             rows.append([2 * k * total ** (k - 2) * ((k - 2) * c - k * m**2), -4 * k * total ** (k - 1)])
         else:
-            numbers = numbers_of(SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None)
+            numbers = equation_numbers(SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None)
             rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(numbers, m, r2))))[::-1])
     return np.array(rows)
 

@@ -35,7 +35,7 @@ from sgdynamics.limits.sde import Stepped
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
-from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits
+from sgdynamics.simulation.spiked_chains import SpikedState, largest, power, power_bits
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -59,7 +59,7 @@ class Rates(NamedTuple):
     across: Any
 
 
-def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None) -> dict[str, Any]:
+def equation_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None) -> dict[str, Any]:
     """What the rates depend on, all of it traced, the order too: one program for every spiked tensor."""
     return {
         **problem.parameters,
@@ -109,7 +109,7 @@ def spiked_increment(problem: SpikedTensor, algorithm: OnePassSGD, start: Spiked
     constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start)
     n = check_spiked_dimension(dimension)
-    numbers = numbers_of(problem, algorithm, n)
+    numbers = equation_numbers(problem, algorithm, n)
     delta = algorithm.lr / n
     mean = np.stack(drift(numbers, begin.m, begin.r2), axis=-1)
     both_m, both_r2, alone_m, alone_r2 = noise(numbers, begin.m, begin.r2)
@@ -203,7 +203,7 @@ def _flow(numpy: Any, raised: Power, numbers: dict[str, Any], m: Any, r2: Any, l
     return linear(m, pull, push), linear(r2, decay, growth)
 
 
-def sde_step(bits: int, numbers: dict[str, Any], state: SpikedState, length: Any, normals: Any) -> SpikedState:
+def spiked_sde_step(bits: int, numbers: dict[str, Any], state: SpikedState, length: Any, normals: Any) -> SpikedState:
     """One step of the SDE of the given length in t, from three normals: half of the drift, all of the noise, half of the drift.
 
     The noise of r2 acts as a factor, r2 -> r2 (X + sqrt(1 + X^2)) with X = eta - E[eta^2]/2 and eta the noise over r2: the noise to first
@@ -232,29 +232,29 @@ class SpikedPaths(Stepped):
     def initial(self, chosen: np.ndarray) -> Any:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         plan = (self.numbers, self.edges, self.lengths)
-        return _advance_paths(self.bits, watch.see, *plan, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_spiked(self.bits, watch.see, *plan, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return state._asdict()
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance_paths(
-    bits: int, see: See | None, numbers: Any, edges: Any, lengths: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+def _advance_spiked(
+    bits: int, see: See | None, numbers: Any, edges: Any, lengths: Any, state: Any, keys: Any, since: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         state, good, seen = carry
         length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
         normals = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, number), 3, 0)[0], out_axes=1)(keys)
-        state = sde_step(bits, numbers, state, length, normals)
+        state = spiked_sde_step(bits, numbers, state, length, normals)
         fine = state.m**2 + state.r2 < numbers["limit"]
         if see is not None:
             seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, state._asdict())
         return state, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
 def spiked_step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:

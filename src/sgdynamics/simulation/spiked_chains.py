@@ -40,7 +40,7 @@ class SpikedState(NamedTuple):
     r2: Any
 
 
-def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) -> dict[str, Any]:
+def chain_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) -> dict[str, Any]:
     """What a step depends on, traced: no number of these is compiled in, the order neither."""
     return {
         **problem.parameters,
@@ -96,14 +96,14 @@ class SpikedChain(Simulator):
 
     def __init__(self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int) -> None:
         self.bits = power_bits(problem.order)
-        self.numbers = numbers_of(problem, algorithm, dimension)
+        self.numbers = chain_numbers(problem, algorithm, dimension)
         self.begin = begin
 
     def initial(self, chosen: np.ndarray) -> Any:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        return _advance_chain(self.bits, watch.see, self.numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance_chain(self.bits, watch.see, self.numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Any) -> dict[str, Any]:
         return state._asdict()
@@ -115,7 +115,7 @@ class SpikedChain(Simulator):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_chain(
-    bits: int, see: See | None, numbers: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+    bits: int, see: See | None, numbers: Any, state: Any, keys: Any, since: Any, end: Any, seen: Any, given: Any
 ) -> tuple[Any, Any, Any]:
     def draw(key: Any, index: Any) -> tuple[Any, ...]:
         key = step_key(key, index)
@@ -129,7 +129,7 @@ def _advance_chain(
         def step(carry: tuple[Any, Any, Any], sample: tuple[Any, Any]) -> tuple[tuple[Any, Any, Any], None]:
             state, good, seen = carry
             number, random = sample
-            active = (number >= begin) & (number < end)
+            active = (number >= since) & (number < end)
             moved = chain_step(bits, numbers, state, *random)
             state = SpikedState(*(jnp.where(active, new, old) for new, old in zip(moved, state, strict=True)))
             # a comparison, not a maximum: NaN < x is false
@@ -141,8 +141,8 @@ def _advance_chain(
 
         return jax.lax.scan(step, carry, (index * SPAN + jnp.arange(SPAN), draws))[0]
 
-    good = jnp.broadcast_to(begin, keys.shape)
-    return jax.lax.fori_loop(begin // SPAN, (end + SPAN - 1) // SPAN, span, (state, good, seen))
+    good = jnp.broadcast_to(since, keys.shape)
+    return jax.lax.fori_loop(since // SPAN, (end + SPAN - 1) // SPAN, span, (state, good, seen))
 
 
 class SpikedVectors(Simulator):
@@ -154,7 +154,7 @@ class SpikedVectors(Simulator):
         self.dimension, self.dtype = dimension, np.dtype(dtype)
         self.tensor = (problem.order, algorithm.batch) if tensor else None
         self.bits = power_bits(problem.order)
-        numbers = {**numbers_of(problem, algorithm, dimension), "limit": largest(problem.order, dtype)}
+        numbers = {**chain_numbers(problem, algorithm, dimension), "limit": largest(problem.order, dtype)}
         self.numbers = {name: value if name == "order" else value.astype(self.dtype) for name, value in numbers.items()}
         self.begin = begin
 
@@ -164,9 +164,9 @@ class SpikedVectors(Simulator):
         x[:, 1] = np.sqrt(self.begin.r2[chosen])
         return jnp.asarray(x)
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         return _advance_vectors(
-            self.bits, self.tensor, watch.see, self.numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given
+            self.bits, self.tensor, watch.see, self.numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
         )
 
     def overlaps(self, state: Any) -> dict[str, Any]:
@@ -212,12 +212,12 @@ def _advance_vectors(
     numbers: Any,
     x: Any,
     keys: Any,
-    begin: Any,
+    since: Any,
     end: Any,
     seen: Any,
     given: Any,
 ) -> tuple[Any, Any, Any]:
-    """All runs from step `begin` to `end`; `tensor` is (order, batch) where true tensors are drawn."""
+    """All runs from step `since` to `end`; `tensor` is (order, batch) where true tensors are drawn."""
     n, dtype = x.shape[1], x.dtype
 
     def move(x: Any, key: Any) -> Any:
@@ -238,4 +238,4 @@ def _advance_vectors(
             seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, _vector_overlaps(x))
         return x, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (x, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (x, jnp.broadcast_to(since, keys.shape), seen))
