@@ -123,11 +123,6 @@ class CriticalPoint:
     eigenvalues : tuple of (float, int or str)
         (value, multiplicity) of the Hessian, multiplicities as numbers where d was given, else as text.
 
-    Notes
-    -----
-    kind: "maximum", "saddle" or "minimum"; risk: R, label noise included; overlap: m = w.w*; norm: q = ``|w|^2``, the squared norm;
-    eigenvalues: (value, multiplicity) of the Hessian, multiplicities as numbers where d was given, else as text.
-
     Examples
     --------
     >>> point = sgd.papers.escaping_mediocrity.critical_points(d=10)[-1]
