@@ -94,9 +94,10 @@ def certify(
     steps : array_like, optional
         Save points in steps; on a fixed data set 4, 8, 16 unless one of the three is given.
     dimension : int, optional
-        Where exact and direct runs are compared; a small one is chosen unless given.
+        Where exact and direct runs are compared; as small as rows and signals allow unless given.
     dimensions : sequence of int, optional
-        Where runs are compared with the theory, so large that terms beyond 1/d are below the errors; chosen unless given.
+        Where runs are compared with the theory, three or more that increase, so large that terms beyond 1/d are below the errors; chosen
+        unless given.
     runs : int, optional
         At each dimension; 1000 unless given, 400 on a fixed data set.
     level : float, default 0.001

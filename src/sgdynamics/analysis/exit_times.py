@@ -56,7 +56,7 @@ class ExitTimes:
     dimension : int or None
         The dimension d; None for d -> infinity.
     lr : float or None
-        The learning rate; None with a schedule.
+        The learning rate; None where it is not known.
     batch : int
         Samples in a step.
     diverged : ndarray of bool

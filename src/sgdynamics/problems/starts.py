@@ -348,7 +348,7 @@ def random_start(
     runs : int, default 1
         How many starts are drawn. Run i does not depend on how many there are.
     scale : float, default 1.0
-        Rows are N(0, scale^2 I/d), so that their norms are about this; on the sphere they are uniform and it has no meaning.
+        Rows are N(0, scale^2 I/d), so that their norms are about this; on the sphere they are uniform: leave it at 1.
     orthogonal : bool, default False
         Rows that are ``scale`` times orthonormal, uniform on the Stiefel manifold.
     a : array_like, optional

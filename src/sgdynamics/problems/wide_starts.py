@@ -82,7 +82,7 @@ def mean_field_random_start(
     runs : int, default 1
         How many sets of particles. Run i does not depend on how many there are.
     scale : float, default 1.0
-        Rows are N(0, scale^2 I/d); on the sphere they are uniform.
+        Rows are N(0, scale^2 I/d); on the sphere they are uniform: leave it at 1.
     sampling : str, default "independent"
         "independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points), to
         about 1/p.
