@@ -17,13 +17,39 @@ RESOLUTION = {"float64": 1e-12, "float32": 1e-6}  # differences below this share
 def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     """Align two results and give their differences in standard errors.
 
-    For each of the risks, M, Q, a, accuracy, and whatever else was recorded, that both have: `NAME_theory`, `NAME_simulation` (mean over
-    runs),
-    `NAME_standard_error` (of both together, where the theory has sampling errors of its own, as DMFT has) and `NAME_z` =
-    (simulation - theory)/standard error. Theory is interpolated (cubic spline) to the
-    simulation's times, which are rounded to whole steps. One theory run stands against all simulation runs; with several, each
-    run is compared with its own. Runs that diverged are left out and counted in the attribute `runs_left_out`; a warning says where
-    the two record different problems.
+    Parameters
+    ----------
+    theory : xarray.Dataset
+        What a theory (or anything else without runs of its own) says: one run stands against all of the simulation, of several each
+        against its own. It is interpolated (cubic spline) to the simulation's times, which are rounded to whole steps.
+    simulation : xarray.Dataset
+        Runs of the same problem. Those that diverged are left out.
+
+    Returns
+    -------
+    xarray.Dataset
+        For each of the risks, M, Q, a, accuracy, and whatever else was recorded, that both have: ``NAME_theory``, ``NAME_simulation`` (mean
+        over runs), ``NAME_standard_error`` (of both together, where the theory has sampling errors of its own, as DMFT has) and ``NAME_z``
+        = (simulation - theory)/standard error. The attribute ``runs_left_out`` counts runs that diverged.
+
+    Raises
+    ------
+    ValueError
+        If the two have no variable in common, other shapes, or no run that did not diverge.
+
+    Warns
+    -----
+    UserWarning
+        Where the two record different problems.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin, algorithm = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)), sgd.OnePassSGD(lr=0.1)
+    >>> theory = sgd.solve_ode(problem, algorithm, begin, times=[0.5, 1.0])
+    >>> runs = sgd.simulate(problem, algorithm, begin, times=[0.5, 1.0], dimension=1000, runs=16)
+    >>> bool(abs(sgd.compare(theory, runs)["risk_z"]).max() < 5)
+    True
     """
     for argument, value in (("theory", theory), ("simulation", simulation)):
         checks.result(argument, value, "t", "run", "time", "diverged_at", fix="give a result of solve_ode or simulate")

@@ -40,7 +40,7 @@ def on_train(function: Callable[..., Any]) -> OnTrain:
     Returns
     -------
     OnTrain
-        What ``record=`` of `simulate` and `solve_dmft` takes, with algorithms on a fixed data set.
+        What ``record=`` of ``simulate`` and ``solve_dmft`` takes, with algorithms on a fixed data set.
 
     Raises
     ------
@@ -51,7 +51,6 @@ def on_train(function: Callable[..., Any]) -> OnTrain:
     --------
     The mean squared field over the data set, at every save point:
 
-    >>> import sgdynamics as sgd
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
     >>> algorithm = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
     >>> start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])

@@ -112,12 +112,60 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
-    """The problem that a result records, made again."""
+    """The problem that a result records, made again.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver of this library returned, or ``sgd.load``.
+
+    Returns
+    -------
+    Problem or SpikedTensor
+        Equal to the one that was solved.
+
+    Raises
+    ------
+    ValueError
+        If there is no record, it has been damaged, or it names a user's function, which cannot be made again.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.problem_of(result) == problem
+    True
+    """
     return problem_from(_recorded(result, "problem"))
 
 
 def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
-    """The algorithm that a result records, made again."""
+    """The algorithm that a result records, made again.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver of this library returned, or ``sgd.load``.
+
+    Returns
+    -------
+    OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+        Equal to the one that was used.
+
+    Raises
+    ------
+    ValueError
+        If there is no record, it has been damaged, or it names a user's function, which cannot be made again.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.algorithm_of(result)
+    OnePassSGD(lr=0.1, batch=1, head_rate=1.0, update=None)
+    """
     return algorithm_from(_recorded(result, "algorithm"))
 
 
@@ -143,7 +191,33 @@ def decode(argument: str, text: Any) -> dict[str, Any]:
 
 
 def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
-    """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
+    """Go on from where a result ended.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver returned.
+    time : int or float, default -1
+        An int counts save points (-1: the last), a float is a time t (the nearest save point).
+
+    Returns
+    -------
+    Start, MeanFieldStart, SpikedStart or dict
+        The state there as a start, of the result's kind (a dictionary of arrays for a dynamics of one's own).
+
+    Raises
+    ------
+    ValueError
+        If there is no such save point, or runs have diverged by then.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.start_from(result, time=0).M.round(3).tolist()
+    [[[0.566], [0.189]]]
+    """
     checks.result("result", result, "time", "run", "t")
     count = result.sizes["time"]
     if isinstance(time, (int, np.integer)) and not isinstance(time, bool):
@@ -217,6 +291,31 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
     """Write a result as NetCDF, or several by name as groups of one file.
 
     It is written under a temporary name first: a file of the final name is whole or not there.
+
+    Parameters
+    ----------
+    result : xarray.Dataset or mapping of str to xarray.Dataset
+        One result, or several by name.
+    path : str or path
+        The file; its folder must exist. A file of that name is replaced.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        If there is no result, a name is no plain text, or the path is a folder or in none.
+
+    Examples
+    --------
+    >>> import tempfile, xarray
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = sgd.save({"theory": xarray.Dataset({"x": 1.0})}, f"{folder}/results.nc")
+    ...     print(float(sgd.load(file, "theory")["x"]))
+    1.0
     """
     # a Dataset is a mapping too, of its variables
     parts = dict(result) if isinstance(result, Mapping) and not isinstance(result, xr.Dataset) else {None: result}
@@ -240,7 +339,33 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
-    """Read a result that `save` wrote; `group` is its name in a file of several."""
+    """Read a result that ``sgd.save`` wrote.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    group : str, optional
+        The name of the result in a file of several; left out where there is one.
+
+    Returns
+    -------
+    xarray.Dataset
+        In memory; the file is closed.
+
+    Raises
+    ------
+    ValueError
+        If the file is not there or cannot be read, or has several results and none is named.
+
+    Examples
+    --------
+    >>> import tempfile, xarray
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = sgd.save(xarray.Dataset({"x": 1.0}), f"{folder}/result.nc")
+    ...     print(float(sgd.load(file)["x"]))
+    1.0
+    """
     names = groups_in(path)
     if group is not None:
         checks.choice("group", group, names)

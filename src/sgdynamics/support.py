@@ -114,7 +114,18 @@ def require(question: str, problem: Any, algorithm: Any = None) -> None:
 
 
 def supported() -> str:
-    """The table of what is supported, as Markdown: questions in rows, kinds of problems and algorithms in columns, and why not."""
+    """The table of what is supported, as Markdown.
+
+    Returns
+    -------
+    str
+        Questions in rows, kinds of problems and algorithms in columns, and below it why not.
+
+    Examples
+    --------
+    >>> print(sgd.supported().splitlines()[0][:22])
+    | | fields | mixture |
+    """
     reasons: list[str] = []
     lines = ["| | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
     for question, refused in REFUSED.items():

@@ -54,12 +54,11 @@ def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Pr
 
     Examples
     --------
-    How often a student of phase retrieval and its teacher differ by more than one:
+    How often a unit's output and the teacher's differ by more than one:
 
-    >>> import sgdynamics as sgd
-    >>> problem = sgd.TeacherStudent(width=1, activation="square")
-    >>> start = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
-    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0, 1])
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
     >>> far = sgd.expect(path, lambda fields, signals, head, draws: abs(fields[0] ** 2 - signals[0] ** 2) > 1.0)
     >>> far.dims
     ('run', 'time')

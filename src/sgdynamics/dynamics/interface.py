@@ -74,10 +74,30 @@ class Path:
 class Dynamics:
     """A dynamics of one's own: named arrays, their mean step, one step at finite d, a risk. Subclass it and give it as the problem.
 
-    `variables`: name -> (what it is, names of its axes), such as {"m": ("overlap", ())}; a state is a dictionary of these arrays.
-    `parameters`: a dictionary of numbers. `numbers`, which every function below receives, has "problem" (these parameters), "algorithm"
-    (lr, head_rate), "batch", "dimension" (d, infinite for the limit) and "alpha", all JAX values: read at alpha where they change with it.
-    What is static (shapes, functions) may be attributes. A start is a dictionary of arrays, with a leading axis of runs or without.
+    Attributes
+    ----------
+    variables : dict
+        name -> (what it is, names of its axes), such as ``{"m": ("overlap", ())}``; a state is a dictionary of these arrays.
+    parameters : dict
+        Numbers, an attribute or a property. What is static (shapes, functions) may be other attributes.
+
+    Notes
+    -----
+    ``numbers``, which every function below receives, has "problem" (these parameters), "algorithm" (lr, head_rate), "batch", "dimension"
+    (d, infinite for the limit) and "alpha", all JAX values: read at alpha where they change with it. Only those functions are needed that
+    a solver calls: ``rate`` for ``solve_ode``, ``step`` for ``simulate``. A start is a dictionary of arrays, with a leading axis of runs or
+    without.
+
+    Examples
+    --------
+    >>> class Decay(sgd.Dynamics):
+    ...     variables = {"m": ("overlap", ())}
+    ...     parameters = {"rate": 2.0}
+    ...     def rate(self, numbers, state):
+    ...         return {"m": -numbers["problem"]["rate"] * state["m"]}
+    >>> found = sgd.solve_ode(Decay(), sgd.OnePassSGD(lr=0.1), {"m": 1.0}, times=[0.5, 1.0])
+    >>> found["m"].values.round(4).tolist()
+    [[0.3679, 0.1353]]
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("own dynamics",)
@@ -93,26 +113,84 @@ class Dynamics:
         return {}
 
     def rate(self, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-        """d state/dt at one state, t = lr steps/d: the mean increment of one step over lr/d. JAX."""
+        """d state/dt at one state, t = lr steps/d: the mean increment of one step over lr/d. JAX.
+
+        Parameters
+        ----------
+        numbers : dict
+            "problem", "algorithm", "batch", "dimension" and "alpha".
+        state : dict
+            The variables of one run.
+
+        Returns
+        -------
+        dict
+            The rates, of the shapes of the state.
+        """
         raise NotImplementedError
 
     def step(self, numbers: dict[str, Any], state: dict[str, Any], key: Any) -> dict[str, Any]:
-        """The state after one step at dimension d, its random numbers from a JAX key. JAX."""
+        """The state after one step at dimension d. JAX.
+
+        Parameters
+        ----------
+        numbers : dict
+            "problem", "algorithm", "batch", "dimension" and "alpha".
+        state : dict
+            The variables of one run.
+        key : jax key
+            Where its random numbers come from.
+
+        Returns
+        -------
+        dict
+            The next state.
+        """
         raise NotImplementedError
 
     def risk(self, numbers: dict[str, Any], state: dict[str, Any]) -> Any:
-        """The population risk of one state. JAX."""
+        """The population risk of one state. JAX.
+
+        Parameters
+        ----------
+        numbers : dict
+            "problem", "algorithm", "batch", "dimension" and "alpha".
+        state : dict
+            The variables of one run.
+
+        Returns
+        -------
+        array
+            One number.
+        """
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for the record of a result."""
+        """Plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind", the parameters, and the identity of the class, which cannot be made again from them.
+        """
         numbers = jax.tree.map(
             lambda leaf: describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist(), self.parameters, is_leaf=scheduled
         )
         return {"kind": type(self).__name__, "parameters": numbers, **function_identity(type(self)), "rerunnable": False}
 
     def replace(self, **changes: Any) -> Self:
-        """The same dynamics with other values of its fields, where it is a dataclass."""
+        """The same dynamics with other values of its fields, where it is a dataclass.
+
+        Parameters
+        ----------
+        **changes
+            Fields by name.
+
+        Returns
+        -------
+        Dynamics
+            A new one; this one stays as it is.
+        """
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     # what a solver calls; the ways below need no more than the functions above

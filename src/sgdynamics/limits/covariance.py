@@ -64,7 +64,41 @@ class IncrementCovariance:
 def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, run: int = 0) -> IncrementCovariance:
     """The covariance of one sample's increment of (M, Q, a) per unit of lr/d, as d -> infinity: the SDE's noise is sqrt(lr/(d B)) its root.
 
+    Parameters
+    ----------
+    problem : Problem
+        What is learned, with Gaussian inputs.
+    algorithm : OnePassSGD
+        Plain one-pass SGD.
+    start : Start
+        The state at which it is asked for.
+    run : int, default 0
+        Which run of the start.
+
+    Returns
+    -------
+    IncrementCovariance
+        With ``names`` of the coordinates (M row by row, Q's upper triangle, a if trained), ``mean``, ``covariance``, its
+        ``standard_error``, the ``method``, and ``of("M11", "Q11")`` for some coordinates.
+
+    Raises
+    ------
+    ValueError
+        If the start has no such run, or the question is not answered for this problem or algorithm.
+
+    Notes
+    -----
     For squared activations it is the one of Escaping mediocrity, (60)-(62), there for width 1, with the misprints of (62) corrected.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> found = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.1), begin)
+    >>> found.names
+    ('M11', 'M21', 'Q11', 'Q12', 'Q22')
+    >>> round(float(found.of("M11")[0, 0]), 2)
+    11.87
     """
     checked_algorithm(algorithm, "increment_covariance", problem)
     begin = checked_start(problem, start)

@@ -183,18 +183,57 @@ def solve_mean_field(
 ) -> xr.Dataset:
     """The network of infinite width, with the p units of the start as particles, in the clock t/p = lr steps/(p d).
 
-    d -> infinity with p, or p = infinity at `dimension` d. The equations are those of the module; lr and batch do not enter
-    (lr/p -> 0), and label noise enters only the risk. Weight decay: in this clock its rate is wd = width * weight_decay, held fixed.
-    Give exactly one of `times` (in t/p), `alpha`, `steps` (with a dimension). The last two are those of the start's width,
+    d -> infinity with p, or p = infinity at finite d. Give exactly one of ``times``, ``alpha``, ``steps``.
 
-        t/p = (1/p) integral of lr/batch over alpha,
+    Parameters
+    ----------
+    problem : Problem
+        TeacherStudent or MultiIndex with squared loss. Label noise enters only the risk. Weight decay: in this clock its rate is
+        wd = width * weight_decay, held fixed.
+    algorithm : OnePassSGD
+        lr and batch do not enter (lr/p -> 0), but for ``alpha`` and ``steps``.
+    start : MeanFieldStart or Start
+        Where: ``sgd.start(problem, M=..., q=...)``, ``sgd.mean_field_random_start``, or any other start.
+    times : array_like, optional
+        Save points in t/p.
+    alpha : array_like, optional
+        Save points in samples/d of a network of the start's width: t/p = (1/p) integral of lr/batch over alpha, so that with a schedule too
+        the result stands beside SGD of that width at equal alpha.
+    steps : array_like, optional
+        The same in steps, with a ``dimension``.
+    dimension : int, optional
+        p = infinity at this d; d -> infinity unless given.
+    expectations : str, default "auto"
+        "series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
+        committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
+    rtol : float, default 1e-06
+        The relative accuracy wanted.
+    atol : float, default 1e-08
+        The absolute accuracy wanted.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``; a state has "M", "q" and "a".
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
 
-    so that with a schedule too the result stands beside SGD of that width at equal alpha; only there does lr matter.
-    expectations="series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
-    committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
-    The result has M, q, a, and the risk of the p = infinity system. Attributes: `error_particles`, the largest relative change of
-    the risk when every other particle is left out (what p particles say of the law that they were drawn from); `error_quadrature`,
-    the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+    Returns
+    -------
+    xarray.Dataset
+        ``M``, ``q``, ``a``, and the risk of the p = infinity system. Attributes: ``error_particles``, the largest relative change of the
+        risk when every other particle is left out (what p particles say of the law that they were drawn from); ``error_quadrature``, the
+        series' end; ``error_integrator``, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem or the algorithm.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=64, activation="erf")
+    >>> begin = sgd.mean_field_random_start(problem, dimension=200)
+    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> result["M"].shape, result["q"].shape
+    ((1, 2, 64, 1), (1, 2, 64))
     """
     checks.outside_jit("solve_mean_field")
     checked_algorithm(algorithm, "solve_mean_field", problem)

@@ -89,26 +89,62 @@ class Number:
 class Problem:
     """A learning problem: a per-sample loss of the fields, and the law of the data.
 
-    loss(fields, signals, head, noise_draw) -> number, any JAX function, with
+    Inputs are x ~ N(0, I_d), or as ``covariance``, ``clusters``, ``tokens`` and ``means`` say.
 
-    - fields: lambda_i = w_i . x for the `width` trained rows,
-    - signals: w*_r . x for the `signals` fixed directions, whose Gram matrix is `gram` (identity unless given),
-    - head: the second layer a (ones unless a start gives it), trained if head="trained",
-    - noise_draw: one standard normal a sample, or with `draws` a dictionary.
+    Parameters
+    ----------
+    loss : callable
+        ``loss(fields, signals, head, noise_draw)`` of one sample, any JAX function that returns a number. fields: lambda_i = w_i . x for
+        the trained rows; signals: w*_r . x for the fixed directions; head: the second layer a; noise_draw: one standard normal a
+        sample, with ``clusters`` the label, with ``draws`` a dictionary.
+    width : int
+        How many rows are trained, p.
+    signals : int
+        How many fixed directions the loss sees, K.
+    gram : array_like, optional
+        Gram matrix of the signals, K x K (one a covariance block, or one that is spread over them); the identity unless given.
+    head : str, default "fixed"
+        "fixed" or "trained"; the head is ones unless a start gives it.
+    constraint : str, optional
+        "sphere" keeps rows of norm 1; none unless given.
+    weight_decay : float or callable, default 0.0
+        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk. It may be a
+        function of alpha = samples/d (on fixed data of t).
+    covariance : sequence of (float, float), optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+    clusters : sequence of (float, sequence of float, float), optional
+        (weight, coefficients, label) each: the inputs are a Gaussian mixture. With these probabilities they have the mean
+        sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
+    parameters : dict, optional
+        Numbers that the loss takes as a fifth argument; changing them does not compile again. They may be functions of alpha (or of t).
+    kinks : sequence of float, default ()
+        Values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
+    tokens : int, optional
+        How many inputs L a sample has: the loss then sees fields (width, L) and signals (signals, L).
+    token_correlation : array_like, optional
+        The correlation of the inputs of one sample, L x L; the identity unless given.
+    means : array_like or callable, optional
+        Coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or a JAX function of the draws.
+    draws : dict, optional
+        Named draws, normal, categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape:
+        ``{"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}``. The loss's fourth argument is then the dictionary of one
+        sample's, with clusters its "cluster" and "label" too.
+    expectation : sgd.Expectation, optional
+        An own one, in place of the one that the library chooses for the theory.
 
-    Inputs are x ~ N(0, I_d), or N(0, diag) with `covariance=[(eigenvalue, fraction of d), ...]`. Weight decay al adds
-    (al/2)(|W|^2 + |a|^2) to the loss of the dynamics (|a|^2 only where the head is trained), not to the risk.
-    With `clusters=[(weight, coefficients, label), ...]` the inputs are a Gaussian mixture: with these probabilities they have the mean
-    sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
-    With `tokens=L` a sample has L inputs, the loss sees fields (width, L) and signals (signals, L), and `token_correlation` (L x L) is the
-    correlation of the inputs. `means`: coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or
-    a JAX function of the draws. `draws={"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}`: named draws, normal,
-    categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape; the loss's fourth argument is then the dictionary of
-    one sample's, with clusters its "cluster" and "label" too.
-    `weight_decay` and the numbers of `parameters` may be functions of alpha = samples/d (on fixed data of t).
-    `expectation`: an own `sgd.Expectation`, in place of the one the library chooses for the theory.
-    With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
-    `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the loss fails on one sample; the message names the argument, the value and what would be right.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> def loss(fields, signals, head, noise_draw):
+    ...     return (jnp.mean(head * fields) - signals[0] - 0.1 * noise_draw) ** 2 / 2
+    >>> problem = sgd.Problem(loss, width=2, signals=1)
+    >>> problem.replace(weight_decay=0.01).weight_decay
+    0.01
     """
 
     kind: ClassVar[str] = "Problem"
@@ -164,13 +200,29 @@ class Problem:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes: Any) -> Self:
-        """The same problem with some of its arguments changed, checked as when it was made: problem.replace(noise=0.1)."""
+        """The same problem with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name: ``problem.replace(noise=0.1)``.
+
+        Returns
+        -------
+        Problem
+            A new one of the same class; this one stays as it is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such argument, or its value is refused.
+        """
         checks.known_names(self.kind, changes, self._given)
         return type(self)(**{**self.arguments, **changes})
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What it is made of: the arguments that `replace` changes, a user's functions among them."""
+        """What it is made of: the arguments that ``replace`` changes, a user's functions among them."""
         if not self._mapped:
             return dict(self._given)
         before, now = type(self)(**self._given).describe(), self.describe()
@@ -284,7 +336,18 @@ class Problem:
                 checked_values(name, getattr(self, name), np.linspace(0, end, 257), of)
 
     def at(self, alpha: float) -> Self:
-        """The problem with the numbers that it has at this alpha (on fixed data at this t)."""
+        """The problem with the numbers that it has at one moment of a run.
+
+        Parameters
+        ----------
+        alpha : float
+            Samples over d (on fixed data: t).
+
+        Returns
+        -------
+        Problem
+            Functions of alpha replaced by their values there; itself where there are none.
+        """
         return _numbers_at(self, alpha) if self.scheduled else self
 
     @property
@@ -293,7 +356,18 @@ class Problem:
         return 0.0
 
     def block_dimensions(self, dimension: int) -> np.ndarray:
-        """How many of d coordinates each covariance block has, by largest remainder."""
+        """How many of d coordinates each covariance block has, by largest remainder.
+
+        Parameters
+        ----------
+        dimension : int
+            The dimension d.
+
+        Returns
+        -------
+        ndarray
+            One whole number a block; they add up to d.
+        """
         exact = self.parameters["fractions"] * dimension
         sizes = np.floor(exact + 1e-9).astype(np.int64)
         short = dimension - int(sizes.sum())
@@ -302,7 +376,13 @@ class Problem:
         return sizes
 
     def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result."""
+        """The problem as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments, a user's function by its name and the hash of its source.
+        """
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),

@@ -44,18 +44,75 @@ def solve_dmft(
 ) -> xr.Dataset:
     """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
 
-    `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
-    whose spread gives every quantity X its X_standard_error. What is left of a bias of order 1/paths, and of the tolerance, is measured by
-    solving again with a quarter of each set and four times the tolerance: a third of the change is part of the standard errors, in squares
-    (not of R's; `error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
-    `tolerance`: a gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth
-    algorithms stay of low rank (the attribute `rank` tells how low).
-    two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
-    one more sweep of twice the cost a save point.
-    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
-    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what is free unless given). Work of more
-    than ten days is refused as well.
-    A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
+    Give exactly one of ``times``, ``alpha``, ``steps``.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned, with Gaussian inputs.
+    algorithm : GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+        How, on a fixed data set.
+    start : Start
+        Where, of one run or several. With M = 0 a run stays there only up to the sampling error of the paths, from which an unstable M = 0
+        will leave.
+    times : array_like, optional
+        Save points in t = lr steps, rounded to whole steps.
+    alpha : array_like, optional
+        Save points in samples used/d.
+    steps : array_like, optional
+        Save points in steps.
+    paths : int, default 20000
+        Of the effective process, in all.
+    seed : int, default 0
+        Of the random numbers.
+    replicates : int, default 4
+        Independent sets of paths (each rounded to a power of two, for quasi-random points), whose spread gives every quantity X its
+        ``X_standard_error``.
+    tolerance : float, default 1e-05
+        A gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth algorithms
+        stay of low rank (the attribute ``rank`` tells how low).
+    rank : int, optional
+        How many directions memory is set aside for; as many as the steps may open unless given.
+    two_time : bool, default False
+        Add C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs one more sweep
+        of twice the cost a save point.
+    dtype : str, default "float64"
+        "float32" halves the memory.
+    memory : float, optional
+        Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``, or ``sgd.on_train(...)`` of a sample.
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with ``two_time`` ``C`` and ``R``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or memory or work (more than ten days) is beyond reach.
+
+    Notes
+    -----
+    What is left of a bias of order 1/paths, and of the tolerance, is measured by solving again with a quarter of each set and four times
+    the tolerance: a third of the change is part of the standard errors, in squares (not of R's; ``error_paths`` is its largest share of the
+    training risk, ``error_sampling`` that of the whole standard error).
+    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or for
+    ``rank`` directions where that is given.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear")
+    >>> begin = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
+    >>> algorithm = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
+    >>> result = sgd.solve_dmft(problem, algorithm, begin, steps=[0, 4], paths=1024, progress=False)
+    >>> result["train_risk"].shape, "M_standard_error" in result
+    ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
