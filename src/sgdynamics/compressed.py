@@ -52,7 +52,7 @@ class Grouping:
     @property
     def wide_batch(self) -> bool:
         """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
-        return self.inputs > self.structure.width and not (self.update and self.update.rereads)
+        return self.inputs > self.structure.width and not (self.update and self.update.rereads) and not self.structure.loss.reads_lengths
 
     @property
     def inputs(self) -> int:
@@ -113,14 +113,14 @@ def first_scalars(law: Law | None) -> tuple[Any, ...]:
 def overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a."""
     p = structure.width
-    rows = jnp.moveaxis(state.rows[:p], 1, 0)
-    T = rows[..., : structure.signals]
-    return {
-        # sums of products, as in `one_step`
-        "M": jnp.sum(T[:, :, None] * parameters["frame"][:, None], axis=-1),
-        "Q": jnp.sum(rows[:, :, None] * rows[:, None], axis=-1),
-        "a": state.head[:p],
-    }
+    Q, M = _gram_and_overlaps(structure, parameters, jnp.moveaxis(state.rows[:p], 1, 0))
+    return {"M": M, "Q": Q, "a": state.head[:p]}
+
+
+def _gram_and_overlaps(structure: Structure, parameters: Numbers, rows: Float[Numeric, "..."]) -> tuple[Any, Any]:
+    """Q and M of rows (blocks, p, columns): sums of products, as in `one_step`."""
+    M = jnp.sum(rows[..., : structure.signals][:, :, None] * parameters["frame"][:, None], axis=-1)
+    return jnp.sum(rows[:, :, None] * rows[:, None], axis=-1), M
 
 
 def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
@@ -195,6 +195,27 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
     return x.reshape(grouping.steps, grouping.inputs, *x.shape[-2:]), sample.given(draws)
 
 
+def sample_moves(
+    structure: Structure, parameters: Numbers, fields: Any, signals: Any, head: Float[Numeric, " p"], noise: Tree, lengths: Any = None
+) -> tuple[Any, Any, Any]:
+    """How the samples of a batch move the rows: dloss/dfields h (inputs, p), dloss/dhead (batch, p), and where the loss reads overlaps
+    (which then stand in the parameters) its coefficients [A | B] on rows and signals (batch, p, p + K), from fields (inputs, p), signals
+    (inputs, K) and, where they are read, X X^T/d (batch, tokens, tokens)."""
+    sample = structure.sample
+
+    def one(fields: Any, signals: Any, noise: Tree, lengths: Any) -> Any:
+        numbers = parameters
+        if lengths is not None:
+            numbers = {**parameters, "overlaps": parameters["overlaps"]._replace(lengths=lengths)}
+        return structure.loss.move(fields, signals, head, noise, numbers)[1]
+
+    found = jax.vmap(one)(sample.by_sample(fields), sample.by_sample(signals), noise, lengths)
+    # a user's loss may hold float64 constants; a float32 simulation stays one
+    h, head_gradient = sample.by_input(found.inputs).astype(fields.dtype), found.head.astype(fields.dtype)
+    pulls = jnp.concatenate([found.rows, found.signals], axis=-1).astype(fields.dtype) if structure.loss.pulls else None
+    return h, head_gradient, pulls
+
+
 def sample_gradients(
     structure: Structure,
     parameters: Numbers,
@@ -203,12 +224,8 @@ def sample_gradients(
     head: Float[Numeric, " p"],
     noise: Tree,
 ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "samples p"]]:
-    """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a batch, from fields (inputs, p) and signals (inputs, K)."""
-    sample = structure.sample
-    gradient = jax.vmap(jax.grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
-    h, head_gradient = gradient(sample.by_sample(fields), sample.by_sample(signals), head, noise, parameters)
-    # a user's loss may hold float64 constants; a float32 simulation stays one
-    return sample.by_input(h).astype(fields.dtype), head_gradient.astype(fields.dtype)
+    """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a loss that reads no overlaps."""
+    return sample_moves(structure, parameters, fields, signals, head, noise)[:2]
 
 
 def one_step(
@@ -231,14 +248,27 @@ def one_step(
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
         fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(grouping.inputs, 1, -1), axis=-1)
         signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
-        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
+        reading, lengths = parameters, None
+        if structure.loss.pulls:
+            parts = jnp.moveaxis(rows.reshape(p, structure.blocks, -1), 1, 0)
+            reading = structure.loss.reading(parameters, *_gram_and_overlaps(structure, parameters, parts))
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(grouping.batch, -1, x.shape[1] * x.shape[2])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / dimension
+        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
         found = h[0, :, None, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None, None] * x[:, None], axis=0) / grouping.batch
         if grouping.wide_batch:
             combined = jnp.linalg.qr(structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / grouping.batch
             new = spread(parameters)[:, None, None] * (combined @ outside)
             found = found.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1))
-        return found.reshape(p, -1), jnp.mean(head_gradient, axis=0)
+        found = found.reshape(p, -1)
+        if pulls is not None:
+            pull, k = jnp.mean(pulls, axis=0), structure.signals
+            along = jnp.einsum("ir,brk->ibk", pull[:, p:], jnp.broadcast_to(parameters["frame"], (structure.blocks, k, k)))
+            room = rows.shape[1] // structure.blocks - k
+            found = found + pull[:, :p] @ rows + jnp.pad(along, ((0, 0), (0, 0), (0, room))).reshape(p, -1)
+        return found, jnp.mean(head_gradient, axis=0)
 
     flat = state._replace(rows=state.rows.reshape(state.rows.shape[0], -1))
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)

@@ -18,8 +18,8 @@ Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -173,8 +173,16 @@ def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
         "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
         "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
         "a": state.head,
-        "train_risk": jnp.mean(losses),
+        "train_risk": jnp.mean(losses, axis=0),
     }
+
+
+def observed(observe_all: Any, setup: Setup, losses: Mapping[str, Any], parameters: Any, states: Any) -> dict[str, Any]:
+    """What `observe` gives of many states (by a compiled function of setup, parameters, states), and means of other losses by name."""
+    found = observe_all(setup, parameters, states)
+    for name, loss in losses.items():
+        found[name] = observe_all(replace(setup, structure=replace(setup.structure, loss=loss)), parameters, states)["train_risk"]
+    return found
 
 
 def outside(P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inputs"], passes: int) -> Float[Numeric, "m inputs"]:

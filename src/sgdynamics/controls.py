@@ -61,9 +61,32 @@ def _piecewise(numbers: Tree, alpha: Scalar) -> Any:
 
 
 def piecewise_rate(edges: Given, rates: Given) -> Schedule:
-    """A learning rate that is constant between the `edges` (increasing values of alpha): one more rate than edges.
+    """A learning rate that is constant between edges.
 
     Its numbers are traced: another schedule with as many pieces does not compile again.
+
+    Parameters
+    ----------
+    edges : array_like of float
+        Where the rate changes: increasing values of alpha = samples/d, above 0 (a temperature: of t).
+    rates : array_like of float
+        The rates, 0 or more, one more than edges: ``rates[0]`` holds before ``edges[0]``.
+
+    Returns
+    -------
+    Schedule
+        A function of alpha, to be given as ``lr`` (or, as a function of t, as ``temperature``).
+
+    Raises
+    ------
+    ValueError
+        If edges do not increase, or there is not one rate more than edges.
+
+    Examples
+    --------
+    >>> schedule = sgd.piecewise_rate([2.0, 5.0], [0.4, 0.2, 0.1])
+    >>> sgd.OnePassSGD(lr=schedule).rates(np.array([0.0, 3.0, 9.0])).tolist()
+    [0.4, 0.2, 0.1]
     """
     edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
     rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")

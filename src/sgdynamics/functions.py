@@ -59,8 +59,9 @@ def checked_function(
     call: str,
     differentiated: bool = True,
     label: str | None = None,
+    one_number: bool = True,
 ) -> None:
-    """Refuse what is no JAX function from these arguments to one real number, and say why.
+    """Refuse what is no JAX function from these arguments to one real number (or an array of them), and say why.
 
     `takes` names its arguments and `call` what it was called on. Where it is `differentiated`, whole numbers are refused too: no gradient
     goes through them. `label` is shown in place of the function, where that is a wrapper of the library's.
@@ -87,7 +88,7 @@ def checked_function(
     if shape is None or kind is None:
         what = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
         raise checks.reject(argument, shown, f"{call} must give one number, but it gave {what}")
-    if shape != ():
+    if one_number and shape != ():
         raise checks.reject(argument, shown, f"{call} must give one number, but it gave shape {shape}")
     if jnp.issubdtype(output.dtype, jnp.complexfloating):
         raise checks.reject(argument, shown, f"{call} must give one real number, but it gave a complex one: take its real part")

@@ -24,11 +24,37 @@ from sgdynamics.support import require
 @trees.numbered("lr", "head_rate", "update")
 @dataclass(frozen=True)
 class OnePassSGD:
-    """One-pass SGD: a fresh batch each step, W <- W - (lr/d) dloss/dW, a <- a - (head_rate lr/d) dloss/da, mean gradient.
+    """One-pass SGD: a fresh batch of samples each step, and the mean gradient over it.
 
-    lr = 0 stands for gradient flow, in theory only (time t = lr steps/d survives the limit; steps do not). lr may be a function of
-    alpha = samples/d (any JAX function, or `piecewise_rate`): then t is the integral of lr/batch over alpha.
-    `update`: None, or one of `sgd.updates` (momentum, reuse, normalised, clipped, sam), for finite-dimension simulation only.
+    ::
+
+        W <- W - (lr/d) dloss/dW,     a <- a - (head_rate lr/d) dloss/da,     t = lr steps/d,     alpha = samples/d
+
+    Parameters
+    ----------
+    lr : float or callable, default 0.1
+        The learning rate, of order 1 in these units. 0 stands for gradient flow, in theory only (t survives the limit, steps do not).
+        A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule: then t is the integral of lr/batch over alpha.
+    batch : int, default 1
+        Samples in a step.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    update : sgd.updates.Update, optional
+        Plain steps unless given; one of ``sgd.updates`` (momentum, reuse, normalised, clipped, sam, own) is for simulation at finite
+        dimension only.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range; the message names the argument, the value and what would be right.
+
+    Examples
+    --------
+    >>> algorithm = sgd.OnePassSGD(lr=0.5, batch=2)
+    >>> algorithm.replace(lr=0.2).lr
+    0.2
+    >>> algorithm.flow, sgd.OnePassSGD(lr=0.0).flow
+    (False, True)
     """
 
     lr: Any = 0.1
@@ -43,11 +69,28 @@ class OnePassSGD:
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
     def replace(self, **changes: object) -> OnePassSGD:
-        """The same algorithm with some of its arguments changed, checked as when it was made: algorithm.replace(lr=0.2)."""
+        """The same algorithm with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name: ``algorithm.replace(lr=0.2)``.
+
+        Returns
+        -------
+        OnePassSGD
+            A new one; this one stays as it is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such argument, or its value is refused.
+        """
         return checks.replaced(self, changes)
 
     @property
     def scheduled(self) -> bool:
+        """Whether the learning rate is a function of alpha."""
         return isinstance(self.lr, Schedule)
 
     @property
@@ -66,7 +109,23 @@ class OnePassSGD:
         return not self.scheduled and self.lr == 0.0
 
     def rates(self, alpha: np.ndarray) -> np.ndarray:
-        """The learning rate at each alpha; refuse a schedule that is negative or not finite there."""
+        """The learning rate at each alpha.
+
+        Parameters
+        ----------
+        alpha : ndarray
+            Samples over d.
+
+        Returns
+        -------
+        ndarray
+            One rate for each.
+
+        Raises
+        ------
+        ValueError
+            If a schedule is negative or not finite there.
+        """
         if not isinstance(self.lr, Schedule):
             return np.full(np.shape(alpha), self.lr)
         return checked_values("lr", self.lr, alpha, "alpha")
@@ -78,7 +137,13 @@ class OnePassSGD:
         return numbers if self.update is None else numbers | {"update": self.update.parameters}
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result."""
+        """The algorithm as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+        """
         shown, rerunnable = describe_schedule(self.lr)
         record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
         if self.update is not None:

@@ -75,14 +75,61 @@ def certify(
 ) -> Certificate:
     """Test theory and simulation on a problem of one's own: exact against direct runs in law, and runs against theory as d grows.
 
-        X_exact = X_direct in law at `dimension`;   spread of X ~ d^-1/2 and mean of X = theory + O(1/d) over `dimensions`,
+    ::
 
-    for every entry X of M, Q, a trained head and, on a fixed data set, the train risk, at every save point (at most one of `times`,
-    `alpha`, `steps`; alpha = 1, 2, 4 unless given, on a fixed data set steps 4, 8, 16). A problem for which all of this holds fails with
-    probability `level` at most (Bonferroni over all entries, times and tests). The theory is `solve_ode` (with schedules and batches) or,
-    for an algorithm on a fixed data set, `solve_dmft` with `paths`; other updates than plain SGD have none, and only the law is tested.
-    `runs` at each dimension: 1000 unless given, 400 on a fixed data set. `.passed`, `.checks`, `.paragraph` for an appendix; print it for
-    a table. Assumes a start of one run, and `dimensions` large enough that terms beyond 1/d are below the errors.
+        X_exact = X_direct in law at one dimension;   spread of X ~ d^-1/2 and mean of X = theory + O(1/d) over several,
+
+    for every entry X of M, Q, a trained head and, on a fixed data set, the train risk, at every save point.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned, with Gaussian inputs.
+    algorithm : OnePassSGD or an algorithm on fixed data
+        How. The theory is ``solve_ode`` (with schedules and batches) or, on a fixed data set, ``solve_dmft``; other updates than plain SGD
+        have none, and only the law is tested.
+    start : Start
+        Where, of one run.
+    times : array_like, optional
+        Save points in t; at most one of times, alpha, steps.
+    alpha : array_like, optional
+        Save points in samples/d; 1, 2, 4 unless one of the three is given.
+    steps : array_like, optional
+        Save points in steps; on a fixed data set 4, 8, 16 unless one of the three is given.
+    dimension : int, optional
+        Where exact and direct runs are compared; as small as rows and signals allow unless given.
+    dimensions : sequence of int, optional
+        Where runs are compared with the theory, three or more that increase, so large that terms beyond 1/d are below the errors; chosen
+        unless given.
+    runs : int, optional
+        At each dimension; 1000 unless given, 400 on a fixed data set.
+    level : float, default 0.001
+        A problem for which all of this holds fails with this probability at most (Bonferroni over all entries, times and tests).
+    paths : int, default 16384
+        Of ``solve_dmft``, on a fixed data set.
+    seed : int, default 0
+        Of the random numbers.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+
+    Returns
+    -------
+    Certificate
+        ``.passed``, ``.checks``, ``.paragraph`` for an appendix; print it for a table.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> certificate = sgd.certify(
+    ...     problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=10, dimensions=[10, 20, 40], runs=200, progress=False)
+    >>> certificate.passed
+    True
     """
     dynamics = dynamics_of("certify", problem, algorithm)
     fixed = dynamics.has_data

@@ -57,10 +57,45 @@ EDGE = 1e-5  # smooth problems on the edge of the physical region are differenti
 class FixedPoint:
     """One root of the drift.
 
-    `eigenvalues` (complex, growing first) are those of the drift's Jacobian. `verdict`: "saddle" if one grows; "stable" if all decay but
-    for the `manifold_dimension` directions along a family of roots through this one; "marginal" if others are null too, so that the
-    linear part does not decide (wide networks that have learnt are: they decay as a power law). `residual` is the norm of the
-    drift; `error` what the error of the expectations may move the root by; `found` how many starts ended here.
+    Attributes
+    ----------
+    M : ndarray
+        Overlaps with the signals, (unit, signal).
+    Q : ndarray
+        Gram matrix of the rows, (unit, unit).
+    a : ndarray
+        The head, (unit,).
+    risk : float
+        The population risk there.
+    excess_risk : float
+        Less the label noise's share, where that is defined.
+    residual : float
+        The norm of the drift.
+    eigenvalues : ndarray of complex
+        Those of the drift's Jacobian, growing first.
+    verdict : str
+        "saddle" if one grows; "stable" if all decay but for the ``manifold_dimension`` directions along a family of roots through this one;
+        "marginal" if others are null too, so that the linear part does not decide (wide networks that have learnt are: they decay as a
+        power law).
+    manifold_dimension : int
+        Of the family of roots that it belongs to.
+    physical : bool
+        Whether Omega is positive semi-definite, so that there are such rows.
+    error : float
+        What the error of the expectations may move the root by.
+    found : int
+        How many starts ended here.
+    M_blocks : ndarray
+        M in each covariance block.
+    Q_blocks : ndarray
+        Q in each covariance block.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear")
+    >>> points = sgd.fixed_points(problem, sgd.OnePassSGD(lr=0.1), tries=8)
+    >>> points[0].stable, points[0].start.M.round(6).tolist()
+    (True, [[[1.0]]])
     """
 
     M: np.ndarray
@@ -80,11 +115,12 @@ class FixedPoint:
 
     @property
     def stable(self) -> bool:
+        """Whether the verdict is "stable"."""
         return self.verdict == "stable"
 
     @property
     def start(self) -> Start:
-        """The point as a start, for the solvers and `hessian_spectrum`."""
+        """The point as a start, for the solvers and ``hessian_spectrum``."""
         return Start(self.M_blocks[None], self.Q_blocks[None], self.a[None])
 
 
@@ -101,17 +137,52 @@ def fixed_points(
 ) -> list[Any]:
     """Fixed points of the ODE as d -> infinity (lr = 0: of gradient flow), by increasing risk, each once up to symmetry.
 
+    ::
+
         drift(M, Q, a) = 0        (equations (1) to (4) of the theory page; Saad and Solla 1995 for erf)
 
-    Searched from `tries` random starts (generic rows, rows in the signals' span or orthogonal to it, equal rows, small rows) and from
-    `starts`: as roots, which finds saddles too, and from a quarter of them (and all of `starts`) by following the dynamics. It is a list
-    of what was found, not a proof that there is nothing else: raise `tries` for more. Roots with the same risk and the same Jacobian
-    eigenvalues count once, for every symmetry of the problem (relabelled units, signs that the loss does not see, signals that it treats
-    alike) leaves both alone; so do the points of a continuous family, of one risk and dimension. Roots whose Omega is not positive
-    semi-definite to 1e-9 belong to no rows and are left out unless `unphysical`. A fixed head is that of `starts`, or ones.
-    `tolerance`: largest norm of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
-    With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is "marginal".
-    Of a `SpikedTensor` all fixed points are found, from its closed equations; then the other arguments have no meaning.
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned. Of a ``SpikedTensor`` all fixed points are found, from its closed equations; then the other arguments have no
+        meaning.
+    algorithm : OnePassSGD
+        Plain one-pass SGD with a constant rate.
+    starts : Start, optional
+        States to search from besides. A fixed head is that of ``starts``, or ones.
+    tries : int, default 64
+        How many random starts (generic rows, rows in the signals' span or orthogonal to it, equal rows, small rows).
+    seed : int, default 0
+        Of the random starts.
+    tolerance : float, optional
+        Largest norm of the drift at a root; 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
+    unphysical : bool, default False
+        Keep roots whose Omega is not positive semi-definite to 1e-9, which belong to no rows.
+
+    Returns
+    -------
+    list of FixedPoint
+        What was found, not a proof that there is nothing else: raise ``tries`` for more. Spiked tensors have points of their own.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the question is not answered for this problem or algorithm.
+
+    Notes
+    -----
+    They are searched as roots, which finds saddles too, and from a quarter of the starts (and all of ``starts``) by following the dynamics.
+    Roots with the same risk and the same Jacobian eigenvalues count once, for every symmetry of the problem (relabelled units, signs that
+    the loss does not see, signals that it treats alike) leaves both alone; so do the points of a continuous family, of one risk and
+    dimension. With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is
+    "marginal".
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear")
+    >>> points = sgd.fixed_points(problem, sgd.OnePassSGD(lr=0.1), tries=8)
+    >>> [point.verdict for point in points]
+    ['stable']
     """
     checked_algorithm(algorithm, "fixed_points", problem)
     if "spiked tensor" in problem.kinds:

@@ -47,11 +47,44 @@ STAGES = (np.array([0.0, 0.5, 0.5, 1.0]), np.array([1.0, 2.0, 2.0, 1.0]) / 6)
 
 @dataclass(frozen=True)
 class OptimalSchedule:
-    """A schedule found by `optimal_schedule`: `rates[i]` holds for alpha in [edges[i], edges[i + 1]).
+    """A schedule found by ``sgd.optimal_schedule``: ``rates[i]`` holds for alpha in [edges[i], edges[i + 1]).
 
-    `risk` (the excess risk where the loss is squared) is what it reaches at alpha = edges[-1], `best_constant_risk` what the best constant
-    rate reaches, both to `error_integrator` (relative); `risks` and `constant_risks` are the same at every edge. `history` is the risk
-    after each iteration, from the constant rate on.
+    Attributes
+    ----------
+    schedule : Schedule
+        To be given as ``lr``.
+    rates : ndarray
+        The rates, one a piece.
+    edges : ndarray
+        Where pieces begin and end, in alpha, from 0 on.
+    risk : float
+        What it reaches at alpha = edges[-1] (the excess risk where the loss is squared).
+    best_constant_lr : float
+        The best constant rate.
+    best_constant_risk : float
+        What that reaches.
+    risks : ndarray
+        The risk at every edge.
+    constant_risks : ndarray
+        The same with the best constant rate.
+    history : ndarray
+        The risk after each iteration, from the constant rate on.
+    error_integrator : float
+        Relative error of the risks.
+    converged : bool
+        Whether the search came to its end.
+    batch : int
+        Samples in a step.
+    head_rate : float
+        The rate of a trained head relative to ``lr``.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    >>> begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
+    >>> found = sgd.optimal_schedule(problem, begin, alpha=5.0, pieces=4, iterations=20, progress=False)
+    >>> found.rates.shape, found.gain > 1, found.algorithm.batch
+    ((4,), True, 1)
     """
 
     schedule: Schedule
@@ -75,11 +108,12 @@ class OptimalSchedule:
 
     @property
     def alpha(self) -> float:
+        """The end, samples over d."""
         return float(self.edges[-1])
 
     @property
     def algorithm(self) -> OnePassSGD:
-        """One-pass SGD with this schedule, for `solve_ode` and `simulate`."""
+        """One-pass SGD with this schedule, for ``solve_ode`` and ``simulate``."""
         return OnePassSGD(lr=self.schedule, batch=self.batch, head_rate=self.head_rate)
 
     def __repr__(self) -> str:
@@ -184,11 +218,55 @@ def optimal_schedule(
 ) -> OptimalSchedule:
     """The piecewise-constant learning rate that minimises the (excess) risk after alpha = samples/d, from this start.
 
-    The ODE of `solve_ode` (d -> infinity, or with `dimension` the mean increment at that d) in equal pieces of alpha, each of a few
-    Runge-Kutta steps, doubled until the risk is known to 1e-6; L-BFGS on the logarithms of the rates, with the gradient in reverse mode,
-    from the best constant rate, which is found first, on grids. Of a start with several runs the mean risk is minimised: one schedule for
-    all of them. Rates stay within `lr` = (lowest, highest), (.001, 30) times the width unless given. What is found is a local minimum:
-    `restarts` tries as many more, from the best constant rate times random curves (by `seed`), and keeps the best.
+    Parameters
+    ----------
+    problem : Problem
+        What is learned.
+    start : Start
+        Where; of a start with several runs the mean risk is minimised, one schedule for all of them.
+    alpha : float
+        The end, samples over d.
+    pieces : int, default 50
+        How many rates, each for an equal share of alpha.
+    dimension : int, optional
+        The mean increment at that d; d -> infinity unless given.
+    batch : int, default 1
+        Samples in a step.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    lr : (float, float), optional
+        Rates stay within (lowest, highest); (.001, 30) times the width unless given.
+    iterations : int, default 300
+        Of the search, at most.
+    restarts : int, default 0
+        What is found is a local minimum: this tries as many more, from the best constant rate times random curves, and keeps the best.
+    seed : int, default 0
+        Of the random curves.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+
+    Returns
+    -------
+    OptimalSchedule
+        ``.schedule``, ``.rates``, ``.edges``, ``.risk``, ``.gain``, and ``.algorithm`` for the solvers.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the question is not answered for this problem.
+
+    Notes
+    -----
+    The ODE of ``solve_ode`` in equal pieces of alpha, each of a few Runge-Kutta steps, doubled until the risk is known to 1e-6; L-BFGS on
+    the logarithms of the rates, with the gradient in reverse mode, from the best constant rate, which is found first, on grids.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    >>> begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
+    >>> found = sgd.optimal_schedule(problem, begin, alpha=5.0, pieces=4, iterations=20, progress=False)
+    >>> round(found.risk, 3) < round(found.best_constant_risk, 3)
+    True
     """
     alpha = checks.number("alpha", alpha, above=0.0)
     checks.outside_jit("optimal_schedule")

@@ -11,6 +11,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import constant_rate
+from sgdynamics.arrays import Numbers, Scalar, State, Tree
 from sgdynamics.clock import Clock
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
 from sgdynamics.limits.integration import MARGIN, Field, Watch
@@ -20,6 +21,7 @@ from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.spiked_chains import MOST_ENTRIES, SpikedChain, SpikedVectors
+from sgdynamics.variables import VARIABLES
 
 
 class SpikedDynamics(Dynamics):
@@ -28,10 +30,7 @@ class SpikedDynamics(Dynamics):
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct", "tensor")
     letter: ClassVar[str] = "n"
     assumptions: ClassVar[str] = "fresh Gaussian tensors"
-    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-        "m": ("overlap with the signal, <x, v>", ()),
-        "r2": ("squared length orthogonal to the signal, |x|^2 - m^2", ()),
-    }
+    variables: ClassVar = {name: VARIABLES[name] for name in ("m", "r2")}
 
     def __init__(self, problem: SpikedTensor, algorithm: Any) -> None:
         constant_rate(algorithm, "spiked tensors")
@@ -100,10 +99,15 @@ class SpikedDynamics(Dynamics):
     ) -> tuple[float, float]:
         return spiked_step_length(self.definition, self.numbers(dimension if higher_order else None), begin, end)
 
+    def beside(self, other: Any) -> Dynamics:
+        if set(self.definition.kinds) != set(getattr(other, "kinds", ())):
+            raise checks.reject("evaluate", other, "give a spiked tensor: only those have m and r2")
+        return SpikedDynamics(other, self.algorithm)
+
     def watched(self, criterion: Any, begin: SpikedStart, dimension: int | None) -> tuple[Watch, Any]:
         return SpikedWatch(self.definition.order, criterion), self.numbers(dimension)
 
-    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
         return {**self.variables, "risk": ("population loss without ridge and noise, |snr v^(k) - x^(k)|^2", ())}
 
 
@@ -111,7 +115,7 @@ class SpikedDynamics(Dynamics):
 class SpikedField(Field):
     """The mean step as a field of the solve core."""
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         dm, dr2 = drift(shared, state["m"], state["r2"])
         return {"m": dm, "r2": dr2}
 
@@ -123,7 +127,7 @@ class SpikedWatch(Watch):
     order: int
     criterion: Any
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: State) -> Any:
         if self.criterion == "overlap":
             return -jnp.abs(state["m"])
         if callable(self.criterion):

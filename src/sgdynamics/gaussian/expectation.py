@@ -48,8 +48,31 @@ class Overlaps(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """H (p x fields), C (p x p), E[h h^T (|x_b|^2 - eigenvalue_b d_b)] (blocks x p x p; None at infinite d), E[dloss/da], E[loss], and
-    where inputs have means `shift` (p x signals): E[h_i x] has their part sum_r shift_ir w*_r."""
+    """What the theory needs of one sample's gradient h = dloss/dlambda, at one state.
+
+    Attributes
+    ----------
+    stein : array
+        H_ic = E[dh_i/dlambda_c], (p, fields).
+    noise : array
+        C = E[h h^T], (p, p).
+    norms : array or None
+        E[h h^T (x_b^2 - eigenvalue_b d_b)], x_b^2 the squared length in block b, (blocks, p, p); None at infinite d.
+    head_gradient : array
+        E[dloss/da], (p,).
+    risk : array
+        E[loss].
+    shift : array or None
+        Where inputs have means, (p, signals): E[h_i x] has their part sum_r shift_ir w*_r.
+    pull : array or None
+        Where a loss or rule reads overlaps, (p, fields): the mean of its coefficients [A | B] on rows and signals.
+
+    Examples
+    --------
+    >>> moments = sgd.Moments(stein=np.ones((1, 2)), noise=np.eye(1), norms=None, head_gradient=np.zeros(1), risk=0.5)
+    >>> moments.shift is None
+    True
+    """
 
     stein: Any
     noise: Any
@@ -57,10 +80,24 @@ class Moments(NamedTuple):
     head_gradient: Any
     risk: Any
     shift: Any = None
+    pull: Any = None
 
     def coefficients(self, parameters: Numbers) -> Float[Numeric, "blocks p fields"]:
-        """E[h_i x] in block b on the rows and signals, (blocks, p, fields)."""
+        """The mean of what a sample moves rows against, in each block on the rows and signals: E[h_i x], and ``pull``.
+
+        Parameters
+        ----------
+        parameters : dict
+            The numbers of the problem.
+
+        Returns
+        -------
+        array
+            (blocks, p, fields).
+        """
         found = spectrum.scaled(parameters, self.stein)
+        if self.pull is not None:
+            found = found + self.pull
         if self.shift is None:
             return found
         rest = jnp.zeros((self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype)
@@ -68,12 +105,37 @@ class Moments(NamedTuple):
 
 
 class Expectation(ABC):
-    """How the expectations of one problem are taken; frozen and hashable, as compiled code depends on it.
+    """How the expectations of one problem are taken.
 
-    `moments` and `risk` are all that one of your own must have, `sgd.Problem(..., expectation=own)`: pure JAX functions of the numbers
-    `parameters`, the `overlaps` (their `.covariance` is that of the fields, students first) and the head. What is fixed once, such as
-    points, comes from `nodes`, arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them;
-    how fine these are is the `rule`. With `flow` the noise is not needed, and `norms` only where `finite`.
+    An own one is a frozen and hashable subclass, as compiled code depends on it, given as ``sgd.Problem(..., expectation=own)``.
+
+    Notes
+    -----
+    ``moments`` and ``risk`` are all that one of your own must have: pure JAX functions of the numbers ``parameters``, the ``overlaps``
+    (their ``.covariance`` is that of the fields, students first) and the head. What is fixed once, such as points, comes from ``nodes``,
+    arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them; how fine these are is the
+    ``rule``. With ``flow`` the noise is not needed, and ``norms`` only where ``finite``.
+
+    Examples
+    --------
+    The mean of one field less one signal, squared, over two:
+
+    >>> from dataclasses import dataclass
+    >>> import jax.numpy as jnp
+    >>> @dataclass(frozen=True)
+    ... class Linear(sgd.Expectation):
+    ...     def risk(self, rule, nodes, parameters, overlaps, head):
+    ...         left = jnp.array([1.0, -1.0])
+    ...         return left @ overlaps.covariance @ left / 2
+    ...     def moments(self, rule, nodes, parameters, overlaps, head, *, finite=False, flow=False):
+    ...         risk = self.risk(rule, nodes, parameters, overlaps, head)
+    ...         return sgd.Moments(jnp.array([[1.0, -1.0]]), 2 * risk[None, None], None, jnp.zeros(1), risk)
+    >>> problem = sgd.Problem(lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2, width=1, signals=1, expectation=Linear())
+    >>> begin = sgd.functional.state(sgd.start(problem, M=[[0.5]], Q=[[1.0]]))
+    >>> import jax
+    >>> with jax.enable_x64(True):
+    ...     print(float(sgd.functional.risk(problem.structure, problem.parameters, begin)))
+    0.5
     """
 
     series = False  # whether `error` is that of a series, which other nodes would not show
@@ -91,26 +153,118 @@ class Expectation(ABC):
         finite: bool = False,
         flow: bool = False,
     ) -> Moments:
-        """All of it at one state."""
+        """All of it at one state.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        nodes : dict
+            One replicate of what ``nodes`` returned.
+        parameters : dict
+            The numbers of the problem.
+        overlaps : Overlaps
+            The overlaps in every block, and the fields' covariance.
+        head : array
+            The second layer, (p,).
+        finite : bool, default False
+            Whether ``norms`` are needed, for the mean increment at finite d.
+        flow : bool, default False
+            Gradient flow: the noise is not needed.
+
+        Returns
+        -------
+        Moments
+            JAX values.
+        """
 
     @abstractmethod
     def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
-        """E[loss] at one state, with the nodes of `risk_nodes`."""
+        """E[loss] at one state, with the nodes of ``risk_nodes``.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        nodes : dict
+            One replicate of what ``risk_nodes`` returned.
+        parameters : dict
+            The numbers of the problem.
+        overlaps : Overlaps
+            The overlaps in every block, and the fields' covariance.
+        head : array
+            The second layer, (p,).
+
+        Returns
+        -------
+        array
+            One number.
+        """
 
     def rule(self, largest: float) -> Rule:
-        """The rule that is fine enough for fields up to the variance `largest`."""
+        """The rule that is fine enough at the start of a run.
+
+        Parameters
+        ----------
+        largest : float
+            The largest variance of a field.
+
+        Returns
+        -------
+        Rule
+            How finely to integrate.
+        """
         return Rule()
 
     def finer(self, rule: Rule, largest: float) -> Rule | None:
-        """A finer rule for states at which this one is not accurate, where there is one."""
+        """A finer rule for states at which one is not accurate.
+
+        Parameters
+        ----------
+        rule : Rule
+            The one that was not.
+        largest : float
+            The largest variance of a field.
+
+        Returns
+        -------
+        Rule or None
+            None where there is no finer one.
+        """
         return None
 
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        """The points that `moments` needs, as arrays with a leading axis of replicates."""
+        """The points that ``moments`` needs.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        flow : bool
+            Whether the noise is left out.
+
+        Returns
+        -------
+        dict of ndarray
+            With a leading axis of replicates.
+        """
         return {"none": np.zeros((1, 1))}
 
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        """The points that `risk` needs, likewise ("plain" where they serve nothing else); `quick` for many states, where 1e-4 is plenty."""
+        """The points that ``risk`` needs.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        quick : bool, default True
+            For many states, where 1e-4 is plenty.
+
+        Returns
+        -------
+        dict of ndarray
+            With a leading axis of replicates ("plain" where they serve nothing else).
+        """
         return self.nodes(rule, flow=True)
 
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
@@ -118,7 +272,26 @@ class Expectation(ABC):
         return self.nodes(rule, flow), None
 
     def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
-        """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead)."""
+        """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead).
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        nodes : dict
+            One replicate of the nodes.
+        parameters : dict
+            The numbers of the problem.
+        overlaps : Overlaps
+            The overlaps in every block, and the fields' covariance.
+        head : array
+            The second layer, (p,).
+
+        Returns
+        -------
+        array
+            One number; 0 unless given.
+        """
         return jnp.asarray(0.0)
 
     def sampled(self, flow: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from sgdynamics.controls import numbers_at
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.precision import float64
+from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import spectrum
 
@@ -135,6 +137,24 @@ def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     longest = np.argsort(-np.nan_to_num(np.einsum("sbii->s", states["Q"])))[: SMALL_CHUNK // 4]
     places = [*longest, *np.linspace(0, len(states["a"]) - 1, SMALL_CHUNK - len(longest)).astype(int)]
     return {name: value[places] for name, value in states.items()}
+
+
+EXPECTED = Rule(log2_points=10, replicates=16)  # of any function: 2^12 points (2^8 a case of the draws) in each replicate
+
+
+@float64
+def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """E[function] of a sample, a number or an array, at states as of `population_risk`, and its standard errors.
+
+    Averages over scrambled Sobol points, discrete draws case by case: nothing is assumed of the function, which may jump.
+    """
+    structure = replace(problem.structure, loss=function, expectation=None)
+    nodes = expectation_of(structure).risk_nodes(EXPECTED)
+    lead = states["a"].shape[:-1]
+    flat = {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in states.items()}
+    (every,) = _in_chunks(partial(_risks, structure, EXPECTED, nodes, lanes_of([problem.parameters], 1)), [flat], 1)
+    error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
+    return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(*lead, *every.shape[2:])
 
 
 @float64

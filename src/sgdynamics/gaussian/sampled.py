@@ -77,13 +77,14 @@ class Sampled(Expectation):
         flow: bool = False,
     ) -> Moments:
         structure, sample, k = self.structure, self.structure.sample, self.structure.signals
-        slopes = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), (0, 0, None, 0, None))
+        moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
+        reading = reading_overlaps(structure, parameters, overlaps)
 
         def one(case: dict[str, Any]) -> Moments:
             found = sample_fields(structure, nodes["points"], overlaps, parameters, case)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            values, (h, head_gradient) = slopes(*fields, head, found.given, parameters)
-            h = sample.by_input(h)
+            values, move = moves(*fields, head, found.given, reading)
+            h, head_gradient = sample.by_input(move.inputs), move.head
             weighted = sample.each_input(found.weights)[:, None] * h
             first = solve_lower(found.root, weighted.T @ found.z)
             stein = jnp.concatenate([first[:, k:], first[:, :k]], axis=1)
@@ -95,18 +96,25 @@ class Sampled(Expectation):
                 swing = found.weights[:, None, None, None] * norm_weights(structure, parameters, overlaps, found)
                 norms = jnp.einsum("nbtu,nti,nuj->bij", swing, by_token, by_token)
             shift = None if found.means is None else weighted.T @ found.means
-            return Moments(stein, noise, norms, found.weights @ head_gradient, found.weights @ values, shift)
+            pull = None
+            if structure.loss.pulls:
+                each = jnp.concatenate([move.rows, move.signals], axis=-1)
+                pull = jnp.tensordot(found.weights, each, axes=1)
+                if norms is not None:
+                    norms = norms + pulled_norms(structure, parameters, overlaps, found, weighted, each)
+            return Moments(stein, noise, norms, found.weights @ head_gradient, found.weights @ values, shift, pull)
 
         return self._over_cases(parameters, one)
 
     def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """A loss is continuous, so plain points do also where it has kinks."""
         structure, sample = self.structure, self.structure.sample
+        reading = reading_overlaps(structure, parameters, overlaps)
 
         def one(case: dict[str, Any]) -> Float[Numeric, ""]:
             found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, parameters))
+            return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, reading), axis=0)
 
         return self._over_cases(parameters, one)
 
@@ -117,6 +125,38 @@ class Sampled(Expectation):
         outputs = self.structure.loss.student(students + means[:, None, :p]) @ head
         right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
         return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
+
+
+def reading_overlaps(structure: Structure, parameters: Numbers, overlaps: Overlaps) -> Any:
+    """The numbers with the overlaps among them, where the loss reads them; lengths X X^T/d are those of d = infinity."""
+    p = structure.width
+    lengths = None
+    if structure.loss.reads_lengths:
+        sample = structure.sample
+        correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
+        lengths = spectrum.trace(parameters) * correlation
+    return structure.loss.reading(parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths)
+
+
+def pulled_norms(
+    structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points, weighted: Float[Numeric, "..."], pulls: Any
+) -> Any:
+    """What the coefficients D = [A | B] of a sample add to the mean of its increment's square, (blocks, p, p): with F_b the part of the
+    fields in block b, E[h F_b^T D^T + transpose + D Omega_b D^T]."""
+    p, fields = structure.width, structure.fields
+    tokens, order = structure.sample.inputs_a_sample, np.r_[p:fields, 0:p]
+    back = np.argsort(order)
+
+    def one(blocks: Float[Numeric, "..."], scaled: Float[Numeric, "..."]) -> Any:
+        # the mean of the fields' part in the block, given all of it
+        part = points.z @ solve_forward(points.root, scaled[order][:, order])[:, back]
+        if points.means is not None:
+            part = part + points.means @ blocks[p:]
+        along = jnp.einsum("nti,ntf->nif", weighted.reshape(-1, tokens, p), part.reshape(-1, tokens, fields))
+        cross = jnp.einsum("nif,njf->ij", along, pulls)
+        return cross + cross.T + jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, blocks, pulls)
+
+    return jax.vmap(one)(overlaps.blocks, spectrum.scaled(parameters, overlaps.blocks))
 
 
 def columns(structure: Structure) -> tuple[int, int]:

@@ -9,6 +9,7 @@ learning rate as the simulation's.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,6 +78,7 @@ class Sweep:
         self.numbers = (self.parameters, self.algorithm, sizes, np.float64(tolerance))
         self.rank = 0
         self.most = 0
+        self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
 
     def needed(self, steps: float) -> float:
         """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
@@ -119,7 +121,8 @@ class Sweep:
                 probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
                 bar.advance((end - now) / self.fewer)
                 now = end
-            for name, value in _observe(self.setup, numbers_at(self.parameters, now * self.algorithm["lr"]), state).items():
+            numbers = numbers_at(self.parameters, now * self.algorithm["lr"])
+            for name, value in conditioning.observed(_observe, self.setup, self.on_train, numbers, state).items():
                 shown = np.array(value, dtype=np.float64)
                 shown[diverged] = np.nan
                 saved.setdefault(name, []).append(shown)

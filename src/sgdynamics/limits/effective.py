@@ -48,10 +48,53 @@ IMPOSSIBLE = 10.0  # standard errors: a mean that is known to be zero and is thi
 
 @dataclass(frozen=True)
 class EffectiveDynamics:
-    """Drift f, corrector g and diffusion Sigma of the statistics at one point and step size, each with its standard error.
+    """Drift f, corrector g and diffusion Sigma of summary statistics at one point and step size, each with its standard error.
 
-    `mean_increment` is h = -f + g, the drift of the limit; `gradient_norm_squared` is |grad Phi|^2, unbiased (so it may come out below zero
-    where it is zero). `draws` counts gradients, twice the samples where they are antithetic.
+    Attributes
+    ----------
+    names : tuple of str
+        Of the k statistics.
+    statistics : ndarray
+        Their values at the point, (k,).
+    drift : ndarray
+        f, (k,).
+    drift_error : ndarray
+        Its standard error.
+    corrector : ndarray
+        g, (k,).
+    corrector_error : ndarray
+        Its standard error.
+    diffusion : ndarray
+        Sigma, (k, k).
+    diffusion_error : ndarray
+        Its standard error.
+    mean_increment : ndarray
+        h = -f + g, the drift of the limit, (k,).
+    mean_increment_error : ndarray
+        Its standard error.
+    gradient_norm_squared : float
+        ``|grad Phi|^2``, unbiased (so it may come out below zero where it is zero).
+    gradient_norm_squared_error : float
+        Its standard error.
+    lr : float
+        The step size is lr/dimension.
+    dimension : int
+        The dimension.
+    draws : int
+        How many gradients were taken, twice the samples where they are antithetic.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> def sample(key, d):
+    ...     return jax.random.normal(key, (d,))
+    >>> def loss(x, noise):
+    ...     return jnp.sum((noise - x) ** 2) / 2
+    >>> def statistics(x):
+    ...     return jnp.stack([x[0]])
+    >>> found = sgd.effective_dynamics(loss, sample, statistics, point=jnp.ones(8), lr=0.5, dimension=8, antithetic=jnp.negative)
+    >>> found.draws, found.drift.round(6).tolist()
+    (8192, [1.0])
     """
 
     names: tuple[str, ...]
@@ -439,35 +482,75 @@ def effective_dynamics(
 ) -> EffectiveDynamics:
     """Drift, corrector and diffusion matrix of summary statistics u of one's own problem, at one point, by sampling.
 
+    ::
+
         f_i = <grad Phi, grad u_i>,     g_i = (delta/2) <V, hess u_i>,     Sigma = delta J V J^T,     delta = lr/dimension
 
     with Phi = E L and V the covariance of grad L: the terms of du = (-f + g) dt + Sigma^(1/2) dB, t = delta steps.
 
-    `loss(x, y)` is one draw's loss, `sample(key, dimension)` makes a draw (any tree of arrays), `statistics(x)` is a vector of shape (k,);
-    all three are JAX functions, called with 64-bit numbers. `point` is x, an array or a tree of arrays. `samples` draws are made, one
-    random stream each: the chunks in which they are taken do not matter. `antithetic(y)` is another draw of the same law (the noise
-    negated, say); each sample then counts with its partner. `controls(y)` is a vector of known mean zero that is regressed out (a bias of
-    order 1/samples). Both are refused if the draws contradict them.
+    Parameters
+    ----------
+    loss : callable
+        ``loss(x, y)``, the loss of one draw; a JAX function, as are the next two, called with 64-bit numbers.
+    sample : callable
+        ``sample(key, dimension)`` makes a draw, any tree of arrays.
+    statistics : callable
+        ``statistics(x)``, a vector of shape (k,).
+    point : array or tree of arrays
+        x, where all this is asked for.
+    lr : float
+        The step size is delta = lr/dimension.
+    dimension : int
+        The dimension.
+    samples : int, default 4096
+        How many draws, one random stream each: the chunks in which they are taken do not matter.
+    seed : int, default 0
+        Of the random numbers.
+    antithetic : callable, optional
+        ``antithetic(y)`` is another draw of the same law (the noise negated, say); each sample then counts with its partner. Refused if the
+        draws contradict it.
+    controls : callable, optional
+        ``controls(y)``, a vector of known mean zero that is regressed out (a bias of order 1/samples). Refused if the draws contradict it.
+    names : sequence of str, optional
+        What the statistics are called.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
 
+    Returns
+    -------
+    EffectiveDynamics
+        Values and standard errors.
+
+    Raises
+    ------
+    ValueError
+        If a function does not fit, or draws contradict what ``antithetic`` or ``controls`` claim.
+
+    See Also
+    --------
+    effective_scaling : whether all this has a limit as the dimension grows.
+
+    Notes
+    -----
     Assumes finite fourth moments of grad L for the errors, statistics that are twice differentiable at the point, and a loss that is
-    differentiable there for almost every draw (ReLU will do). f, g and Sigma are those of this point and this dimension; whether they have
-    a limit, `effective_scaling` looks into.
+    differentiable there for almost every draw (ReLU will do). f, g and Sigma are those of this point and this dimension.
 
     Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Theorem 2.2 with (2.1)-(2.4); their c_delta is lr.
 
-    Example: a spiked matrix with spike e_1, where f of m = x_1 is 4 (|x|^2 - 1.2) m, g of r2 is 8 delta [(d - 1) |x|^2 + r2], and negated
-    noise makes f exact:
+    Examples
+    --------
+    A spiked matrix with spike e_1, where f of m = x_1 is 4 (R^2 - 1.2) m, R the norm of x, g of r2 is 8 delta [(d - 1) R^2 + r2], and
+    negated noise makes f exact:
 
     >>> import jax, jax.numpy as jnp
-    >>> from sgdynamics.limits.effective import effective_dynamics
     >>> def sample(key, d):
     ...     return jax.random.normal(key, (d * d,)).reshape(d, d)
     >>> def loss(x, noise):
     ...     return jnp.sum((noise - jnp.outer(x, x)) ** 2) - 2.4 * x[0] ** 2
     >>> def statistics(x):
     ...     return jnp.stack([x[0], jnp.sum(x[1:] ** 2)])
-    >>> x = [0.6] + 16 * [0.2]
-    >>> found = effective_dynamics(loss, sample, statistics, point=jnp.array(x), lr=0.5, dimension=17, antithetic=jnp.negative)
+    >>> x = jnp.array([0.6] + 16 * [0.2])
+    >>> found = sgd.effective_dynamics(loss, sample, statistics, point=x, lr=0.5, dimension=17, antithetic=jnp.negative)
     >>> found.drift.round(6).tolist()
     [-0.48, 5.12]
     >>> bool(abs(found.corrector[1] - 8 * 0.5 / 17 * (16 + 0.64)) < 5 * found.corrector_error[1])

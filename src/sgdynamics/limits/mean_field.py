@@ -34,12 +34,16 @@ from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.long_times import Followed, follow, ran_out
 from sgdynamics.limits.mean_field_series import Basis
+from sgdynamics.observables import checked_evaluate, checked_record, labelled, of_states
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
-from sgdynamics.results import largest_share, record, time_coordinates
+from sgdynamics.results import largest_share, time_coordinates
+from sgdynamics.results import record as recorded
 from sgdynamics.shapes import filled
+from sgdynamics.support import require
+from sgdynamics.variables import VARIABLES
 
 __all__ = ["MeanFieldStart", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
@@ -179,21 +183,62 @@ def solve_mean_field(
     expectations: str = "auto",
     rtol: float = RTOL,
     atol: float = ATOL,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """The network of infinite width, with the p units of the start as particles, in the clock t/p = lr steps/(p d).
 
-    d -> infinity with p, or p = infinity at `dimension` d. The equations are those of the module; lr and batch do not enter
-    (lr/p -> 0), and label noise enters only the risk. Weight decay: in this clock its rate is wd = width * weight_decay, held fixed.
-    Give exactly one of `times` (in t/p), `alpha`, `steps` (with a dimension). The last two are those of the start's width,
+    d -> infinity with p, or p = infinity at finite d. Give exactly one of ``times``, ``alpha``, ``steps``.
 
-        t/p = (1/p) integral of lr/batch over alpha,
+    Parameters
+    ----------
+    problem : Problem
+        TeacherStudent or MultiIndex with squared loss. Label noise enters only the risk. Weight decay: in this clock its rate is
+        wd = width * weight_decay, held fixed.
+    algorithm : OnePassSGD
+        lr and batch do not enter (lr/p -> 0), but for ``alpha`` and ``steps``.
+    start : MeanFieldStart or Start
+        Where: ``sgd.start(problem, M=..., q=...)``, ``sgd.mean_field_random_start``, or any other start.
+    times : array_like, optional
+        Save points in t/p.
+    alpha : array_like, optional
+        Save points in samples/d of a network of the start's width: t/p = (1/p) integral of lr/batch over alpha, so that with a schedule too
+        the result stands beside SGD of that width at equal alpha.
+    steps : array_like, optional
+        The same in steps, with a ``dimension``.
+    dimension : int, optional
+        p = infinity at this d; d -> infinity unless given.
+    expectations : str, default "auto"
+        "series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
+        committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
+    rtol : float, default 1e-06
+        The relative accuracy wanted.
+    atol : float, default 1e-08
+        The absolute accuracy wanted.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``; a state has "M", "q" and "a".
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
 
-    so that with a schedule too the result stands beside SGD of that width at equal alpha; only there does lr matter.
-    expectations="series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
-    committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
-    The result has M, q, a, and the risk of the p = infinity system. Attributes: `error_particles`, the largest relative change of
-    the risk when every other particle is left out (what p particles say of the law that they were drawn from); `error_quadrature`,
-    the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+    Returns
+    -------
+    xarray.Dataset
+        ``M``, ``q``, ``a``, and the risk of the p = infinity system. Attributes: ``error_particles``, the largest relative change of the
+        risk when every other particle is left out (what p particles say of the law that they were drawn from); ``error_quadrature``, the
+        series' end; ``error_integrator``, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem or the algorithm.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=64, activation="erf")
+    >>> begin = sgd.mean_field_random_start(problem, dimension=200)
+    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> result["M"].shape, result["q"].shape
+    ((1, 2, 64, 1), (1, 2, 64))
     """
     checks.outside_jit("solve_mean_field")
     checked_algorithm(algorithm, "solve_mean_field", problem)
@@ -208,6 +253,9 @@ def solve_mean_field(
     way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
     T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
+    first = {"M": T[0] @ problem.parameters["frame"][0].T, "q": q[0], "a": a[0]}
+    asked = checked_record(record, first, problem, False)
+    others = {name: _beside(problem, other) for name, other in checked_evaluate(evaluate).items()}
     p = problem.width
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
     span, nodes, widenings = SPAN, TABLE_NODES, 0
@@ -244,6 +292,10 @@ def solve_mean_field(
         warnings.warn(f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)", stacklevel=3)
     if full.any():
         warnings.warn(ran_out(ran_out_at), stacklevel=3)
+    observed, of_others = of_states(asked.of_state, _public(problem, found), 2), None
+    if others:
+        risks = [_evaluated(other, algorithm, expectations, found, span, nodes, perpendicular) for other in others.values()]
+        observed["evaluated_risk"], of_others = np.stack([one[0] for one in risks], axis=-1), max(one[1] for one in risks)
     attributes = {
         "dimension": dimension,
         "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, " + ("d -> infinity" if dimension is None else "this d"),
@@ -252,8 +304,47 @@ def solve_mean_field(
         "error_quadrature": quadrature,
         "error_integrator": error_integrator,
         "error_particles": error_particles,
+        "error_evaluated": of_others,
+        "recorded": " ".join(asked.of_state) or None,
     }
-    return _dataset(problem, algorithm, when, found, excess, {"diverged_at": diverged_at, "ran_out_at": ran_out_at}, attributes)
+    ends = {"diverged_at": diverged_at, "ran_out_at": ran_out_at}
+    return _dataset(problem, algorithm, when, found, excess, ends, attributes, labelled(observed, others))
+
+
+def _public(problem: Problem, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a user's function of a state sees: M, q and the head."""
+    return {"M": found["T"] @ problem.parameters["frame"][0].T, "q": found["q"], "a": found["a"]}
+
+
+def _beside(problem: Problem, other: Any) -> Problem:
+    """Another problem with the same particles, for its risk along the way."""
+    require("solve_mean_field", other)
+    checked_wide_problem(other)
+    if (other.width, other.signals) != (problem.width, problem.signals) or not np.allclose(other.gram, problem.gram, rtol=0, atol=1e-9):
+        raise checks.reject("evaluate", other, "give a problem of the same width, signals and Gram matrix of the signals")
+    return other
+
+
+def _evaluated(
+    other: Problem,
+    algorithm: OnePassSGD,
+    expectations: str,
+    found: dict[str, np.ndarray],
+    span: float,
+    nodes: int,
+    perpendicular: int | None,
+) -> tuple[np.ndarray, float]:
+    """The risk of another problem along the way, and its largest relative error."""
+    way = _way(other, expectations, perpendicular)
+    first = {name: value[:, 0] for name, value in found.items()}
+    while True:
+        numbers, label_error = _numbers(other, algorithm, way, first, span, nodes, perpendicular)
+        excess, ends = _risk_of(way, numbers, found)
+        longer = _longer(way, perpendicular)
+        error = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
+        if error <= RTOL or longer is None:
+            return excess + other.noise_floor, error
+        way = longer
 
 
 def _clock(
@@ -375,16 +466,13 @@ def _dataset(
     excess: np.ndarray,
     ends: dict[str, np.ndarray],
     attributes: dict[str, Any],
+    more: dict[str, Any],
 ) -> xr.Dataset:
-    M = found["T"] @ problem.parameters["frame"][0].T
+    values = {**_public(problem, found), "risk": excess + problem.noise_floor, "excess_risk": excess}
     variables = {
-        "M": (("run", "time", "unit", "signal"), M, {"long_name": "overlaps with the signals, W W*^T"}),
-        "q": (("run", "time", "unit"), found["q"], {"long_name": "squared length orthogonal to the signals"}),
-        "a": (("run", "time", "unit"), found["a"], {"long_name": "head"}),
-        "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "population risk"}),
-        "excess_risk": (("run", "time"), excess, {"long_name": "excess risk"}),
-    }
+        name: (("run", "time", *VARIABLES[name].axes), value, {"long_name": VARIABLES[name].meaning}) for name, value in values.items()
+    } | more
     coordinates = time_coordinates(when, ends["diverged_at"], ran_out_at=ends["ran_out_at"])
     coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
     coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
-    return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_mean_field", attributes))
+    return xr.Dataset(variables, coordinates, recorded(problem, algorithm, "solve_mean_field", attributes))

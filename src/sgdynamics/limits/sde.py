@@ -35,6 +35,7 @@ from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, overlaps_at, population_risk, rule_for
+from sgdynamics.gaussian.sampled import reading_overlaps
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
@@ -100,6 +101,8 @@ def _field(
     decay = parameters["weight_decay"]
     growth = numbers["noise_rate"] * spectrum.growth(parameters, numbers["outside"])
     columns = spectrum.scaled(parameters, found.stein[:, :p]) + decay * jnp.eye(p)
+    if found.pull is not None:
+        columns = columns + found.pull[:, :p]
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
         norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
@@ -128,9 +131,14 @@ def _samples(
     x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
-    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, sample.given(draws))
+    M, Q = _overlaps(structure, parameters, path.rows)
+    reading = reading_overlaps(structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q}))
+    h, head_gradient, pulls = compressed.sample_moves(structure, reading, fields, signals, path.head, sample.given(draws))
     each = h[:, None, :, None] * x[:, :, None, :]
-    rows = -(each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1) - field.pull)
+    each = each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1)
+    if pulls is not None:
+        each = each + jnp.einsum("sic,bcm->sbim", pulls, jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1))
+    rows = -(each - field.pull)
     head = jnp.zeros_like(head_gradient)
     if structure.trained:
         head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head

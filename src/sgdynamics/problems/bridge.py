@@ -26,25 +26,56 @@ def overlaps_of(
 ) -> Start:
     """The start from which the theory continues a real two-layer network: M = W W*^T, Q = W W^T and the head a.
 
-    weights (p, d) are the trained rows, teacher (k, d) the signal directions (for a mixture its means), head (p,) the second layer (ones
-    unless given; also (1, p), as the weight of torch.nn.Linear(p, 1)). NumPy, JAX or PyTorch arrays, on any device, with or without
-    gradients; a leading axis stands for runs, the teacher being one for all or one a run. With a `problem`, shapes and the teacher's Gram
-    matrix are checked against it. With several covariance blocks the coordinates of the inputs come block by block, in the problem's order.
+    Parameters
+    ----------
+    weights : array_like
+        The trained rows, (p, d), or with a leading axis of runs. NumPy, JAX or PyTorch arrays, on any device, with or without gradients.
+        With several covariance blocks the coordinates of the inputs come block by block, in the problem's order.
+    teacher : array_like
+        The signal directions, (k, d) (for a mixture its means), one for all runs or one a run.
+    head : array_like, optional
+        The second layer, (p,), or (1, p) as the weight of ``torch.nn.Linear(p, 1)``; ones unless given.
+    problem : Problem, optional
+        Where it is given, shapes and the teacher's Gram matrix are checked against it.
+    input_scale : float, default 1.0
+        What the network multiplies w.x by.
+    output_scale : float, optional
+        What the network multiplies the sum over its units by; unless given the library's own, 1/p (mixtures: 1).
+    teacher_scale : float, optional
+        What the teacher's rows are multiplied by; ``input_scale`` unless given.
 
+    Returns
+    -------
+    Start
+        To be given to any solver.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, entries are not finite, or the teacher's Gram matrix is not the problem's.
+
+    Notes
+    -----
     The library's network is f = (1/p) sum_i a_i s(w_i.x) on inputs x ~ N(0, I_d), rows of norm O(1), without biases (mixtures: without
-    1/p), trained by W <- W - (lr/d) dloss/dW on the loss (f - y)^2/2. A network in other units,
+    1/p), trained by W <- W - (lr/d) dloss/dW on the loss (f - y)^2/2. A network in other units, ::
 
         f = output_scale sum_i a'_i s(input_scale w'_i.x),      w' <- w' - eta dloss/dw',      a' <- a' - eta' dloss/da',
 
-    is the same network with w = input_scale w', a = c a', c = p output_scale (mixtures: output_scale), and the same training with
+    is the same network with w = input_scale w', a = c a', c = p output_scale (mixtures: output_scale), and the same training with ::
 
         lr = eta d input_scale^2,      head_rate = (eta' c^2)/(eta input_scale^2),
 
     twice that lr where the loss is (f - y)^2, as torch.nn.MSELoss has it. So a network s(w'.x/sqrt(d)) with rows of norm sqrt(d) takes
-    input_scale = d**-0.5, and one with sum_i a_i s/sqrt(p) takes output_scale = p**-0.5. `output_scale=None` is the library's own (c = 1);
-    the teacher's rows are scaled by `teacher_scale`, the same as input_scale unless given.
+    ``input_scale=d**-0.5``, and one with sum_i a_i s/sqrt(p) takes ``output_scale=p**-0.5``.
     Assumes inputs that are independent of the weights from here on: fresh samples, one pass.
     Source: Saad and Solla (1995), the order parameters R, Q.
+
+    Examples
+    --------
+    >>> weights, teacher = np.eye(2, 100) + 0.1, np.eye(1, 100)
+    >>> begin = sgd.overlaps_of(weights, teacher)
+    >>> begin.M[0].round(2).tolist()
+    [[1.1], [0.1]]
     """
     s = checks.number("input_scale", input_scale, above=0.0)
     s_teacher = s if teacher_scale is None else checks.number("teacher_scale", teacher_scale, above=0.0)

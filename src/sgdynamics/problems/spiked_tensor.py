@@ -25,10 +25,34 @@ TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 class SpikedTensor:
     """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
 
+    ::
+
         loss(x, Y) = |Y - x^(order)|^2 + (ridge/2) |x|^2,      x in R^n
 
-    order = 2 is the spiked matrix (not symmetrised). The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional
-    limit theorems for SGD" (Ben Arous, Gheissari, Jagannath). The ridge enters the dynamics, not `risk`.
+    Parameters
+    ----------
+    order : int, default 2
+        Of the tensor; 2 is the spiked matrix (not symmetrised).
+    snr : float, default 1.2
+        The strength of the signal, above 0.
+    ridge : float, default 0.0
+        Of the penalty, 0 or more; it enters the dynamics, not ``risk``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+
+    Notes
+    -----
+    The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional limit theorems for SGD" (Ben Arous, Gheissari,
+    Jagannath).
+
+    Examples
+    --------
+    >>> problem = sgd.SpikedTensor(order=3, snr=2.0)
+    >>> problem.risk(m=0.0, r2=1.0)
+    5.0
     """
 
     order: int = 2
@@ -43,7 +67,18 @@ class SpikedTensor:
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
     def replace(self, **changes: object) -> SpikedTensor:
-        """The same problem with some of its arguments changed, checked as when it was made."""
+        """The same problem with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name.
+
+        Returns
+        -------
+        SpikedTensor
+            A new one; this one stays as it is.
+        """
         return checks.replaced(self, changes)
 
     @property
@@ -52,17 +87,35 @@ class SpikedTensor:
         return {"snr": trees.traced(self.snr), "ridge": trees.traced(self.ridge)}
 
     def risk(self, m: Reals, r2: Reals) -> Reals:
-        """The population loss without the ridge and without the noise's constant E|W|^2 = n^k: |snr v^(k) - x^(k)|^2.
+        """The population loss without the ridge and without the noise's constant E|W|^2 = n^k.
 
-        snr^2 - 2 snr m^k + R^(2k) = (snr - m^k)^2 + r2 sum_j R^(2j) m^(2(k-1-j)),   R^2 = m^2 + r2
+        ::
 
-        written as a sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
+            |snr v^(k) - x^(k)|^2 = (snr - m^k)^2 + r2 sum_j R^(2j) m^(2(k-1-j)),   R^2 = m^2 + r2
+
+        Parameters
+        ----------
+        m : float or ndarray
+            The overlap <x, v>.
+        r2 : float or ndarray
+            The squared length orthogonal to the signal, x^2 - m^2.
+
+        Returns
+        -------
+        float or ndarray
+            A sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
         """
         value = spiked_risk(self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64))
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result."""
+        """The problem as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments.
+        """
         return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
 
 

@@ -25,7 +25,31 @@ TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integr
 
 @dataclass(frozen=True)
 class Start:
-    """Overlaps of one or more runs: M_blocks (run, block, unit, signal), Q_blocks (run, block, unit, unit), a (run, unit)."""
+    """Where one or more runs start: overlaps and head.
+
+    Made by ``sgd.start``, ``sgd.random_start``, ``sgd.start_from`` or ``sgd.overlaps_of``.
+
+    Parameters
+    ----------
+    M_blocks : ndarray
+        Overlaps of the rows with the signals in each covariance block, (run, block, unit, signal).
+    Q_blocks : ndarray
+        Gram matrices of the rows in each block, (run, block, unit, unit).
+    a : ndarray
+        The heads, (run, unit).
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit each other.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> begin.runs, begin.M.shape, begin.Q.shape
+    (1, (1, 2, 1), (1, 2, 2))
+    """
 
     M_blocks: np.ndarray
     Q_blocks: np.ndarray
@@ -46,6 +70,7 @@ class Start:
 
     @property
     def runs(self) -> int:
+        """How many runs."""
         return self.a.shape[0]
 
     @property
@@ -69,13 +94,49 @@ def start(
     m: Given | None = None,
     r2: Given | None = None,
 ) -> Any:
-    """A start from overlaps: M (units x signals), Q (units x units, the full Gram matrix of the rows), head a (ones unless given).
+    """A start from overlaps that are given.
 
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned: it says which overlaps a start has.
+    M : array_like, optional
+        Overlaps W W*^T of the rows with the signals, units x signals. Needed, except for spiked tensors.
+    Q : array_like, optional
+        The full Gram matrix W W^T of the rows, units x units. Needed, except for wide networks and spiked tensors.
+    a : array_like, optional
+        The head, one number a unit (or runs x units); ones unless given.
+    q : array_like, optional
+        Wide networks (``solve_mean_field``) take this in place of Q: the diagonal of Q - M P^-1 M^T, one number a unit.
+    m : float or array_like, optional
+        Spiked tensors: the overlap <x, v>.
+    r2 : float or array_like, optional
+        Spiked tensors: the squared length of x orthogonal to v, 0 or more.
+
+    Returns
+    -------
+    Start, MeanFieldStart or SpikedStart
+        For every solver of that problem.
+
+    Raises
+    ------
+    ValueError
+        If overlaps are missing, or are none: Omega = [[Q, M], [M^T, P]] has to be positive semi-definite to 1e-9 in every block, and on the
+        sphere Q_ii has to be 1.
+
+    Notes
+    -----
     A leading axis of any length stands for runs. With several covariance blocks, M and Q may have a block axis before the
     unit axis; without it the rows are spread over the blocks by their fractions, as random directions are.
-    Refused unless Omega = [[Q, M], [M^T, P]] is positive semi-definite to 1e-9 in every block, and on the sphere unless Q_ii = 1.
-    Wide networks (`solve_mean_field`) take q, the diagonal of Q - M P^-1 M^T, in place of Q. A `SpikedTensor` starts from m = <x, v> and
-    r2 = |x|^2 - m^2.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> begin.a.tolist()
+    [[1.0, 1.0]]
+    >>> sgd.start(sgd.SpikedTensor(), m=[0.1, 0.2], r2=1.0).runs
+    2
     """
     checked_kind(problem)
     spiked = isinstance(problem, SpikedTensor)
@@ -284,10 +345,43 @@ def random_start(
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 
-    Rows N(0, scale^2 I/d); on the sphere uniform; with orthogonal=True `scale` times orthonormal rows, uniform on the Stiefel
-    manifold. Along the signals a row has independent N(0, scale^2/d) coordinates T; the rest enters through its Gram matrix,
-    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. The head is `a`, of p numbers for all runs or of runs x p;
-    unless given it is ones, for mixtures N(0, 1). Run i does not depend on how many runs there are.
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned.
+    dimension : int
+        The dimension d, signals + width or more.
+    seed : int, default 0
+        Of the random numbers.
+    runs : int, default 1
+        How many starts are drawn. Run i does not depend on how many there are.
+    scale : float, default 1.0
+        Rows are N(0, scale^2 I/d), so that their norms are about this; on the sphere they are uniform: leave it at 1.
+    orthogonal : bool, default False
+        Rows that are ``scale`` times orthonormal, uniform on the Stiefel manifold.
+    a : array_like, optional
+        The head, p numbers for all runs or runs x p; unless given ones, for mixtures N(0, 1).
+
+    Returns
+    -------
+    Start or SpikedStart
+        With ``runs`` runs.
+
+    Raises
+    ------
+    ValueError
+        If the dimension is too small for the rows and signals, or another argument is refused.
+
+    Notes
+    -----
+    Along the signals a row has independent N(0, scale^2/d) coordinates; the rest enters through its Gram matrix,
+    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor.
+
+    Examples
+    --------
+    >>> begin = sgd.random_start(sgd.TeacherStudent(width=2), dimension=1000, runs=3)
+    >>> begin.Q.shape, bool(abs(begin.M).max() < 0.2)
+    ((3, 2, 2), True)
     """
     orthogonal = checks.flag("orthogonal", orthogonal)
     if isinstance(problem, SpikedTensor):

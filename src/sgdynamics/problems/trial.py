@@ -51,7 +51,9 @@ def try_problem(problem: Problem) -> None:
     z, normals = _drawn(problem)
     fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
     signals = z[:, p:] @ _root(spectrum.variance(problem.parameters, problem.gram)).T
-    _try(problem, fields, signals, np.ones(p), normals, None)
+    blocks = problem.structure.blocks
+    overlaps = np.broadcast_to(np.eye(p) / blocks, (blocks, p, p)), np.zeros((blocks, p, problem.signals))
+    _try(problem, fields, signals, np.ones(p), normals, None, overlaps)
 
 
 def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
@@ -64,7 +66,7 @@ def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> 
     for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
         full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
         both = z @ _root(full).T
-        _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0))
+        _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0), (Q[run], M[run]))
 
 
 def _root(covariance: Float[Numeric, "K K"]) -> np.ndarray:
@@ -72,7 +74,9 @@ def _root(covariance: Float[Numeric, "K K"]) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
-def _try(problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, normals: np.ndarray, M: np.ndarray | None) -> None:
+def _try(
+    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, normals: np.ndarray, M: np.ndarray | None, overlaps: Any
+) -> None:
     sample = problem.structure.sample
     coefficients, given = _beside(problem, normals)
     if coefficients is not None:
@@ -83,11 +87,12 @@ def _try(problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.nda
         fields = fields if M is None else fields + rows @ M.T
     fields, signals = (np.asarray(sample.by_sample(part)) for part in (fields, signals))
     try:
-        found = _values(problem, fields, signals, head, given)
+        found = _values(problem, fields, signals, head, given, overlaps)
     except Exception as error:
         name, function = _culprit(problem, None)
         raise checks.reject(name, function, f"differentiating it failed with: {checks.reason(error)}") from error
     value, slope, head_slope = found
+    value = value if problem.structure.loss.has_risk else np.zeros(len(value))
     flat = np.isfinite(slope).reshape(len(slope), -1)
     bad = [~np.isfinite(value), ~flat.all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
     for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
@@ -113,9 +118,13 @@ def _values(
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
     given: Tree,
+    overlaps: Any,
 ) -> tuple[np.ndarray, ...]:
+    loss, sample = problem.structure.loss, problem.structure.sample
+    lengths = np.eye(sample.inputs_a_sample) if loss.reads_lengths else None
     with jax.ensure_compile_time_eval():
-        value, (slope, head_slope) = _compiled(problem.structure, problem.at(0.0).parameters, fields, signals, head, given)
+        numbers = loss.reading(problem.at(0.0).parameters, *map(jnp.asarray, overlaps), lengths)
+        value, slope, head_slope = _compiled(problem.structure, numbers, fields, signals, head, given)
         return np.asarray(value), np.asarray(slope), np.asarray(head_slope)
 
 
@@ -127,9 +136,12 @@ def _compiled(
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
     given: Tree,
-) -> tuple[Float[Numeric, " samples"], tuple[Any, Any]]:
-    one = jax.value_and_grad(structure.loss, argnums=(0, 2))
-    return jax.vmap(one, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
+) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples ..."], Float[Numeric, "samples p"]]:
+    value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
+    slope = found.inputs
+    if structure.loss.pulls:  # what is not finite there shows in the slope
+        slope = slope + 0 * (jnp.sum(found.rows) + jnp.sum(found.signals))
+    return value, slope, found.head
 
 
 def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]:

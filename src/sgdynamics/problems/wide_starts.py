@@ -66,12 +66,43 @@ def mean_field_start(problem: Problem, *, M: Given | None, q: Given | None, a: G
 def mean_field_random_start(
     problem: Problem, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0, sampling: str = "independent"
 ) -> MeanFieldStart:
-    """Particles with the law of random rows N(0, scale^2 I/d), on the sphere uniform; heads are ones.
+    """Particles with the law of random rows, for ``solve_mean_field``.
+
+    ::
 
         t ~ N(0, scale^2 I_k/d),   q ~ scale^2 chi2_{d-k}/d
 
-    sampling="independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points),
-    to about 1/p. Run i does not depend on how many runs there are. There is no condition on d and p: d > k is enough.
+    Parameters
+    ----------
+    problem : Problem
+        A wide network: its width is the number of particles.
+    dimension : int
+        The dimension d of the rows, more than the signals; there is no condition on d and p.
+    seed : int, default 0
+        Of the random numbers.
+    runs : int, default 1
+        How many sets of particles. Run i does not depend on how many there are.
+    scale : float, default 1.0
+        Rows are N(0, scale^2 I/d); on the sphere they are uniform: leave it at 1.
+    sampling : str, default "independent"
+        "independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points), to
+        about 1/p.
+
+    Returns
+    -------
+    MeanFieldStart
+        M, q and heads of ones.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused.
+
+    Examples
+    --------
+    >>> begin = sgd.mean_field_random_start(sgd.TeacherStudent(width=64, activation="erf"), dimension=200)
+    >>> begin.M.shape, begin.q.shape
+    ((1, 64, 1), (1, 64))
     """
     checked_wide_problem(problem)
     p, k = problem.width, problem.signals

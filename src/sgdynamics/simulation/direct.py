@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from sgdynamics.algorithms.one_pass import OnePassSGD, Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
 from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.compressed import first_scalars, sample_gradients
+from sgdynamics.compressed import first_scalars, sample_moves
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
@@ -93,7 +94,7 @@ def first_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
 
 
 def direct_overlaps(
-    numpy: Any, signals: int, edges: tuple[int, ...], frame: Float[Numeric, "blocks K K"], weights: Float[Numeric, "runs p d"]
+    numpy: ModuleType, signals: int, edges: tuple[int, ...], frame: Float[Numeric, "blocks K K"], weights: Float[Numeric, "runs p d"]
 ) -> tuple[Float[Numeric, "runs blocks p K"], Float[Numeric, "runs blocks p p"]]:
     """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy."""
     M, Q = [], []
@@ -149,7 +150,7 @@ def direct_step(
     rate: Scalar,
     state: Rows,
     x: Float[Numeric, "inputs d"],
-    noise: Any,
+    noise: Tree,
     place: Place,
     law: Law | None = None,
     number: Whole = 0,
@@ -160,8 +161,21 @@ def direct_step(
 
     def gradient(weights: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p d"], Float[Numeric, " p"]]:
         fields = x @ weights.T
-        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
-        return h.T @ x / batch, jnp.mean(head_gradient, axis=0)
+        reading, lengths = parameters, None
+        if structure.loss.pulls:
+            Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
+            reading = structure.loss.reading(parameters, Q[None], M[None])
+            reading["overlaps"] = reading["overlaps"]._replace(P=(place.signals @ place.signals.T).astype(Q.dtype))
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(batch, -1, x.shape[1])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
+        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
+        found = h.T @ x / batch
+        if pulls is not None:
+            pull = jnp.mean(pulls, axis=0)
+            found = found + pull[:, : len(weights)] @ weights
+            found = found.at[:, place.axes].add(pull[:, len(weights) :] @ place.signals.astype(found.dtype))
+        return found, jnp.mean(head_gradient, axis=0)
 
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
     return take_step(law, algorithm, state, gradient, stride, x.shape[1], number)

@@ -8,6 +8,7 @@ batched product); on an accelerator, and where all runs share one data set, they
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
+from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import normals_and_uniforms, run_keys, step_key
@@ -136,12 +138,18 @@ class DirectFixedData(Simulator):
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
             M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), rows)
-        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state)}
+        means = {name: self.train_mean(loss, state) for name, loss in self.on_train.items()}
+        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state), **means}
 
     def train_risk(self, state: Weights) -> np.ndarray:
-        return np.asarray(_train_risk(self.structure, self.options, self.parameters, self.now, self.data, state))
+        return self.train_mean(self.structure.loss, state)
 
-    def keep(self, state: Any, index: np.ndarray) -> Any:
+    def train_mean(self, loss: Loss, state: Weights) -> np.ndarray:
+        """The mean of a loss over the data set of each run."""
+        structure = replace(self.structure, loss=loss)
+        return np.asarray(_train_mean(structure, self.options, self.parameters, self.now, self.data, state))
+
+    def keep(self, state: Weights, index: np.ndarray) -> Any:
         if not self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
         return super().keep(state, index)
@@ -253,11 +261,16 @@ def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_risk(
-    structure: Structure, options: Options, parameters: Numbers, now: Scalar, data: Data, state: Weights
-) -> Float[Numeric, " runs"]:
+def _train_mean(structure: Structure, options: Options, parameters: Numbers, now: Scalar, data: Data, state: Weights) -> Any:
     numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
-    return _over_runs(options, lambda data, rows, head: _losses(structure, numbers, data, rows, head)[0], data, state.rows, state.head)
+    sample = structure.sample
+
+    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> Any:
+        fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
+        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, data.given, numbers)
+        return jnp.mean(values, axis=0, dtype=jnp.float64)
+
+    return _over_runs(options, one, data, state.rows, state.head)
 
 
 @float64

@@ -53,7 +53,7 @@ class ExactFixedData(Simulator):
         return *conditioning.advance(self.setup, numbers, self.most, state, keys, None, since, end), watch.seen
 
     def overlaps(self, state: Known) -> dict[str, Any]:
-        return _observe(self.setup, numbers_at(self.parameters, self.now), state)
+        return conditioning.observed(_observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state)
 
     @property
     def grain(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +46,8 @@ def moves_a_step(algorithm: Numbers) -> float:
 
 class Simulator(ABC):
     """A way to simulate: states of many runs at once, advanced by whole steps."""
+
+    on_train: Mapping[str, Any] = {}  # losses whose mean over the data set `overlaps` gives too, by name
 
     @abstractmethod
     def initial(self, chosen: np.ndarray) -> Any:

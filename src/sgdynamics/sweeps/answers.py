@@ -38,6 +38,12 @@ class Answer:
     failed: str = ""
     warning: str = ""
 
+    def hold(self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict[str, Any], coordinate: bool) -> None:
+        """Keep a variable; the labels of an axis go under another name, as points may differ in them."""
+        index = dims == (name,)
+        attributes = attributes | {"index_of": name} if index else attributes
+        self.variables[f"{name}_values" if index else name] = Variable(dims, _values(name, values), attributes, coordinate)
+
 
 @dataclass
 class Stack:
@@ -58,15 +64,11 @@ def answer_of(answer: Function) -> Answer:
     own = Answer()
     if isinstance(answer, xr.Dataset):
         for name, values in answer.variables.items():
-            index = name in answer.dims
             attributes = {key: value for key, value in values.attrs.items() if isinstance(value, (str, int, float))}
-            if index:
-                attributes["index_of"] = str(name)
-            held = Variable(tuple(map(str, values.dims)), _values(name, values.values), attributes, name in answer.coords)
-            own.variables[f"{name}_values" if index else str(name)] = held
+            own.hold(str(name), tuple(map(str, values.dims)), values.values, attributes, name in answer.coords)
     elif isinstance(answer, Parts):
         for name, (dims, values, attributes) in (answer.variables | answer.coords).items():
-            own.variables[name] = Variable((dims,) if isinstance(dims, str) else dims, values, attributes, name in answer.coords)
+            own.hold(name, (dims,) if isinstance(dims, str) else dims, values, attributes, name in answer.coords)
     elif isinstance(answer, ExitTimes):
         own.variables = {
             "times": Variable(("run",), answer.times, {"long_name": "exit times t; NaN: did not leave"}),

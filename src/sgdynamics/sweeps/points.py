@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, variables
 from sgdynamics.sweeps.identity import digest, label, plain
 from sgdynamics.sweeps.job import Job
 
@@ -19,9 +19,7 @@ Path = tuple[str, ...]
 MOST_POINTS = 10**7  # of a grid: the list of its points alone takes gigabytes then
 SECTIONS = ("problem", "algorithm", "start", "arguments")
 # names that results use themselves: a swept parameter of the same name keeps its full dotted one
-DIMS = ("run", "time", "unit", "unit_other", "signal", "block", "point")
-QUANTITIES = ("t", "alpha", "step", "M", "Q", "a", "m", "r2", "q", "risk", "excess_risk", "train_risk", "accuracy", "times", "left", "mean")
-TAKEN = frozenset((*DIMS, *QUANTITIES, "failed", "warning"))
+TAKEN = variables.TAKEN | {"point", "times", "left", "mean", "failed", "warning"}
 # whole numbers that are shapes: points that differ in them are other programs (all other numbers are traced)
 SHAPES = frozenset(["width", "teacher_width", "signals", "directions", "order", "batch", "runs", "paths", "replicates", "rank"])
 

@@ -257,13 +257,33 @@ FIXED = {False: (32, 64, 96, 128, 192), True: (32, 96)}  # by `quick`: dimension
 
 
 def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Samples n until |m| = 1/2 against d, for exponents 1 to 4: the exact chain, the ODE from the same starts, and the diffusion of m.
+    """Samples n until ``|m|`` = 1/2 against d, for exponents 1 to 4: the exact chain, the ODE from the same starts, and the diffusion of m.
 
-    Claims: n ~ d (n/d tends to the constant of `sample_complexity`), d log d (n/d is a line in log d, with its slope), d^2 and d^3 (with
-    gamma ~ d^-1/2, d^-1); and at a fixed gamma exponent 3 does not leave m = 0, which is stable (`growth_rate_fixed_lr`, `share_fixed_lr`).
-    Links: `link`; gamma: `learning_rate`. Odd links start from m > 0. For exponents 3 and 4 the ODE leaves only from the better starts
-    (`share_ode`), and its mean is over these. Fits are weighted by standard errors, with 95 per cent intervals of sampling alone; beside
-    them stands the slope that the diffusion has over the same d, which nears the exponent as d grows.
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    Claims: n ~ d (n/d tends to the constant of ``sample_complexity``), d log d (n/d is a line in log d, with its slope), d^2 and d^3 (with
+    gamma ~ d^-1/2, d^-1); and at a fixed gamma exponent 3 does not leave m = 0, which is stable (``growth_rate_fixed_lr``,
+    ``share_fixed_lr``). Links: ``link``; gamma: ``learning_rate``. Odd links start from m > 0. For exponents 3 and 4 the ODE leaves only
+    from the better starts (``share_ode``), and its mean is over these. Fits are weighted by standard errors, with 95 per cent intervals of
+    sampling alone; beside them stands the slope that the diffusion has over the same d, which nears the exponent as d grows.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.single_index(quick=True)  # doctest: +SKIP
     """
     plan = QUICK if quick else FULL
     parts = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [_at_fixed_rate(FIXED[quick], seed)]

@@ -22,10 +22,30 @@ SHOWN = 12  # runs that are drawn
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Matrix PCA in n = 1500 dimensions, 10 n steps, c = 1, from random starts: lam = .8 (first row) and 1.2 (second).
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     Left, paths of m: for lam = .8 a stable Ornstein-Uhlenbeck process, for lam = 1.2 an unstable one that ends at +-sqrt(lam - 1); the band
     is twice the standard deviation sqrt(V(t)/n) of (3.2), drawn until it reaches the fixed point. Right, the same paths in the plane of
-    (m, r2), over the stream of the ODE (3.1) and its fixed points: crosses are stable, circles are not. `quick` has n = 500 and
+    (m, r2), over the stream of the ODE (3.1) and its fixed points: crosses are stable, circles are not. ``quick`` has n = 500 and
     fewer runs in the data.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.effective_dynamics.figure_1(quick=True)  # doctest: +SKIP
     """
     c = 1.0
     n, runs = (500, 512) if quick else (1500, 2000)

@@ -39,12 +39,32 @@ def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Mediocrity in low dimension: the risk on the sphere, the spectrum of its Hessian at a start, and the samples to leave against d.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure 6 is a drawing of a landscape that is flat but for one hole. Here: left, the population risk of one unit on the
     sphere in d = 3 (no noise), the holes +-w*, and the circle of starts without overlap. Middle, the eigenvalues of the Hessian, by second
     differences in d dimensions, at a point orthogonal to w* (one is -4, along w*; d - 1 are 0 as the caption says, of which one belongs
     to the direction off the sphere) and at random starts, where flat is 4 m^2, about 4/d. Right, samples per dimension until a tenth of
     the risk is gone, from random starts by the exact chain, against log d: a line of slope 1/(2 gamma omega_M), which is
     n ~ d log d. Chosen: gamma = .1, no label noise, T = .1. Quick: d up to 1000 and fewer runs.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_6(quick=True)  # doctest: +SKIP
     """
     sizes = (3, 10, 30) if quick else (3, 10, 30, 100)
     rng = np.random.default_rng(seed)
