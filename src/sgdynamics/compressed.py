@@ -88,9 +88,9 @@ class SpanDraws(NamedTuple):
     """The random numbers of a span: inside (folds, steps, batch, [tokens,] blocks, K + p), normals of the draws (folds, steps, batch, ...),
     and the Bartlett factors of the outside (folds, blocks, columns, columns)."""
 
-    inside: Any
-    noise: Any
-    outside: Any
+    inside: Float[Numeric, "folds steps ... blocks inside"]
+    noise: Float[Numeric, "folds steps batch ..."]
+    outside: Float[Numeric, "folds blocks columns columns"]
 
 
 def initial_rows(grouping: Grouping, T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"]) -> Rows:

@@ -26,11 +26,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.arrays import DType, Keys, Numbers, Numeric, OneKey, Whole
+from sgdynamics.arrays import DType, Keys, Numbers, Numeric, OneKey, Tree, Whole
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -79,28 +80,28 @@ class Setup:
 class Known(NamedTuple):
     """One run: what is known of the data, and the weights in it."""
 
-    P: Any  # (capacity, inputs), orthonormal rows, zero beyond `spanned`
-    A: Any  # (blocks, capacity, inputs), zero beyond `opened`
-    rows: Any  # (p, blocks, capacity)
-    head: Any  # (p,)
-    spanned: Any  # how many P
-    opened: Any  # how many directions e
-    selected: Any  # (n,)
-    signals: Any  # (inputs, K)
-    given: Any  # what the loss takes beside them: noise draws (n,), labels of a mixture, or a dictionary of draws
+    P: Float[Array, "capacity inputs"]  # orthonormal rows, zero beyond `spanned`
+    A: Float[Array, "blocks capacity inputs"]  # zero beyond `opened`
+    rows: Float[Numeric, "p blocks capacity"]
+    head: Float[Numeric, " p"]
+    spanned: Whole  # how many P
+    opened: Whole  # how many directions e
+    selected: Bool[Numeric, " n"]
+    signals: Float[Numeric, "inputs K"]
+    given: Tree  # what the loss takes beside them: noise draws (n,), labels of a mixture, or a dictionary of draws
     change: Any = None  # (p, blocks, capacity): how rows change with a small kick, where that is asked for
 
 
 class StepDraws(NamedTuple):
     """The random numbers of one step: normals (normals, blocks, inputs), uniforms (n) for the selection, and small ones."""
 
-    normals: Any
-    uniform: Any
-    lengths: Any  # (opened, blocks): proposals for chi
-    uniforms: Any  # (opened, blocks): their acceptance
+    normals: Float[Numeric, "normals blocks inputs"]
+    uniform: Float[Numeric, " n"]
+    lengths: Float[Numeric, "opened blocks"]  # proposals for chi
+    uniforms: Float[Numeric, "opened blocks"]  # their acceptance
     along: Any  # (capacity, p, blocks): white noise along known directions
-    lower: Any  # (p, p, blocks): white noise of the rows along each other's new directions
-    head: Any  # (p,)
+    lower: Float[Numeric, "p p blocks"]  # white noise of the rows along each other's new directions
+    head: Float[Numeric, " p"]
     change: Any  # (p, blocks, n): normals for the directions that a change opens
 
 

@@ -39,8 +39,8 @@ class Rule:
 class Overlaps(NamedTuple):
     """A state as an expectation sees it: the overlaps of students and signals in every covariance block, and the fields' covariance."""
 
-    blocks: Any  # Omega_b, (blocks, fields, fields)
-    covariance: Any  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
+    blocks: Float[Numeric, "blocks fields fields"]  # Omega_b, (blocks, fields, fields)
+    covariance: Float[Numeric, "fields fields"]  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
 
     def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
         """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
@@ -74,12 +74,12 @@ class Moments(NamedTuple):
     True
     """
 
-    stein: Any
-    noise: Any
+    stein: Float[Numeric, "p fields"]
+    noise: Float[Numeric, "p p"]
     norms: Any
-    head_gradient: Any
-    risk: Any
-    shift: Any = None
+    head_gradient: Float[Numeric, " p"]
+    risk: Float[Numeric, ""]
+    shift: Float[Numeric, "p K"] | None = None
     pull: Any = None
 
     def coefficients(self, parameters: Numbers) -> Float[Numeric, "blocks p fields"]:

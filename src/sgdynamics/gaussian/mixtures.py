@@ -33,11 +33,11 @@ WIDTHS = 4  # units integrated by nested rules; more are sampled
 class ClusterMoments(NamedTuple):
     """P (C, K), D (C, K), S (C, K, K), B (C, K, K), risk (C,) of C clusters and K units."""
 
-    P: Any
-    D: Any
-    S: Any
-    B: Any
-    risk: Any
+    P: Float[Numeric, "clusters p"]
+    D: Float[Numeric, "clusters p"]
+    S: Float[Numeric, "clusters p p"]
+    B: Float[Numeric, "clusters p p"]
+    risk: Float[Numeric, " clusters"]
 
 
 @dataclass(frozen=True)

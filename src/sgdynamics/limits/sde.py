@@ -52,8 +52,8 @@ LARGEST = 1e100
 class SdeState(NamedTuple):
     """The state of a path: rows (blocks, p, K + p) and head (p)."""
 
-    rows: Any
-    head: Any
+    rows: Float[Numeric, "... blocks p fields"]
+    head: Float[Numeric, "... p"]
 
 
 class _Field(NamedTuple):

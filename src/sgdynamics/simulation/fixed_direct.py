@@ -52,8 +52,8 @@ class Data(NamedTuple):
 class Weights(NamedTuple):
     """The state of a run: rows (p, d), head (p), which samples are in use (n, or None for all), and the train risk at its first step."""
 
-    rows: Any
-    head: Any
+    rows: Float[Numeric, "... p d"]
+    head: Float[Numeric, "... p"]
     selected: Any
     first_risk: Any
 
