@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
+from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
@@ -91,7 +93,7 @@ class SpanDraws(NamedTuple):
     outside: Any
 
 
-def initial_rows(grouping: Grouping, T: Any, L: Any, head: Any) -> Rows:
+def initial_rows(grouping: Grouping, T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"]) -> Rows:
     """[T | L | 0] from (blocks, p, K) and (blocks, p, p)."""
     blocks, p, _ = T.shape
     empty = jnp.zeros((blocks, p, grouping.columns), T.dtype)
@@ -108,20 +110,20 @@ def first_scalars(law: Law | None) -> tuple[Any, ...]:
     return () if law is None else tuple(jnp.zeros(()) for _ in law.scalars)
 
 
-def overlaps(structure: Structure, parameters: Any, state: Rows) -> dict[str, Any]:
+def overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a."""
     p = structure.width
     Q, M = _gram_and_overlaps(structure, parameters, jnp.moveaxis(state.rows[:p], 1, 0))
     return {"M": M, "Q": Q, "a": state.head[:p]}
 
 
-def _gram_and_overlaps(structure: Structure, parameters: Any, rows: Any) -> tuple[Any, Any]:
+def _gram_and_overlaps(structure: Structure, parameters: Numbers, rows: Float[Numeric, "..."]) -> tuple[Any, Any]:
     """Q and M of rows (blocks, p, columns): sums of products, as in `one_step`."""
     M = jnp.sum(rows[..., : structure.signals][:, :, None] * parameters["frame"][:, None], axis=-1)
     return jnp.sum(rows[:, :, None] * rows[:, None], axis=-1), M
 
 
-def draw_span(grouping: Grouping, key: Any, sizes: Any) -> SpanDraws:
+def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
     structure = grouping.structure
     blocks, columns, folds = structure.blocks, grouping.columns, grouping.folds
@@ -147,7 +149,7 @@ def draw_span(grouping: Grouping, key: Any, sizes: Any) -> SpanDraws:
 
 
 def run_span(
-    grouping: Grouping, given: tuple[Any, ...], state: Rows, draws: SpanDraws, when: tuple[Any, ...], seen: Any, see: Any
+    grouping: Grouping, given: tuple[Any, ...], state: Rows, draws: SpanDraws, when: tuple[Any, ...], seen: Tree, see: Function | None
 ) -> tuple[Rows, Any]:
     """The steps of one span that lie in [since, end), given (parameters, algorithm, dimension).
 
@@ -183,7 +185,7 @@ def run_span(
     return state, seen
 
 
-def block_inputs(grouping: Grouping, parameters: Any, part: SpanDraws) -> tuple[Any, Any]:
+def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tuple[Float[Numeric, "steps inputs blocks columns"], Any]:
     """The inputs of a block of steps in the compressed frame, (steps, inputs, blocks, columns), and what the loss takes beside them."""
     sample = grouping.structure.sample
     shape = (*part.inside.shape[:-1], grouping.columns)
@@ -194,14 +196,14 @@ def block_inputs(grouping: Grouping, parameters: Any, part: SpanDraws) -> tuple[
 
 
 def sample_moves(
-    structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any, lengths: Any = None
+    structure: Structure, parameters: Numbers, fields: Any, signals: Any, head: Float[Numeric, " p"], noise: Tree, lengths: Any = None
 ) -> tuple[Any, Any, Any]:
     """How the samples of a batch move the rows: dloss/dfields h (inputs, p), dloss/dhead (batch, p), and where the loss reads overlaps
     (which then stand in the parameters) its coefficients [A | B] on rows and signals (batch, p, p + K), from fields (inputs, p), signals
     (inputs, K) and, where they are read, X X^T/d (batch, tokens, tokens)."""
     sample = structure.sample
 
-    def one(fields: Any, signals: Any, noise: Any, lengths: Any) -> Any:
+    def one(fields: Any, signals: Any, noise: Tree, lengths: Any) -> Any:
         numbers = parameters
         if lengths is not None:
             numbers = {**parameters, "overlaps": parameters["overlaps"]._replace(lengths=lengths)}
@@ -214,7 +216,14 @@ def sample_moves(
     return h, head_gradient, pulls
 
 
-def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[Any, Any]:
+def sample_gradients(
+    structure: Structure,
+    parameters: Numbers,
+    fields: Float[Numeric, "inputs p"],
+    signals: Float[Numeric, "inputs K"],
+    head: Float[Numeric, " p"],
+    noise: Tree,
+) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "samples p"]]:
     """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a loss that reads no overlaps."""
     return sample_moves(structure, parameters, fields, signals, head, noise)[:2]
 
@@ -222,11 +231,11 @@ def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals
 def one_step(
     grouping: Grouping,
     numbers: tuple[Any, Any],
-    rate: Any,
+    rate: Scalar,
     state: Rows,
     sample: tuple[Any, Any, Any],
-    dimension: Any = None,
-    number: Any = 0,
+    dimension: Scalar | None = None,
+    number: Whole = 0,
 ) -> Rows:
     """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
 
@@ -235,7 +244,7 @@ def one_step(
     structure, (parameters, algorithm), (x, noise, outside) = grouping.structure, numbers, sample
     p = structure.width
 
-    def gradient(rows: Any, head: Any) -> tuple[Any, Any]:
+    def gradient(rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
         fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(grouping.inputs, 1, -1), axis=-1)
         signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
@@ -267,7 +276,7 @@ def one_step(
     return moved._replace(rows=moved.rows.reshape(state.rows.shape))
 
 
-def fold(grouping: Grouping, rows: Any) -> Any:
+def fold(grouping: Grouping, rows: Float[Numeric, "rows blocks columns"]) -> Float[Numeric, "rows blocks columns"]:
     """[T | L | new] -> [T | L' | 0] with the same Gram matrix: L'^T is the R of a QR decomposition, also when rank is lost."""
     k = grouping.structure.signals
     rest = jnp.transpose(rows[..., k:], (1, 2, 0))

@@ -18,7 +18,7 @@ Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
 from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.arrays import DType, Keys, Numbers, Numeric, OneKey, Whole
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -103,7 +105,16 @@ class StepDraws(NamedTuple):
 
 
 def initial(
-    setup: Setup, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, normals: Any, noise: Any, uniform: Any, room: int
+    setup: Setup,
+    parameters: Numbers,
+    algorithm: Numbers,
+    T: Float[Numeric, "blocks p K"],
+    L: Float[Numeric, "blocks p p"],
+    head: Float[Numeric, " p"],
+    normals: Float[Numeric, "blocks fields inputs"],
+    noise: Float[Numeric, "n draws"],
+    uniform: Float[Numeric, " n"],
+    room: int,
 ) -> Known:
     """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, inputs), those of the draws (n, ...), uniforms (n)."""
     structure, sample = setup.structure, setup.structure.sample
@@ -147,12 +158,12 @@ def next_room(room: int, most: int) -> int:
     return min(2 * room if room < 512 else room + room // 2, most)
 
 
-def fields_of(rows: Any, A: Any) -> Any:
+def fields_of(rows: Float[Numeric, "p blocks capacity"], A: Float[Numeric, "blocks capacity inputs"]) -> Float[Numeric, "inputs p"]:
     """lambda (inputs, p)."""
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
-def observe(setup: Setup, parameters: Any, state: Known) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
     structure = setup.structure
     fields, signals = (structure.sample.by_sample(part) for part in (fields_of(state.rows, state.A), state.signals))
@@ -174,7 +185,7 @@ def observed(observe_all: Any, setup: Setup, losses: Mapping[str, Any], paramete
     return found
 
 
-def outside(P: Any, vectors: Any, passes: int) -> Any:
+def outside(P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inputs"], passes: int) -> Float[Numeric, "m inputs"]:
     """vectors (m, n) less their part in the span of P. One pass leaves rounding that grows from step to step: residuals need two."""
     for _ in range(passes):
         inner = jnp.einsum("kn,mn->mk", P, vectors, precision="highest")
@@ -182,13 +193,13 @@ def outside(P: Any, vectors: Any, passes: int) -> Any:
     return vectors
 
 
-def at_length(vectors: Any, n: int) -> Any:
+def at_length(vectors: Float[Numeric, "*s inputs"], n: int) -> Float[Numeric, "*s inputs"]:
     """vectors (..., n) brought to the length sqrt(n) that normals have in the limit; a projection has taken some of it."""
     square = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jnp.sqrt(n / jnp.where(square > 0, square, 1.0))
 
 
-def draw(setup: Setup, key: Any, n: int, room: int, dtype: Any) -> StepDraws:
+def draw(setup: Setup, key: OneKey, n: int, room: int, dtype: DType) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
     p, blocks = setup.structure.width, setup.structure.blocks
     small_key, along_key = jax.random.split(key)
@@ -221,21 +232,21 @@ class _Now(NamedTuple):
     draws: StepDraws
     key: Any
 
-    def length(self, index: int, opened: Any, dtype: Any) -> Any:
+    def length(self, index: int, opened: Whole, dtype: DType) -> Float[Numeric, " blocks"]:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
         if self.setup.limit:
             return jnp.sqrt(self.sizes).astype(dtype)
         free = self.sizes - opened
         return chi(jax.random.fold_in(self.key, index), free, self.draws.lengths[index], self.draws.uniforms[index]).astype(dtype)
 
-    def seen(self, there: Any, vectors: Any) -> Any:
+    def seen(self, there: Float[Numeric, " blocks"], vectors: Float[Numeric, "blocks inputs"]) -> Float[Numeric, "blocks inputs"]:
         """The data along new directions (blocks, inputs), from (blocks,) and vectors in sample space without correlation."""
         return (input_spread(self.parameters, vectors.dtype) * there)[:, None] * self.setup.structure.sample.mixed_inputs(
             self.parameters, vectors
         )
 
 
-def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: Any, number: Any) -> Known:
+def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: OneKey, number: Whole) -> Known:
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
     parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
@@ -257,12 +268,14 @@ def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, k
     )
 
 
-def _pulls(now: _Now, state: Known) -> tuple[Any, Any, Any]:
+def _pulls(
+    now: _Now, state: Known
+) -> tuple[Float[Numeric, "spanned inputs"], Float[Numeric, "spanned blocks inputs"], Float[Numeric, " p"]]:
     """Gradients as vectors in sample space (spanned, inputs), normals that the data are seen through along them, the head's gradient."""
     structure, sample = now.setup.structure, now.setup.structure.sample
     fields = fields_of(state.rows, state.A)
 
-    def slopes(fields: Any) -> Any:
+    def slopes(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
         return sample_gradients(structure, now.parameters, fields, state.signals, state.head, state.given)
 
     h, head_gradient = slopes(fields)
@@ -276,7 +289,9 @@ def _pulls(now: _Now, state: Known) -> tuple[Any, Any, Any]:
     return g, normals, jnp.sum(head_gradient * weight[:, None], axis=0)
 
 
-def _gradient(now: _Now, state: Known, g: Any, normals: Any) -> tuple[Known, Any]:
+def _gradient(
+    now: _Now, state: Known, g: Float[Numeric, "spanned inputs"], normals: Float[Numeric, "spanned blocks inputs"]
+) -> tuple[Known, Float[Numeric, "spanned blocks capacity"]]:
     """What is known after the data have been seen through every g, and the gradients of the weights (spanned, blocks, capacity)."""
     setup = now.setup
     P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
@@ -303,7 +318,7 @@ def _gradient(now: _Now, state: Known, g: Any, normals: Any) -> tuple[Known, Any
     return state._replace(P=P, A=A, opened=opened, spanned=spanned), gradient
 
 
-def _kick(now: _Now, state: Known) -> tuple[Known, Any, Any]:
+def _kick(now: _Now, state: Known) -> tuple[Known, Float[Numeric, "p columns"], Float[Numeric, " p"] | None]:
     """White noise on the rows (p, blocks * capacity) and on the head, what is known once every row has a direction of its own for it."""
     setup, draws, sizes = now.setup, now.draws, now.sizes
     p, blocks = setup.structure.width, setup.structure.blocks
@@ -328,7 +343,9 @@ def _kick(now: _Now, state: Known) -> tuple[Known, Any, Any]:
     return state._replace(A=A, opened=opened), (amount * kick).reshape(p, -1), head_kick
 
 
-def _response(state: Known, stride: Stride, gradient: Any, kick: Any) -> Any:
+def _response(
+    state: Known, stride: Stride, gradient: Float[Numeric, "spanned blocks capacity"], kick: Float[Numeric, "p columns"] | None
+) -> Float[Numeric, "p blocks capacity"]:
     """The change of first order beside the rows after the step: (p, blocks, capacity)."""
     p = state.rows.shape[0]
     kept = 1 - stride.size * stride.weight_decay
@@ -342,7 +359,14 @@ def _response(state: Known, stride: Stride, gradient: Any, kick: Any) -> Any:
 
 
 def advance(
-    setup: Setup, numbers: tuple[Any, ...], most: int, state: Known, keys: Any, given: Any, since: int, end: int
+    setup: Setup,
+    numbers: tuple[Any, ...],
+    most: int,
+    state: Known,
+    keys: Keys,
+    given: tuple[Float[Numeric, "runs steps normals blocks inputs"], Float[Numeric, "runs steps n"] | None, Whole] | None,
+    since: int,
+    end: int,
 ) -> tuple[Known, np.ndarray]:
     """All runs (leading axis) from step `since` to `end`, with memory made on the way for up to `most` directions; the last good steps.
 
@@ -375,27 +399,40 @@ def short(setup: Setup, state: Known) -> bool:
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _advance_known(
-    setup: Setup, together: int, numbers: tuple[Any, ...], state: Known, keys: Any, given: Any, now: Any, good: Any, end: Any
-) -> tuple[Known, Any, Any]:
+    setup: Setup,
+    together: int,
+    numbers: tuple[Any, ...],
+    state: Known,
+    keys: Keys,
+    given: tuple[Float[Numeric, "runs steps normals blocks inputs"], Float[Numeric, "runs steps n"] | None, Whole] | None,
+    now: Int[Numeric, " runs"],
+    good: Int[Numeric, " runs"],
+    end: Whole,
+) -> tuple[Known, Int[Numeric, " runs"], Int[Numeric, " runs"]]:
     room, n = state.P.shape[1:]
     limit = LARGEST[str(state.A.dtype)]
 
-    def one(number: Any, state: Known, key: Any, part: Any) -> Known:
+    def one(
+        number: Whole,
+        state: Known,
+        key: OneKey,
+        part: tuple[Float[Numeric, "steps normals blocks inputs"], Float[Numeric, "steps n"] | None] | None,
+    ) -> Known:
         key = jax.random.fold_in(key, number)
         draws = draw(setup, key, n, room, state.A.dtype)
-        if part is not None:
+        if part is not None and given is not None:
             draws = draws._replace(normals=part[0][number - given[2]])
-            if setup.selects:
+            if part[1] is not None:
                 draws = draws._replace(uniform=part[1][number - given[2]])
         return step(setup, numbers, state, draws, key, number)
 
-    def fits(carry: tuple[Any, Known, Any]) -> Any:
+    def fits(carry: tuple[Any, Known, Any]) -> Bool[Numeric, ""]:
         number, state, _ = carry
         enough = (jnp.max(state.opened) + setup.opened <= room) & (jnp.max(state.spanned) + setup.spanned <= room)
         return (jnp.min(number) < end) & enough
 
-    def loop(advanced: Any, carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
-        def go(carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
+    def loop(advanced: Callable[..., Any], carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
+        def go(carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
             number, state, good = carry
             state = advanced(number, state)
             fine = jnp.all(jnp.abs(state.rows) < limit, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < limit, axis=-1)
@@ -403,7 +440,7 @@ def _advance_known(
 
         return jax.lax.while_loop(fits, go, carry)
 
-    def group(runs: tuple[Any, Known, Any, Any, Any]) -> tuple[Any, Known, Any]:
+    def group(runs: tuple[Any, Known, Any, Any, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
         now, state, good, keys, parts = runs
         return loop(lambda number, state: jax.vmap(one)(number, state, keys, parts), (now, state, good))
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given, Scalar, Tree
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 
@@ -27,7 +28,7 @@ class Schedule:
     numbers: Any
     name: Any = None
 
-    def __call__(self, alpha: Any) -> Any:
+    def __call__(self, alpha: Scalar) -> Any:
         return self.function(self.numbers, alpha)
 
     def __repr__(self) -> str:
@@ -45,7 +46,7 @@ class _OwnSchedule:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.own = function
 
-    def __call__(self, numbers: Any, alpha: Any) -> Any:
+    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
         return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
 
     def __eq__(self, other: object) -> bool:
@@ -55,11 +56,11 @@ class _OwnSchedule:
         return hash((_OwnSchedule, id(self.own)))
 
 
-def _piecewise(numbers: Any, alpha: Any) -> Any:
+def _piecewise(numbers: Tree, alpha: Scalar) -> Any:
     return jnp.asarray(numbers["rates"])[jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")]
 
 
-def piecewise_rate(edges: Any, rates: Any) -> Schedule:
+def piecewise_rate(edges: Given, rates: Given) -> Schedule:
     """A learning rate that is constant between edges.
 
     Its numbers are traced: another schedule with as many pieces does not compile again.
@@ -96,17 +97,17 @@ def piecewise_rate(edges: Any, rates: Any) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
 
 
-def numbers_at(numbers: Any, alpha: Any) -> Any:
+def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
     """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
     return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)
 
 
-def scheduled(number: Any) -> bool:
+def scheduled(number: object) -> bool:
     """Whether a number depends on alpha."""
     return isinstance(number, Schedule)
 
 
-def made_schedule(name: str, function: Any, of: str) -> Schedule:
+def made_schedule(name: str, function: Function, of: str) -> Schedule:
     """A schedule from a user's function of one number (`of`: alpha or t)."""
     schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
@@ -115,7 +116,7 @@ def made_schedule(name: str, function: Any, of: str) -> Schedule:
     return schedule
 
 
-def number_or_schedule(name: str, value: Any, of: str = "alpha") -> Any:
+def number_or_schedule(name: str, value: object, of: str = "alpha") -> Any:
     """A number of 0 or more, or a schedule of such numbers from a user's function."""
     if not callable(value):
         return checks.number(name, value, 0.0)
@@ -124,7 +125,7 @@ def number_or_schedule(name: str, value: Any, of: str = "alpha") -> Any:
     return schedule
 
 
-def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
+def checked_values(name: str, schedule: Schedule, places: np.ndarray, of: str) -> np.ndarray:
     """The values of a schedule at these places; refuse it where they are negative or not finite."""
     values = rates_of(schedule, np.asarray(places, dtype=np.float64))
     bad = ~(np.isfinite(values) & (values >= 0))
@@ -134,7 +135,7 @@ def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.
     return values
 
 
-def describe_schedule(value: Any) -> tuple[Any, bool]:
+def describe_schedule(value: object) -> tuple[Any, bool]:
     """A number or schedule as plain values for a record, and whether it can be made again from them."""
     if not isinstance(value, Schedule):
         return trees.number(value), True

@@ -22,8 +22,11 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State
+from sgdynamics.controls import Schedule
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
@@ -147,11 +150,11 @@ def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]
 
 def drift(
     structure: Structure,
-    parameters: Any,
-    state: dict[str, Any],
+    parameters: Numbers,
+    state: State,
     *,
-    lr: Any = 0.0,
-    head_rate: Any = 1.0,
+    lr: Scalar = 0.0,
+    head_rate: Scalar = 1.0,
     batch: int = 1,
     finite: dict[str, Any] | None = None,
     rule: Rule | None = None,
@@ -201,7 +204,7 @@ def drift(
     return mean_increment(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
 
 
-def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
+def risk(structure: Structure, parameters: Numbers, state: State, *, rule: Rule | None = None) -> Float[Numeric, ""]:
     """E[loss] at one state.
 
     Parameters
@@ -236,11 +239,11 @@ def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: 
 
 def solve(
     structure: Structure,
-    parameters: Any,
-    state: dict[str, Any],
-    times: Any,
+    parameters: Numbers,
+    state: State,
+    times: Given,
     *,
-    lr: Any = 0.0,
+    lr: Scalar | Schedule = 0.0,
     head_rate: Any = 1.0,
     batch: int = 1,
     finite: dict[str, Any] | None = None,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Tree
 from sgdynamics.precision import float64
 
 
@@ -27,7 +28,7 @@ def function_identity(function: Callable) -> dict[str, str]:
 
 
 @float64
-def traced_output(function: Callable, *arguments: Any) -> Any:
+def traced_output(function: Callable, *arguments: Tree) -> Any:
     """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
 
     JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
@@ -45,7 +46,7 @@ def traced_output(function: Callable, *arguments: Any) -> Any:
     return output
 
 
-def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
+def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
     """The shape that a JAX function returns."""
     return traced_output(function, *arguments).shape
 
@@ -83,6 +84,7 @@ _SMOOTH = frozenset(
         "erfc",
         "dot_general",
         "reduce_sum",
+        "reduce_prod",
         "cumsum",
         "convert_element_type",
         "broadcast_in_dim",
@@ -158,13 +160,13 @@ def _is_jaxpr(value: Any) -> bool:
 
 def checked_function(
     argument: str,
-    function: Any,
+    function: object,
     arguments: tuple[Any, ...],
     *,
     takes: str,
     call: str,
     differentiated: bool = True,
-    label: Any = None,
+    label: str | None = None,
     one_number: bool = True,
 ) -> None:
     """Refuse what is no JAX function from these arguments to one real number (or an array of them), and say why.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -10,13 +10,16 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.variables import VARIABLES
 
+if TYPE_CHECKING:  # drawing is imported where it is done
+    from matplotlib.axes import Axes
+
 TIME_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps"}
 MOST_POINTS = 25  # error bars on a curve before they run into one another
 
 
 def risk(
     result: xr.Dataset,
-    ax: Any = None,
+    ax: Axes | None = None,
     *,
     x: str = "t",
     excess: bool | None = None,
@@ -86,7 +89,7 @@ def risk(
     return fig, ax
 
 
-def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
+def overlaps(result: xr.Dataset, ax: Axes | None = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
     """Every entry of M (or Q, or a) against time, one colour an entry; ``variable`` draws any other.
 
     Parameters
@@ -128,7 +131,7 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
     return variable(result, name, ax, x=x, label=label)
 
 
-def variable(result: xr.Dataset, name: str, ax: Any = None, *, x: str = "t", label: str | None = None) -> tuple[Any, Any]:
+def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = "t", label: str | None = None) -> tuple[Any, Any]:
     """Any variable of a result against time, one colour an entry: overlaps, risks, and what ``record`` and ``evaluate`` have added.
 
     Parameters
@@ -209,7 +212,7 @@ REGION_COLOURS = {
 }
 
 
-def regime_map(regimes: Any, ax: Any = None) -> tuple[Any, Any]:
+def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
     """The map of the regimes with one setting on it, or several.
 
     Parameters
@@ -284,7 +287,7 @@ def regime_map(regimes: Any, ax: Any = None) -> tuple[Any, Any]:
     return fig, ax
 
 
-def _limits(ax: Any, point: tuple[float, float], border: tuple[float, float], top: float) -> None:
+def _limits(ax: Axes, point: tuple[float, float], border: tuple[float, float], top: float) -> None:
     """Arrows of the three limits: two from a setting, and d -> infinity on the border that it moves."""
     arrow = {"arrowstyle": "-|>", "color": "0.3", "lw": 1.2, "shrinkA": 6}
     for name, factors in (("lr → 0", (1.0, 0.35)), ("p → ∞", (5.0, 0.2))):
@@ -303,7 +306,7 @@ def _scatter_borders(one: Any, sizes: tuple[float, float]) -> tuple[float, float
     return (ratio * sizes[0] ** 2, ratio * sizes[1] ** 2)
 
 
-def _region(ax: Any, name: str, x: tuple[float, float], y: tuple[float, float], method: str) -> None:
+def _region(ax: Axes, name: str, x: tuple[float, float], y: tuple[float, float], method: str) -> None:
     """A coloured rectangle with its name, where there is room for it."""
     if y[1] <= y[0]:
         return
@@ -313,7 +316,14 @@ def _region(ax: Any, name: str, x: tuple[float, float], y: tuple[float, float], 
 
 
 def phase_diagram(
-    dataset: xr.Dataset, x: str, y: str, value: str | None = None, ax: Any = None, *, log: bool | None = None, label: str | None = None
+    dataset: xr.Dataset,
+    x: str,
+    y: str,
+    value: str | None = None,
+    ax: Axes | None = None,
+    *,
+    log: bool | None = None,
+    label: str | None = None,
 ) -> tuple[Any, Any]:
     """A heat map of one number over two swept parameters: cells centred on the points, logarithmic axes where the grid is.
 
@@ -437,7 +447,7 @@ def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
     return (np.exp(edges), "log") if log else (edges, "linear")
 
 
-def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
+def _axes(ax: Axes | None, size: tuple[float, float] = (6, 4)) -> tuple[Any, Axes]:
     import matplotlib.pyplot as plt
 
     if ax is None:
@@ -506,7 +516,7 @@ def _label(result: xr.Dataset) -> str:
     return label + (f", {result.sizes['run']} runs" if result.sizes["run"] > 1 and not _is_theory(result) else "")
 
 
-def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], label: str | None, color: str | None) -> None:
+def _draw(ax: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any], label: str | None, color: str | None) -> None:
     """Lines for theory (one a run), points with standard errors for a simulation (points alone where it is a single run)."""
     if not style:
         for index, row in enumerate(values):
@@ -523,7 +533,9 @@ def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], lab
     ax.errorbar(x[::every], mean[::every], error[::every], lw=1, capsize=2, label=label, color=color, **style)
 
 
-def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
+def mean_field_density(
+    result: xr.Dataset, time: int = -1, ax: Axes | None = None, *, run: int | None = None, bins: int = 60
+) -> tuple[Any, Any]:
     """The density mu_t of the particles at a save point: of (m, q) for one signal, of (m_1, m_2) for more.
 
     Parameters

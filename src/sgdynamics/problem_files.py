@@ -310,13 +310,13 @@ def _when(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     return {given[0]: _points(where, given[0], table[given[0]])}
 
 
-def _points(where: str, name: str, value: Any) -> list[Any]:
+def _points(where: str, name: str, value: object) -> list[Any]:
     """Save points; the numbers of a range of steps are rounded."""
     points = _values(f"{where.strip('[]')}.{name}", value)
     return np.unique(np.rint(points)).astype(int).tolist() if name == "steps" and isinstance(value, Mapping) else points
 
 
-def _values(name: str, value: Any) -> list[Any]:
+def _values(name: str, value: object) -> list[Any]:
     """A list as it is, or the numbers of a range."""
     if isinstance(value, list):
         if not value:
@@ -344,5 +344,5 @@ def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[st
     return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.name not in left_out)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sgdynamics import checks
 
@@ -96,7 +95,7 @@ WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "function
 _ARGUMENT = {"other update": "update", "fixed data": "algorithm"}
 
 
-def require(question: str, problem: Any, algorithm: Any = None) -> None:
+def require(question: str, problem: object, algorithm: object = None) -> None:
     """Refuse what is no problem, and what this question is not answered for."""
     kinds = getattr(problem, "kinds", None)
     if kinds is None or isinstance(problem, type):

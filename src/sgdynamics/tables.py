@@ -20,7 +20,7 @@ ROWS = 11  # lines of a table of times
 PACKAGES = ("jax", "jaxlib", "diffrax", "optimistix", "numpy", "scipy", "xarray", "h5netcdf", "matplotlib", "typer", "rich", "distributed")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """For JSON: NumPy values as Python ones, NaN as null, infinities as strings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -214,7 +214,7 @@ def _show(columns: list[str], rows: list[list[str]], title: str | None = None) -
 TEXT = ("method", "variable", "document", "number", "figure", "what", "")
 
 
-def _number(value: Any, digits: int = 5) -> str:
+def _number(value: object, digits: int = 5) -> str:
     return "-" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{value:.{digits}g}"
 
 

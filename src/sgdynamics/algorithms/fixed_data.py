@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Numbers, Numeric, Scalar
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
@@ -39,7 +41,7 @@ class FixedData:
         object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """The same algorithm with some of its arguments changed, checked as when it was made.
 
         Parameters
@@ -338,16 +340,16 @@ def checked_fixed_data(value: Any) -> FixedData:
     return value
 
 
-def first_selection(algorithm: Any, uniform: Any) -> Any:
+def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
     """Which samples are in use at step 0, from one uniform number each."""
     return uniform < algorithm["fraction"]
 
 
-def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
+def next_selection(algorithm: Numbers, selected: Bool[Numeric, " n"], uniform: Float[Numeric, " n"]) -> Bool[Numeric, " n"]:
     """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
-def kick_size(algorithm: Any, dimension: Any) -> Any:
+def kick_size(algorithm: Numbers, dimension: Scalar) -> Float[Numeric, ""]:
     """sqrt(2 T lr/d)."""
     return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)

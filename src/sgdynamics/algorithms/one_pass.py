@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
+from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 from sgdynamics.support import require
 
@@ -66,7 +68,7 @@ class OnePassSGD:
         updates.checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
-    def replace(self, **changes: Any) -> OnePassSGD:
+    def replace(self, **changes: object) -> OnePassSGD:
         """The same algorithm with some of its arguments changed, checked as when it was made.
 
         Parameters
@@ -159,7 +161,7 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     return float(algorithm.lr)
 
 
-def checked_algorithm(value: Any, question: str | None = None, problem: Any = None) -> OnePassSGD:
+def checked_algorithm(value: object, question: str | None = None, problem: Any = None) -> OnePassSGD:
     """An algorithm as an argument: refuse what is none, and what a question is not answered for with this problem."""
     if question is not None:
         require(question, problem, value)
@@ -179,7 +181,14 @@ class Stride(NamedTuple):
     weight_decay: Any
     structure: Any
 
-    def move(self, rows: Any, head: Any, pulls: tuple[Any, Any], kick: Any = None, head_kick: Any = None) -> tuple[Any, Any]:
+    def move(
+        self,
+        rows: Float[Numeric, "p columns"],
+        head: Float[Numeric, " p"],
+        pulls: tuple[Any, Any],
+        kick: Float[Numeric, "p columns"] | None = None,
+        head_kick: Float[Numeric, " p"] | None = None,
+    ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         """Rows (p x columns of any orthonormal frame) and head after a step against their gradients; the kicks are added to them."""
         rows = rows * (1.0 - self.size * self.weight_decay) - self.size * pulls[0]
         if kick is not None:
@@ -201,13 +210,20 @@ class Rows(NamedTuple):
 
 
 def take_step(
-    law: updates.Law | None, algorithm: Any, state: Rows, gradient: Gradient, stride: Stride, dimension: Any, number: Any
+    law: updates.Law | None, algorithm: Numbers, state: Rows, gradient: Gradient, stride: Stride, dimension: Scalar | None, number: Whole
 ) -> Rows:
     """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless an update has its `law`."""
     if law is None:
         return Rows(*stride.move(state.rows, state.head, gradient(state.rows, state.head)))
 
-    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any, **kicks: Any) -> tuple[Any, Any]:
+    def move(
+        rows: Float[Numeric, "p columns"],
+        head: Float[Numeric, " p"],
+        G: Float[Numeric, "p columns"],
+        g: Float[Numeric, " p"],
+        decay: Scalar,
+        **kicks: Any,
+    ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         return stride._replace(weight_decay=decay).move(rows, head, (G, g), **kicks)
 
     setting = (stride.weight_decay, algorithm["lr"], algorithm["head_rate"], dimension, number, stride.structure.trained)

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Numeric, Scalar, Whole
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
@@ -92,7 +94,7 @@ class Update:
         own = {} if self.kind in MAKERS else {**function_identity(self.law.step.function), "rerunnable": False}
         return {"kind": self.kind, **{name: trees.number(value) for name, value in self.numbers.items()}, **own}
 
-    def replace(self, **changes: Any) -> Update:
+    def replace(self, **changes: object) -> Update:
         """The same update with some of its numbers changed, checked as when it was made.
 
         Parameters
@@ -334,14 +336,14 @@ class _OwnStep:
     rows: tuple[str, ...]
     scalars: tuple[str, ...]
 
-    def __call__(self, numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
-        def joined(rows: Any, head: Any) -> Any:
+    def __call__(self, numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
+        def joined(rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> Any:
             return jnp.concatenate([rows, head[:, None]], axis=1) if ground.trained else rows
 
-        def parted(both: Any) -> tuple[Any, Any]:
+        def parted(both: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
             return (both[:, :-1], both[:, -1]) if ground.trained else (both, jnp.zeros_like(sets[0][1]))
 
-        def gradient(rows: Any, shift: Any = 0.0) -> Any:
+        def gradient(rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
             W, a = parted(rows + shift)
             return joined(*ground.gradient(W, a if ground.trained else sets[0][1]))
 
@@ -363,7 +365,7 @@ def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str
     state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {name: np.float64(1.3) for name in scalars}
 
     def increments(turn: np.ndarray) -> dict[str, Any]:
-        def gradient(rows: Any, shift: Any = 0.0) -> Any:
+        def gradient(rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
             return jnp.tanh((rows + shift) @ (X @ turn).T) @ (X @ turn) / 3
 
         turned = {name: one if one.ndim == 0 else one @ turn for name, one in state.items()}
@@ -392,7 +394,7 @@ MAKERS: dict[str, Callable[..., Update]] = {
 }
 
 
-def checked_update(value: Any) -> Update | None:
+def checked_update(value: Update | None) -> Update | None:
     """`update=` as an argument: refuse what does not close on overlaps, and say why."""
     if value is None or isinstance(value, Update):
         return value
@@ -433,7 +435,7 @@ class Ground(NamedTuple):
     trained: bool
 
 
-def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
     (W, a), (V, v) = sets
     G, g = ground.gradient(W, a)
     V = numbers["beta"] * V + G + ground.weight_decay * W
@@ -441,8 +443,8 @@ def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any)
     return [ground.move(W, a, V, v, 0.0), (V, v)], scalars
 
 
-def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
-    def again(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
+    def again(_: Whole, state: tuple[Any, Any]) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         return ground.move(*state, *ground.gradient(*state), ground.weight_decay)
 
     return [jax.lax.fori_loop(0, numbers["times"].astype(jnp.int32), again, sets[0])], scalars
@@ -451,7 +453,7 @@ def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) ->
 def _scaled(factor: Callable[[dict[str, Any], Any], Any]) -> Callable[..., tuple[Sets, Any]]:
     """A step along the gradient times a factor of (numbers, |(G, g)|/sqrt(d))."""
 
-    def step(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+    def step(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
         G, g = ground.gradient(*sets[0])
         share = factor(numbers, _length(ground, G, g) / jnp.sqrt(jnp.asarray(ground.dimension, G.dtype)))
         return [ground.move(*sets[0], share * G, share * g, ground.weight_decay)], scalars
@@ -459,7 +461,7 @@ def _scaled(factor: Callable[[dict[str, Any], Any], Any]) -> Callable[..., tuple
     return step
 
 
-def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
     rows, head = sets[0]
     G, g = ground.gradient(rows, head)
     share = numbers["radius"] * _inverse(_length(ground, G, g))
@@ -467,11 +469,11 @@ def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> t
     return [ground.move(rows, head, *ground.gradient(rows + share * G, up), ground.weight_decay)], scalars
 
 
-def _length(ground: Ground, G: Any, g: Any) -> Any:
+def _length(ground: Ground, G: Float[Numeric, "p columns"], g: Float[Numeric, " p"]) -> Float[Numeric, ""]:
     return jnp.sqrt(jnp.sum(G**2) + (jnp.sum(g**2) if ground.trained else 0.0))
 
 
-def _inverse(length: Any) -> Any:
+def _inverse(length: Scalar) -> Float[Numeric, ""]:
     """1/length, and 0 where there is no gradient."""
     return jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0)
 

@@ -15,11 +15,13 @@ Two claims, each tested on the problem, algorithm and start at hand.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
+import xarray as xr
 from scipy import stats
 
 from sgdynamics import checks
@@ -27,6 +29,7 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.analysis.certificate import Certificate, Check
+from sgdynamics.arrays import Given
 from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
@@ -59,9 +62,9 @@ def certify(
     algorithm: OnePassSGD | FixedData,
     start: Start,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int | None = None,
     dimensions: Any = None,
     runs: int | None = None,
@@ -186,7 +189,7 @@ def certify(
     )
 
 
-def _dimensions(dynamics: Dynamics, dimension: Any, dimensions: Any) -> tuple[int, tuple[int, ...]]:
+def _dimensions(dynamics: Dynamics, dimension: int | None, dimensions: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
@@ -315,7 +318,7 @@ def _dmft(setting: _SharedRuns, paths: int) -> _Theory:
     return _Theory([values], errors, share, math.nan, 0.0)
 
 
-def _blocks(found: Any, add: bool = False, suffix: str = "") -> dict[str, np.ndarray]:
+def _blocks(found: xr.Dataset | Mapping[str, Any], add: bool = False, suffix: str = "") -> dict[str, np.ndarray]:
     """Overlaps of a result in the form of a simulator's, with a block axis."""
     names = {name: name if add or f"{name}_block" not in found else f"{name}_block" for name in ("M", "Q")}
     result = {name: np.asarray(found[source + suffix]) for name, source in names.items()}

@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
+from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
 from sgdynamics.clock import Clock, plan_steps
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
@@ -105,7 +108,7 @@ class ExitTimes:
         """Of the mean; NaN for one run."""
         return float(np.nanstd(self.times, ddof=1) / np.sqrt(self.left)) if self.left > 1 else float("nan")
 
-    def quantile(self, level: Any) -> Any:
+    def quantile(self, level: ArrayLike) -> Any:
         """Quantiles over all runs: one that did not leave counts as later than any that did, so a quantile among them is infinite.
 
         Parameters
@@ -159,7 +162,7 @@ class _See:
     watch: Watch
     between: bool
 
-    def __call__(self, given: Any, seen: dict[str, Any], made: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, given: Tree, seen: dict[str, Any], made: Whole, state: dict[str, Any]) -> dict[str, Any]:
         value = self.watch.value(given, state)
         now = (seen["left"] < 0) & (value < seen["level"])
         when = jnp.asarray(made, jnp.float64)
@@ -169,7 +172,7 @@ class _See:
 
 
 @partial(jax.jit, static_argnums=0)
-def _values(watch: Watch, shared: Any, states: Any) -> Any:
+def _values(watch: Watch, shared: Numbers, states: State) -> Any:
     return jax.vmap(partial(watch.value, shared))(states)
 
 
@@ -284,7 +287,7 @@ class Asked:
         return replace(case, each=each, shared=shared, states=states, watch=self.watch, levels=self.seen["level"][chosen])
 
 
-def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Any) -> Asked:
+def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> Asked:
     """The checks of exit_time, whose defaults hold for what is not given."""
     checks.outside_jit("exit_time")
     bound = inspect.signature(exit_time).bind(problem, algorithm, start, **given)
@@ -349,7 +352,7 @@ def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.nda
     return result
 
 
-def _threshold(value: Any) -> float:
+def _threshold(value: object) -> float:
     threshold = checks.number("threshold", value)
     if not 0 < threshold < 1:
         raise checks.reject("threshold", value, "give a number between 0 and 1 (the relative fall of the risk that counts as leaving)")
@@ -505,8 +508,16 @@ def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> t
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _plateau_slopes(structure: Structure, rule: Rule, batch: int, nodes: Any, parameters: Any, Q: Any, head: Any) -> tuple[Any, Any]:
-    def rate(M: Any, lr: Any) -> Any:
+def _plateau_slopes(
+    structure: Structure,
+    rule: Rule,
+    batch: int,
+    nodes: Nodes,
+    parameters: Numbers,
+    Q: Float[Numeric, "blocks p p"],
+    head: Float[Numeric, " p"],
+) -> tuple[Any, Any]:
+    def rate(M: Float[Numeric, "blocks p K"], lr: Scalar) -> Any:
         algorithm = {"lr": lr, "head_rate": 1.0}
         return drift(structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch)["M"]
 

@@ -25,6 +25,7 @@ import numpy as np
 from scipy import linalg
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function
 from sgdynamics.gaussian.mehler import hermite_functions
 from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
 from sgdynamics.precision import float64
@@ -91,7 +92,7 @@ class HermiteSeries:
     deviation: float
 
 
-def _kinks(kinks: Any) -> tuple[float, ...]:
+def _kinks(kinks: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted(set(checked_kinks(kinks))))
 
 
@@ -100,7 +101,7 @@ def _compiled(activation: Activation) -> Callable[[Any], Any]:
     return jax.jit(activation.derivative(0))
 
 
-def as_link(f: Any, kinks: Any) -> Link:
+def as_link(f: Function, kinks: Sequence[float]) -> Link:
     extra = _kinks(kinks)
     if isinstance(f, (str, Activation)) or not callable(f):
         known = find_activation(f, "f")
@@ -138,7 +139,7 @@ def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray)
         except Exception:  # not a function of arrays: the next way
             continue
 
-    def one(point: Any) -> float:
+    def one(point: np.ndarray) -> float:
         try:
             return float(function(point))
         except OverflowError:  # math.exp and its like, far out
@@ -230,7 +231,7 @@ def _resolve(
 
 
 @float64
-def hermite_series(f: Any, n: int, *, kinks: Sequence[float] = ()) -> HermiteSeries:
+def hermite_series(f: Function, n: int, *, kinks: Sequence[float] = ()) -> HermiteSeries:
     """The coefficients of ``hermite_coefficients`` with their estimated errors, and the norms of f and f - E f.
 
     Parameters
@@ -264,7 +265,7 @@ def hermite_series(f: Any, n: int, *, kinks: Sequence[float] = ()) -> HermiteSer
     return _resolve(as_link(f, kinks), order)[0][0]
 
 
-def hermite_coefficients(f: Any, n: int, *, kinks: Sequence[float] = ()) -> np.ndarray:
+def hermite_coefficients(f: Function, n: int, *, kinks: Sequence[float] = ()) -> np.ndarray:
     """Coefficients of a function in the orthonormal (probabilists') Hermite basis.
 
     ::
@@ -344,7 +345,7 @@ def resolved_series(link: Link, order: int, tolerance: float | None = None) -> t
 
 
 @float64
-def information_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def information_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
     """The information exponent of a link, the order of its first non-zero Hermite coefficient after the constant.
 
     ::
@@ -385,7 +386,7 @@ def information_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: floa
 
 
 @float64
-def generative_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def generative_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
     """The generative exponent of a link: the smallest information exponent of T(f) over all transformations T of the label.
 
     ::

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -242,27 +245,36 @@ class _Candidates(NamedTuple):
         size = np.linalg.norm(self.drift, axis=1)
         return np.where(np.isfinite(size), size, np.inf)
 
-    def take(self, index: Any) -> _Candidates:
+    def take(self, index: np.ndarray | Sequence[int]) -> _Candidates:
         return _Candidates(*(part[index] for part in self))
 
-    def put(self, index: Any, other: _Candidates) -> None:
+    def put(self, index: np.ndarray | Sequence[int], other: _Candidates) -> None:
         for mine, new in zip(self, other, strict=True):
             mine[index] = new
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _rates(structure: Structure, rule: Rule, batch: int, flow: bool, numbers: Any, y: Any, base: Any, edge: Any) -> tuple[Any, Any]:
+def _rates(
+    structure: Structure,
+    rule: Rule,
+    batch: int,
+    flow: bool,
+    numbers: tuple[Nodes, Numbers, Numbers, Numbers],
+    y: Float[Numeric, "... coordinates"],
+    base: Float[Numeric, "... entries"],
+    edge: Scalar,
+) -> tuple[Any, Any]:
     """The drift of a chunk of states (point, replicate, coordinate), and its Jacobian at states moved by `edge`."""
     B, p, K = structure.blocks, structure.width, structure.signals
     nodes, parameters, algorithm, frame = numbers
 
-    def one(node: Any, y: Any, base: Any) -> Any:
+    def one(node: Nodes, y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]) -> Any:
         M, Q, a = jnp.split(base + frame["out"] @ y, (B * p * K, B * p * (K + p)))
         state = {"M": M.reshape(B, p, K), "Q": Q.reshape(B, p, p), "a": a}
         rate = drift(structure, rule, node, parameters, algorithm, state, batch=batch, flow=flow)
         return frame["back"] @ jnp.concatenate([rate["M"].reshape(-1), rate["Q"].reshape(-1), rate["a"]])
 
-    def every(y: Any, base: Any) -> Any:
+    def every(y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]) -> Any:
         return jax.vmap(one, (0, None, None))(nodes, y, base)
 
     def both(point: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -305,7 +317,7 @@ class _System:
         self.frame = {"out": out, "back": np.linalg.pinv(out)}
         self.edge = EDGE if not structure.kinks else 10 * EDGE if expectation_of(structure).sampled(self.flow) else 0.0
 
-    def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Nodes | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Drift (point, replicate, coordinate) and Jacobian, in chunks."""
         numbers = (nodes or self.nodes, self.problem.parameters, self.algorithm.parameters, self.frame)
         found = []

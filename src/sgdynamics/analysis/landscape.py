@@ -179,7 +179,9 @@ def hessian_spectrum(
     rule = rule_for(problem, begin.Q_blocks[run : run + 1], 1.0)
     given = (problem.structure, rule, problem.parameters, begin.a[run], rows * scale, signals * scale)
     versions, replicates = expectation_of(problem.structure).curvatures(*given)
-    parts = [np.stack(part) for part in zip(*(_unwhitened(one, rows, scale, eigenvalues, limit) for one in versions), strict=True)]
+    parts = [
+        np.stack(part) for part in zip(*(_unwhitened(one, rows, scale, np.asarray(eigenvalues), limit) for one in versions), strict=True)
+    ]
     if replicates:
         inside, outside, gradient = (part.mean(axis=0) for part in parts)
         unsure = [part.std(axis=0, ddof=1) / np.sqrt(len(part)) for part in parts]

@@ -22,9 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.arrays import Nodes, Numbers, Numeric, State
 from sgdynamics.controls import Schedule
 from sgdynamics.gaussian import pairs
 from sgdynamics.gaussian.choice import expectation_of
@@ -209,7 +211,14 @@ def _half_learnt(problem: Problem) -> Start:
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(structure: Structure, parameters: Any, students: Any, signals: Any, head: Any, draws: Any) -> tuple[Any, Any]:
+def _gradients(
+    structure: Structure,
+    parameters: Numbers,
+    students: Float[Numeric, "n p"],
+    signals: Float[Numeric, "n K"],
+    head: Float[Numeric, " p"],
+    draws: Float[Numeric, " n"],
+) -> tuple[Any, Any]:
     """Loss and dloss/dlambda of each sample."""
     return jax.vmap(jax.value_and_grad(lambda *fields: structure.loss(*fields, parameters)), (0, 0, None, 0))(
         students, signals, head, draws
@@ -429,7 +438,7 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     return Plateau(float(every.mean()), leading, closed, M, Q, float(rates.mean()), error)
 
 
-def _matched(problem: Any) -> None:
+def _matched(problem: object) -> None:
     """Refuse problems whose student cannot sit on its teacher."""
     if not isinstance(problem, TeacherStudent):
         raise checks.reject("problem", problem, "a plateau is known for a student that can be its teacher: give sgd.TeacherStudent(...)")
@@ -450,7 +459,7 @@ def _matched(problem: Any) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _squared_slopes(structure: Structure, rule: Rule, variances: Any) -> Any:
+def _squared_slopes(structure: Structure, rule: Rule, variances: Float[Numeric, " n"]) -> Any:
     """E[s'(lambda)^2] for fields of these variances."""
     student = structure.loss.student
     return jnp.diagonal(pairs.moments(student, student, variances, variances, jnp.diag(variances), rule.terms)[2])
@@ -464,7 +473,7 @@ def _replicates(structure: Structure, rule: Rule) -> list[dict[str, np.ndarray]]
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _rates(
-    structure: Structure, rule: Rule, batch: int, nodes: Any, parameters: Any, algorithm: Any, states: Any
+    structure: Structure, rule: Rule, batch: int, nodes: Nodes, parameters: Numbers, algorithm: Numbers, states: State
 ) -> tuple[dict[str, Any], Any]:
     """The drift of many states, and the risk of the first."""
     rates = jax.vmap(lambda state: drift(structure, rule, nodes, parameters, algorithm, state, batch=batch))(states)
@@ -472,7 +481,7 @@ def _rates(
 
 
 def _root(
-    problem: TeacherStudent, algorithm: OnePassSGD, rule: Rule, nodes: Any, size: float
+    problem: TeacherStudent, algorithm: OnePassSGD, rule: Rule, nodes: Nodes, size: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """M_blocks, Q_blocks, slowest rate and excess risk of the root that comes out of the teacher as lr grows from 0.
 

@@ -26,6 +26,7 @@ from sgdynamics.analysis.exponents import (
     sample_link,
     tail_share,
 )
+from sgdynamics.arrays import Function
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.precision import float64
 
@@ -148,7 +149,7 @@ def _friction(sample: LinkSample, noise: float) -> tuple[np.ndarray, float, floa
 
 @float64
 def sample_complexity(
-    f: Any, *, lr: float | None = None, noise: float = 0.0, overlap: float = 0.5, kinks: Sequence[float] = ()
+    f: Function, *, lr: float | None = None, noise: float = 0.0, overlap: float = 0.5, kinks: Sequence[float] = ()
 ) -> SampleComplexity:
     """How many samples one-pass SGD needs to find the direction of a single-index target, from a random start on the sphere.
 

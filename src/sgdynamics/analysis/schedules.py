@@ -18,16 +18,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import optimize
+from scipy.optimize import OptimizeResult
 
 from sgdynamics import checks, functional
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Numbers, Numeric, Scalar, State
 from sgdynamics.controls import Schedule, piecewise_rate
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
-from sgdynamics.progress import meter
+from sgdynamics.progress import Meter, meter
 from sgdynamics.support import require
 
 RANGE = (1e-3, 30.0)  # where learning rates are searched unless the caller says, in units of the width
@@ -130,14 +133,14 @@ class _Static:
     steps: int
 
 
-def _states(setting: _Static, numbers: Any, log_rates: Any) -> Any:
+def _states(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     """The states of all starts at the end of each piece, axes (run, piece)."""
     structure, parameters = setting.structure, numbers["parameters"]
     length = numbers["alpha"] / (log_rates.shape[0] * setting.steps)
     here = {"head_rate": numbers["head_rate"], "batch": setting.batch, "finite": numbers["finite"], "rule": setting.rule}
     places, weights = (jnp.asarray(values) for values in STAGES)
 
-    def step(state: Any, lr: Any) -> Any:
+    def step(state: State, lr: Scalar) -> Any:
         span = length * lr / setting.batch
 
         def stage(carry: tuple[Any, Any], coefficients: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
@@ -152,30 +155,30 @@ def _states(setting: _Static, numbers: Any, log_rates: Any) -> Any:
         (_, total), _ = jax.lax.scan(stage, (zero, zero), (places, weights))
         return jax.tree.map(lambda value, rate: value + span * rate, state, total)
 
-    def piece(state: Any, lr: Any) -> tuple[Any, Any]:
+    def piece(state: State, lr: Scalar) -> tuple[Any, Any]:
         state, _ = jax.lax.scan(lambda now, _: (step(now, lr), None), state, length=setting.steps)
         return state, state
 
     return jax.vmap(lambda state: jax.lax.scan(piece, state, jnp.exp(log_rates))[1])(numbers["states"])
 
 
-def _level(setting: _Static, numbers: Any, states: Any) -> Any:
+def _level(setting: _Static, numbers: Numbers, states: State) -> Any:
     """The logarithm of the mean excess risk over starts; the risk itself where the loss has no excess risk."""
     structure, parameters = setting.structure, numbers["parameters"]
     risk = jnp.mean(jax.vmap(lambda state: functional.risk(structure, parameters, state, rule=setting.rule))(states))
     return jnp.log(risk - parameters["noise"] / 2) if structure.has_excess else risk
 
 
-def _final(setting: _Static, numbers: Any, log_rates: Any) -> Any:
+def _final(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     states = _states(setting, numbers, log_rates)
     return _level(setting, numbers, jax.tree.map(lambda value: value[:, -1], states))
 
 
 @partial(jax.jit, static_argnums=0)
-def _path(setting: _Static, numbers: Any, log_rates: Any) -> Any:
+def _path(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     """Levels at the end of each piece, for several schedules."""
 
-    def one(log_rates: Any) -> Any:
+    def one(log_rates: Float[Numeric, " pieces"]) -> Any:
         states = jax.tree.map(lambda value: jnp.moveaxis(value, 1, 0), _states(setting, numbers, log_rates))
         return jax.lax.map(partial(_level, setting, numbers), states)
 
@@ -183,17 +186,17 @@ def _path(setting: _Static, numbers: Any, log_rates: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _start_level(setting: _Static, numbers: Any) -> Any:
+def _start_level(setting: _Static, numbers: Numbers) -> Any:
     return _level(setting, numbers, numbers["states"])
 
 
 @partial(jax.jit, static_argnums=0)
-def _many(setting: _Static, numbers: Any, log_rates: Any) -> Any:
+def _many(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     return jax.vmap(partial(_final, setting, numbers))(log_rates)
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_gradient(setting: _Static, numbers: Any, log_rates: Any) -> Any:
+def _with_gradient(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     return jax.value_and_grad(partial(_final, setting, numbers))(log_rates)
 
 
@@ -337,7 +340,7 @@ def optimal_schedule(
     )
 
 
-def _checked_range(problem: Problem, lr: Any) -> tuple[float, float]:
+def _checked_range(problem: Problem, lr: tuple[float, float] | None) -> tuple[float, float]:
     if lr is None:
         return RANGE[0] * problem.width, RANGE[1] * problem.width
     try:
@@ -383,7 +386,7 @@ class _Search:
             low, high = grid[max(at - 1, 0)], grid[min(at + 1, GRID - 1)]
         return best, level
 
-    def descend(self, setting: _Static, log_rates: np.ndarray, iterations: int, bar: Any) -> tuple[np.ndarray, float, list[float], bool]:
+    def descend(self, setting: _Static, log_rates: np.ndarray, iterations: int, bar: Meter) -> tuple[np.ndarray, float, list[float], bool]:
         """Log-rates at a local minimum, their level, the levels on the way, and whether it is a minimum."""
 
         def value(log_rates: np.ndarray) -> tuple[float, np.ndarray]:
@@ -395,7 +398,7 @@ class _Search:
 
         path: list[float] = []
 
-        def note(intermediate_result: Any) -> None:
+        def note(intermediate_result: OptimizeResult) -> None:
             path.append(float(intermediate_result.fun))
             bar.advance(1)
 

@@ -150,5 +150,5 @@ def _described(problem: SpikedTensor, algorithm: OnePassSGD, m: float, r2: float
     null = NULL * np.abs(values).max()
     grows = values[0].real > null or not values.any()  # all null: only at x = 0, where higher orders grow
     verdict = "saddle" if grows else "stable" if values[0].real < -null else "marginal"
-    residual = float(np.linalg.norm(drift(numbers, np.float64(m), np.float64(r2))))
-    return SpikedFixedPoint(m, r2, problem.risk(m, r2), values, verdict, residual)
+    residual = float(np.linalg.norm(np.asarray(drift(numbers, np.float64(m), np.float64(r2)))))
+    return SpikedFixedPoint(m, r2, float(problem.risk(m, r2)), values, verdict, residual)

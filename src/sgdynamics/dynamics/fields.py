@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numbers
 from sgdynamics.clock import Clock
 from sgdynamics.controls import numbers_at
 from sgdynamics.dynamics.interface import Dynamics, Prepared
@@ -208,7 +209,7 @@ class FieldWatch(Watch):
     rule: Rule
     criterion: str | Callable[[dict[str, Any]], Any]
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
         structure, parameters = self.structure, shared["problem"]
         if self.criterion == "overlap":
             return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))

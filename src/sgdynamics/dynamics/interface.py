@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numbers, OneKey, Scalar, Tree
 from sgdynamics.clock import Clock
 from sgdynamics.controls import describe_schedule, numbers_at, scheduled
 from sgdynamics.functions import function_identity
@@ -129,7 +130,7 @@ class Dynamics:
         """
         raise NotImplementedError
 
-    def step(self, numbers: dict[str, Any], state: dict[str, Any], key: Any) -> dict[str, Any]:
+    def step(self, numbers: dict[str, Any], state: dict[str, Any], key: OneKey) -> dict[str, Any]:
         """The state after one step at dimension d. JAX.
 
         Parameters
@@ -399,7 +400,7 @@ class OwnField(Field):
     definition: Dynamics
     flow: bool
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: dict[str, Any]) -> Any:
         lr = shared["algorithm"]["lr"]
         alpha = t if scheduled(lr) or self.flow else t * shared["batch"] / lr
         now = {**numbers_at(shared, alpha), "alpha": alpha}
@@ -414,13 +415,13 @@ class OwnWatch(Watch):
     definition: Dynamics
     criterion: Any
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
         return jnp.asarray(self.criterion(state) if callable(self.criterion) else self.definition.risk({**shared, "alpha": 0.0}, state))
 
 
 @partial(jax.jit, static_argnums=0)
-def _own_risks(definition: Dynamics, numbers: Any, states: Any, alpha: Any) -> Any:
-    def one(alpha: Any, state: Any) -> Any:
+def _own_risks(definition: Dynamics, numbers: Numbers, states: dict[str, Any], alpha: Any) -> Any:
+    def one(alpha: Any, state: dict[str, Any]) -> Any:
         return definition.risk({**numbers_at(numbers, alpha), "alpha": alpha}, state)
 
     return jax.vmap(jax.vmap(one), (None, 0))(alpha, states)

@@ -11,6 +11,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import constant_rate
+from sgdynamics.arrays import Numbers, Scalar, State, Tree
 from sgdynamics.clock import Clock
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
 from sgdynamics.limits.integration import MARGIN, Field, Watch
@@ -114,7 +115,7 @@ class SpikedDynamics(Dynamics):
 class SpikedField(Field):
     """The mean step as a field of the solve core."""
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         dm, dr2 = drift(shared, state["m"], state["r2"])
         return {"m": dm, "r2": dr2}
 
@@ -126,7 +127,7 @@ class SpikedWatch(Watch):
     order: int
     criterion: Any
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: State) -> Any:
         if self.criterion == "overlap":
             return -jnp.abs(state["m"])
         if callable(self.criterion):

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import curvature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
@@ -41,7 +43,7 @@ class Overlaps(NamedTuple):
     blocks: Any  # Omega_b, (blocks, fields, fields)
     covariance: Any  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
 
-    def means(self, coefficients: Any) -> Any:
+    def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
         """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
         return coefficients @ jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
 
@@ -81,7 +83,7 @@ class Moments(NamedTuple):
     shift: Any = None
     pull: Any = None
 
-    def coefficients(self, parameters: Any) -> Any:
+    def coefficients(self, parameters: Numbers) -> Float[Numeric, "blocks p fields"]:
         """The mean of what a sample moves rows against, in each block on the rows and signals: E[h_i x], and ``pull``.
 
         Parameters
@@ -142,7 +144,15 @@ class Expectation(ABC):
 
     @abstractmethod
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
         """All of it at one state.
 
@@ -170,7 +180,7 @@ class Expectation(ABC):
         """
 
     @abstractmethod
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """E[loss] at one state, with the nodes of ``risk_nodes``.
 
         Parameters
@@ -262,7 +272,7 @@ class Expectation(ABC):
         """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
         return self.nodes(rule, flow), None
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead).
 
         Parameters
@@ -294,7 +304,7 @@ class Expectation(ABC):
         """Whether the drift itself is, not only the noise term."""
         return False
 
-    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """P(the output has the label's sign) of a network that classifies, f = 0 counted as 1/2, with the nodes of `risk_nodes`."""
         raise NotImplementedError("only a network that classifies clusters has an accuracy")
 
@@ -309,7 +319,7 @@ class Expectation(ABC):
         return False
 
     def label_series(
-        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
         """E[y(C zeta) h_alpha(zeta)] of the noiseless label, signals C zeta, for alpha = powers (n, K), |alpha| < terms; E[y^2]; an error.
 
@@ -318,7 +328,7 @@ class Expectation(ABC):
         raise NotImplementedError("only the label of a network has a series")
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
     ) -> tuple[list[curvature.Curvature], bool]:
         """E[h_ij x x^T] at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
         return curvature.sampled(structure, parameters, head, rows, signals), True

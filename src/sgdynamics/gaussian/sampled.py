@@ -13,13 +13,16 @@ values are summed over, all others have a coordinate of the points.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
 from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward, solve_lower
 from sgdynamics.problems.problem import Structure
@@ -57,7 +60,7 @@ class Sampled(Expectation):
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(rule, flow)), None
 
-    def _over_cases(self, parameters: Any, one: Any) -> Any:
+    def _over_cases(self, parameters: Numbers, one: Callable[..., Any]) -> Any:
         """The sum over all values of the draws that have few, each with its probability."""
         weights, cases = self.structure.sample.cases(parameters)
         if not cases:
@@ -65,7 +68,15 @@ class Sampled(Expectation):
         return jax.tree.map(lambda value: jnp.tensordot(jnp.asarray(weights), value, axes=1), jax.vmap(one)(cases))
 
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
         structure, sample, k = self.structure, self.structure.sample, self.structure.signals
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
@@ -102,12 +113,12 @@ class Sampled(Expectation):
 
         return self._over_cases(parameters, one)
 
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """A loss is continuous, so plain points do also where it has kinks."""
         structure, sample = self.structure, self.structure.sample
         reading = reading_overlaps(structure, parameters, overlaps)
 
-        def one(case: dict[str, Any]) -> Any:
+        def one(case: dict[str, Any]) -> Float[Numeric, "..."]:
             weights = nodes.get("weights")
             found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True, given_weights=weights)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
@@ -116,7 +127,7 @@ class Sampled(Expectation):
 
         return self._over_cases(parameters, one)
 
-    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         p = self.structure.width
         students = nodes["plain"][:, :p] @ lower_root(overlaps.covariance[:p, :p]).T
         means = overlaps.means(parameters["cluster_coefficients"])
@@ -125,24 +136,31 @@ class Sampled(Expectation):
         return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
 
 
-def slopes(structure: Structure, parameters: Any, fields: tuple[Any, Any], head: Any, points: Points, reading: Any) -> Any:
+def slopes(
+    structure: Structure,
+    parameters: Numbers,
+    fields: tuple[Float[Numeric, "..."], Float[Numeric, "..."]],
+    head: Float[Numeric, " p"],
+    points: Points,
+    reading: Numbers,
+) -> Float[Numeric, "p fields"]:
     """G_ic = sum_lm C_lm E[dh_il/dF_cm] of a smooth loss, (p, fields): by Stein's lemma what E[h Y^T] root^-1 is, with less spread."""
     sample, p = structure.sample, structure.width
 
-    def gradient(students: Any, signals: Any, given: Any) -> Any:
+    def gradient(students: Float[Numeric, "..."], signals: Float[Numeric, "..."], given: Any) -> Float[Numeric, "p tokens"]:
         return structure.loss.move(students, signals, head, given, reading)[1].inputs.reshape(p, -1)
 
     each = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.given)
     correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
 
-    def summed(slope: Any) -> Any:
+    def summed(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:
         slope = slope.reshape(*slope.shape[:4], -1)  # (n, p, tokens, fields, tokens)
         return jnp.einsum("n,nilcm,lm->ic", points.weights, slope, correlation)
 
     return jnp.concatenate([summed(part) for part in each], axis=1)
 
 
-def reading_overlaps(structure: Structure, parameters: Any, overlaps: Overlaps) -> Any:
+def reading_overlaps(structure: Structure, parameters: Numbers, overlaps: Overlaps) -> Any:
     """The numbers with the overlaps among them, where the loss reads them; lengths X X^T/d are those of d = infinity."""
     p = structure.width
     lengths = None
@@ -153,14 +171,16 @@ def reading_overlaps(structure: Structure, parameters: Any, overlaps: Overlaps) 
     return structure.loss.reading(parameters, overlaps.blocks[:, :p, :p], overlaps.blocks[:, :p, p:], lengths)
 
 
-def pulled_norms(structure: Structure, parameters: Any, overlaps: Overlaps, points: Points, weighted: Any, pulls: Any) -> Any:
+def pulled_norms(
+    structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points, weighted: Float[Numeric, "..."], pulls: Any
+) -> Any:
     """What the coefficients D = [A | B] of a sample add to the mean of its increment's square, (blocks, p, p): with F_b the part of the
     fields in block b, E[h F_b^T D^T + transpose + D Omega_b D^T]."""
     p, fields = structure.width, structure.fields
     tokens, order = structure.sample.inputs_a_sample, np.r_[p:fields, 0:p]
     back = np.argsort(order)
 
-    def one(blocks: Any, scaled: Any) -> Any:
+    def one(blocks: Float[Numeric, "..."], scaled: Float[Numeric, "..."]) -> Any:
         # the mean of the fields' part in the block, given all of it
         part = points.z @ solve_forward(points.root, scaled[order][:, order])[:, back]
         if points.means is not None:
@@ -221,13 +241,13 @@ class Points(NamedTuple):
 
 def sample_fields(
     structure: Structure,
-    points: Any,
+    points: Float[Numeric, "m n"],
     overlaps: Overlaps,
-    parameters: Any,
+    parameters: Numbers,
     case: dict[str, Any] | None = None,
     *,
     plain: bool = False,
-    given_weights: Any = None,
+    given_weights: Float[Numeric, " m"] | None = None,
 ) -> Points:
     """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
 
@@ -247,7 +267,7 @@ def sample_fields(
         means = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
     given = sample.given(draws)
 
-    def students_of(z: Any) -> Any:
+    def students_of(z: Float[Numeric, "n fields"]) -> Float[Numeric, "n p"]:
         return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(len(z), -1)
 
     if plain or not structure.kinks:
@@ -271,7 +291,9 @@ def sample_fields(
     return Points(root, z, values[:, k:], values[:, :k], means, given, weights)
 
 
-def _on_circles(one: Any, other: Any, fields_of: Any, count: int) -> tuple[Any, Any]:
+def _on_circles(
+    one: Float[Numeric, "n fields"], other: Float[Numeric, "n fields"], fields_of: Callable[..., Any], count: int
+) -> tuple[Float[Numeric, "n m fields"], Float[Numeric, "n m"]]:
     """Points (n, nodes, normals) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
     angle = jnp.arctan2(fields_of(other), fields_of(one))
     breaks = [jnp.zeros((one.shape[0], 1)), jnp.full((one.shape[0], 1), 2 * np.pi)]
@@ -294,7 +316,7 @@ def _on_lines(kinks: tuple[float, ...], one: Any, other: Any, students_of: Any, 
     return base[:, None] + t[..., None] * direction[:, None], weights * density
 
 
-def _pieces(breaks: Any, count: int) -> tuple[Any, Any]:
+def _pieces(breaks: Float[Numeric, "m n"], count: int) -> tuple[Float[Numeric, "m k"], Float[Numeric, "m k"]]:
     """Gauss-Legendre nodes between sorted breaks, (n, pieces times count)."""
     edges = jnp.sort(breaks, axis=1)
     node, weight = gauss_legendre(count)
@@ -302,14 +324,14 @@ def _pieces(breaks: Any, count: int) -> tuple[Any, Any]:
     return (edges[:, :-1, None] + lengths * node).reshape(len(edges), -1), (lengths * weight).reshape(len(edges), -1)
 
 
-def norm_weights(structure: Structure, parameters: Any, overlaps: Overlaps, points: Points) -> Any:
+def norm_weights(structure: Structure, parameters: Numbers, overlaps: Overlaps, points: Points) -> Any:
     """U_b (n, blocks, L, L), which turn E[h C h^T] into E[sum_lm h_l h_m^T (x_l.x_m - eigenvalue_b d_b C_lm)]."""
     sample, fields = structure.sample, structure.fields
     tokens, order = sample.inputs_a_sample, np.r_[structure.width : fields, 0 : structure.width]
     z = points.z.reshape(-1, tokens, fields)
     correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(tokens, dtype=z.dtype)
 
-    def one(direction: Any) -> Any:
+    def one(direction: Float[Numeric, "fields fields"]) -> Any:
         S = solve_forward(points.root, solve_forward(points.root, direction[order][:, order]).T)
         return jnp.einsum("ntc,cd,nud->ntu", z, S, z) - jnp.trace(S) * correlation
 
@@ -320,7 +342,7 @@ def norm_weights(structure: Structure, parameters: Any, overlaps: Overlaps, poin
     c = points.means.reshape(-1, tokens, structure.signals)
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, *parameters["gram"].shape[-2:]))
 
-    def of_means(direction: Any, gram: Any) -> Any:
+    def of_means(direction: Float[Numeric, "fields fields"], gram: Float[Numeric, "K K"]) -> Any:
         along = solve_forward(points.root, direction[order][:, structure.width :])
         cross = jnp.einsum("ntr,cr,nuc->ntu", c, along, z)
         return jnp.einsum("ntr,rs,nus->ntu", c, gram, c) + cross + jnp.swapaxes(cross, 1, 2)

@@ -24,9 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.arrays import Function, Numbers, Numeric
 from sgdynamics.compressed import sample_moves
 from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
@@ -152,7 +154,7 @@ def _projection(structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: 
     return project
 
 
-def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
+def _decay(structure: Structure, names: tuple[str, ...], parameters: Numbers, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
     """What weight decay adds to the mean: it has no noise."""
     al = float(parameters["weight_decay"])
     M, Q, a = begin.M[run], begin.Q[run], begin.a[run]
@@ -162,7 +164,7 @@ def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algori
 
 
 def _wick(
-    structure: Structure, parameters: Any, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
+    structure: Structure, parameters: Numbers, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
 ) -> tuple[np.ndarray, np.ndarray]:
     """Squared activations: u = (A e + B e^2) lambda_i lambda_j with e = sum_b c_b lambda_b^2 + sqrt(noise) z."""
     p = structure.width
@@ -189,7 +191,7 @@ def _wick(
     for m in range(1, order):
         norm[m] = sum(k * log_norm[k] * norm[m - k] for k in range(1, m + 1)) / m
 
-    def moment(k: int, make: Any) -> np.ndarray:
+    def moment(k: int, make: Function) -> np.ndarray:
         """E[e^k ...], from k! times the coefficient of s^k."""
         return math.factorial(k) * np.sum([norm[k - m] * make(m) for m in range(k + 1)], axis=0)
 
@@ -228,7 +230,7 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
 
 def _averages(
     structure: Structure,
-    parameters: Any,
+    parameters: Numbers,
     algorithm: OnePassSGD,
     overlaps: Overlaps,
     head: np.ndarray,
@@ -277,5 +279,12 @@ def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, k
 
 
 @partial(jax.jit, static_argnums=0)
-def _moves(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
+def _moves(
+    structure: Structure,
+    parameters: Numbers,
+    fields: Float[Numeric, "n p"],
+    signals: Float[Numeric, "n K"],
+    head: Float[Numeric, " p"],
+    noise: Float[Numeric, " n"],
+) -> Any:
     return sample_moves(structure, parameters, jnp.asarray(fields), signals, head, noise)

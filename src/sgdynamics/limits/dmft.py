@@ -17,11 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
 from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.arrays import Keys, Numbers, Numeric, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
@@ -147,7 +149,14 @@ class Sweep:
         room = min(max(conditioning.SMALLEST, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
         return _initial(setup, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
 
-    def advance(self, state: conditioning.Known, keys: Any, given: Any, now: int, end: int) -> tuple[conditioning.Known, np.ndarray]:
+    def advance(
+        self,
+        state: conditioning.Known,
+        keys: Keys,
+        given: tuple[Float[Numeric, "replicates steps normals blocks inputs"], Float[Numeric, "replicates steps n"] | None, Whole],
+        now: int,
+        end: int,
+    ) -> tuple[conditioning.Known, np.ndarray]:
         state, good = conditioning.advance(self.setup, self.numbers, self.most, state, keys, given, now, end)
         if conditioning.short(self.setup, state) and np.any(good < end):
             raise ValueError(
@@ -174,7 +183,14 @@ class _Probe:
     def __init__(self, state: conditioning.Known, slots: np.ndarray) -> None:
         self.state, self.slots = state, slots
 
-    def advanced(self, sweep: Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
+    def advanced(
+        self,
+        sweep: Sweep,
+        keys: Keys,
+        given: tuple[Float[Numeric, "replicates steps normals blocks inputs"], Any, Whole],
+        now: int,
+        end: int,
+    ) -> _Probe:
         setup = replace(sweep.setup, probed=True)
         most = 2 * sweep.most + setup.opened
         state, _ = conditioning.advance(setup, sweep.numbers, most, self.state, keys, given, now, end)
@@ -188,13 +204,15 @@ class _Probe:
 
 
 @partial(jax.jit, static_argnums=0)
-def _kicked(setup: conditioning.Setup, parameters: Any, state: conditioning.Known, normals: Any) -> conditioning.Known:
+def _kicked(
+    setup: conditioning.Setup, parameters: Numbers, state: conditioning.Known, normals: Float[Numeric, "replicates p blocks inputs"]
+) -> conditioning.Known:
     """Replicates that know one more direction for each unit, along which its row is kicked to first order."""
     p = setup.structure.width
     sample, spread = setup.structure.sample, input_spread(parameters, state.A.dtype)
     share = jnp.sqrt(parameters["fractions"]).astype(state.A.dtype)
 
-    def one(state: conditioning.Known, normals: Any) -> conditioning.Known:
+    def one(state: conditioning.Known, normals: Float[Numeric, "p blocks inputs"]) -> conditioning.Known:
         P, A, rows = (
             jnp.pad(state.P, ((0, p), (0, 0))),
             jnp.pad(state.A, ((0, 0), (0, p), (0, 0))),
@@ -215,23 +233,25 @@ def _kicked(setup: conditioning.Setup, parameters: Any, state: conditioning.Know
 def _initial(
     setup: conditioning.Setup,
     room: int,
-    parameters: Any,
-    algorithm: Any,
-    T: Any,
-    L: Any,
-    head: Any,
-    normals: Any,
-    noise: Any,
-    uniform: Any,
+    parameters: Numbers,
+    algorithm: Numbers,
+    T: Float[Numeric, "blocks p K"],
+    L: Float[Numeric, "blocks p p"],
+    head: Float[Numeric, " p"],
+    normals: Float[Numeric, "replicates blocks fields inputs"],
+    noise: Float[Numeric, "replicates n draws"],
+    uniform: Float[Numeric, "replicates n"],
 ) -> conditioning.Known:
-    def one(normals: Any, noise: Any, uniform: Any) -> conditioning.Known:
+    def one(
+        normals: Float[Numeric, "blocks fields inputs"], noise: Float[Numeric, "n draws"], uniform: Float[Numeric, " n"]
+    ) -> conditioning.Known:
         return conditioning.initial(setup, parameters, algorithm, T, L, head, normals, noise, uniform, room)
 
     return jax.vmap(one)(normals, noise, uniform)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: conditioning.Setup, parameters: Any, state: Any) -> dict[str, Any]:
+def _observe(setup: conditioning.Setup, parameters: Numbers, state: conditioning.Known) -> dict[str, Any]:
     return jax.lax.map(partial(conditioning.observe, setup, parameters), state)
 
 
@@ -269,7 +289,7 @@ class _SobolPaths:
         apart = normals.reshape(*normals.shape[:-2], *shape, self.tokens, self.each)
         return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], -1).astype(self.dtype)
 
-    def piece(self, now: int, target: int) -> tuple[Any, int]:
+    def piece(self, now: int, target: int) -> tuple[tuple[Any, Any, Any], int]:
         """What `conditioning.advance` takes for the steps from `now`, as many as are made at a time."""
         most = max(1, POINT_BYTES // (8 * self.each * self.replicates * self.step_count))
         count = min(target - now, most)

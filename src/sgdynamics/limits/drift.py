@@ -24,9 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import special, stats
 
 from sgdynamics import compressed
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.controls import numbers_at, scheduled
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -44,10 +46,10 @@ SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a
 def drift(
     structure: Structure,
     rule: Rule,
-    nodes: dict[str, Any],
-    parameters: Any,
-    algorithm: Any,
-    state: dict[str, Any],
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    state: State,
     *,
     batch: int = 1,
     flow: bool = False,
@@ -95,7 +97,7 @@ class MeanStep(Field):
     flow: bool
     symmetric = ("Q",)
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         lr = shared["algorithm"]["lr"]
         alpha = t if scheduled(lr) or self.flow else t * self.batch / lr
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
@@ -116,7 +118,7 @@ def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, A
 
 
 def _sphere_remainder(
-    structure: Structure, parameters: Any, algorithm: Any, state: dict[str, Any], batch: int, finite: dict[str, Any]
+    structure: Structure, parameters: Numbers, algorithm: Numbers, state: State, batch: int, finite: dict[str, Any]
 ) -> dict[str, Any]:
     """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
 
@@ -130,7 +132,7 @@ def _sphere_remainder(
     rows = compressed.initial_rows(grouping, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
-    def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
+    def one(inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]) -> dict[str, Any]:
         x, given = compressed.block_inputs(grouping, parameters, compressed.SpanDraws(inside, noise, outside))
         sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
         moved = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)

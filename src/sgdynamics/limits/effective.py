@@ -17,7 +17,7 @@ Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,9 +25,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Keys, Numeric, OneKey, Tree
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 
@@ -167,11 +170,11 @@ def _keys(entropy: Sequence[int], first: int, chunk: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draws(functions: Functions, dimension: int, keys: Any) -> Any:
+def _draws(functions: Functions, dimension: int, keys: Keys) -> Any:
     """A chunk of draws. A program of its own: random numbers take longest to compile, and other losses of the same data share it."""
     (sample,) = functions
 
-    def draw(key: Any) -> Any:
+    def draw(key: OneKey) -> Any:
         return sample(jax.random.wrap_key_data(key, impl=GENERATOR), dimension)
 
     # random arrays under vmap take twice as long to compile and are no faster, unless they are so small that the loop itself counts
@@ -180,14 +183,14 @@ def _draws(functions: Functions, dimension: int, keys: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(functions: Functions, point: Any, data: Any) -> tuple[Any, Any]:
+def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]:
     """The gradients of a chunk of units (draws or pairs), (units, draws, parameters), the mean of a pair last; their controls."""
     loss, antithetic, controls = functions
 
-    def gradient(y: Any) -> Any:
+    def gradient(y: Tree) -> Any:
         return ravel_pytree(jax.grad(lambda x: jnp.asarray(loss(x, y), dtype=float))(point))[0]
 
-    def unit(y: Any) -> Any:
+    def unit(y: Tree) -> Any:
         draws = jax.tree.map(lambda leaf: leaf[None], y)
         if antithetic is not None:
             draws = jax.tree.map(lambda *leaves: jnp.stack(leaves), y, antithetic(y))
@@ -200,18 +203,18 @@ def _gradients(functions: Functions, point: Any, data: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _along(functions: Functions, point: Any, centre: Any, gradients: Any) -> tuple[Any, ...]:
+def _along(functions: Functions, point: Tree, centre: Float[Numeric, " parameters"], gradients: Float[Numeric, "..."]) -> tuple[Any, ...]:
     """J h and h^T (hess u) h for all gradients of a chunk; u, and J applied to the mean gradient."""
     (statistics,) = functions
     flat, back = ravel_pytree(point)
 
-    def u(z: Any) -> Any:
+    def u(z: Float[Array, " parameters"]) -> Any:
         return jnp.asarray(statistics(back(z)), dtype=float)
 
-    def slope(z: Any, direction: Any) -> Any:
+    def slope(z: Float[Array, " parameters"], direction: Float[Numeric, " parameters"]) -> Any:
         return jax.jvp(u, (z,), (direction,))[1]
 
-    def both(direction: Any) -> Any:
+    def both(direction: Float[Numeric, " parameters"]) -> Any:
         return jax.jvp(lambda z: slope(z, direction), (flat,), (direction,))
 
     slopes, bends = jax.vmap(both)((gradients - centre).reshape(-1, flat.size))
@@ -219,11 +222,11 @@ def _along(functions: Functions, point: Any, centre: Any, gradients: Any) -> tup
     return slopes.reshape(shape), bends.reshape(shape), u(flat), slope(flat, centre)
 
 
-def _numbers(tree: Any) -> int:
+def _numbers(tree: Tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Any) -> Any:
+def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Tree) -> Any:
     """Shapes of what a user's function returns, by tracing it: nothing is compiled or run."""
     try:
         return jax.eval_shape(function, *args)
@@ -234,7 +237,9 @@ def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Any) 
         ) from error
 
 
-def checked_task(loss: Any, sample: Any, statistics: Any, antithetic: Any, controls: Any) -> Task:
+def checked_task(
+    loss: Function, sample: Function, statistics: Function | Mapping[str, Function], antithetic: Function | None, controls: Function | None
+) -> Task:
     named = {"loss": (loss, "loss(x, y)"), "sample": (sample, "sample(key, dimension)"), "statistics": (statistics, "statistics(x)")}
     optional = {"antithetic": (antithetic, "antithetic(y)"), "controls": (controls, "controls(y)")}
     for argument, (value, call) in {**named, **optional}.items():
@@ -243,7 +248,7 @@ def checked_task(loss: Any, sample: Any, statistics: Any, antithetic: Any, contr
     return Task(Functions((sample,)), Functions((loss, antithetic, controls)), Functions((statistics,)))
 
 
-def checked_sizes(task: Task, point: Any, dimension: int, samples: int, names: Any) -> Sizes:
+def checked_sizes(task: Task, point: Tree, dimension: int, samples: int, names: Sequence[str] | None) -> Sizes:
     """Everything that can be wrong with the user's functions and point, found by tracing."""
     if callable(point):
         raise checks.reject("point", point, "give the parameters themselves: an array, or a tree (dict, list, ...) of arrays")
@@ -465,7 +470,7 @@ def effective_dynamics(
     sample: Callable[[Any, int], Any],
     statistics: Callable[[Any], Any],
     *,
-    point: Any,
+    point: Tree,
     lr: float,
     dimension: int,
     samples: int = 4096,

@@ -29,10 +29,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 from scipy.optimize import curve_fit
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numeric, Tree
 from sgdynamics.limits.effective import GROUPS, MOST_SAMPLES, EffectiveDynamics, Functions, checked_sizes, checked_task, measure, table
 from sgdynamics.precision import float64
 from sgdynamics.progress import meter
@@ -172,7 +175,7 @@ def _row(trend: Trend) -> tuple[str, ...]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _norms(functions: Functions, point: Any, starts: Any) -> tuple[Any, Any]:
+def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
     """Operator norms of hess u_i (power iteration) and of the third derivative (alternating power iteration, the best of a few starts).
 
     Both iterations increase, so both are lower bounds; for a symmetric tensor of order 3 the iteration may stop at a local maximum.
@@ -181,21 +184,21 @@ def _norms(functions: Functions, point: Any, starts: Any) -> tuple[Any, Any]:
     flat, back = ravel_pytree(point)
     count = statistics(point).shape[0]
 
-    def unit(vector: Any) -> Any:
+    def unit(vector: Float[Numeric, " parameters"]) -> Any:
         norm = jnp.linalg.norm(vector)
         return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
 
-    def one(index: Any) -> Any:
-        def u(z: Any) -> Any:
+    def one(index: np.ndarray) -> Any:
+        def u(z: Float[Array, " parameters"]) -> Any:
             return jnp.asarray(statistics(back(z)), dtype=float)[index]
 
-        def second(a: Any) -> Any:
+        def second(a: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(jax.grad(u), (flat,), (a,))[1]
 
-        def third(a: Any, b: Any) -> Any:
+        def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
 
-        def sweep(_: Any, state: Any) -> Any:
+        def sweep(_: object, state: Tree) -> Any:
             a, b, _ = state
             c, norm = unit(third(a, b))
             return b, c, norm
@@ -235,7 +238,7 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     return Trend(values, errors, float(exponent), float(error), verdict)
 
 
-def _point_at(point: Any, dimension: int) -> Any:
+def _point_at(point: Tree, dimension: int) -> Any:
     try:
         return point(dimension)
     except Exception as error:

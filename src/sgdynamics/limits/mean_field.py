@@ -22,10 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
@@ -68,7 +71,7 @@ class _Way:
     sphere: bool
 
 
-def _velocity(way: _Way, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _velocity(way: _Way, numbers: dict[str, Any], state: State) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
     T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
     if way.basis is None:
@@ -82,20 +85,22 @@ def _velocity(way: _Way, numbers: dict[str, Any], state: dict[str, Any]) -> dict
     return {"T": dT, "q": dq, "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a)}
 
 
-def _on_table(numbers: dict[str, Any], state: dict[str, Any]) -> Any:
+def _on_table(numbers: dict[str, Any], state: State) -> Bool[Numeric, ""]:
     v = series.variance(numbers, state)
     return (jnp.min(v) >= numbers["lowest"]) & (jnp.max(v) <= numbers["highest"]) & jnp.all(jnp.isfinite(state["a"]))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _integrate(way: _Way, most: int, numbers: dict[str, Any], states: Any, times: Any, tolerance: Any) -> tuple[Any, ...]:
+def _integrate(
+    way: _Way, most: int, numbers: dict[str, Any], states: State, times: Float[Array, " times"], tolerance: Mapping[str, float]
+) -> tuple[Any, ...]:
     """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
     rate = jax.jit(partial(_velocity, way))
 
-    def left(t: Any, y: Any, args: Any, **_: Any) -> Any:
+    def left(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
         return ~_on_table(numbers, y)
 
-    def one(state: Any) -> tuple[Any, ...]:
+    def one(state: State) -> tuple[Any, ...]:
         found = diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, y, args: rate(numbers, y)),
             diffrax.Dopri8(),
@@ -119,16 +124,16 @@ def _integrate(way: _Way, most: int, numbers: dict[str, Any], states: Any, times
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_velocity(way: _Way, numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any:
+def _flat_velocity(way: _Way, numbers: dict[str, Any], like: State, y: Float[Array, " n"]) -> Any:
     return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y)))[0]
 
 
 @jax.jit
-def _flat_on_table(numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any:
+def _flat_on_table(numbers: dict[str, Any], like: State, y: Float[Array, " n"]) -> Any:
     return _on_table(numbers, ravel_pytree(like)[1](y))
 
 
-def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], t0: float, times: np.ndarray, tolerance: Any) -> Followed:
+def _later(way: _Way, numbers: dict[str, Any], state: State, t0: float, times: np.ndarray, tolerance: Mapping[str, float]) -> Followed:
     """One start from where the explicit method stopped, by LSODA."""
     like = jax.tree.map(jnp.asarray, state)
     numbers = jax.tree.map(jnp.asarray, numbers)
@@ -140,7 +145,7 @@ def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], t0: float,
 
 
 @partial(jax.jit, static_argnums=0)
-def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
+def _risks(way: _Way, numbers: dict[str, Any], states: State) -> tuple[Float[Numeric, " states"], Float[Numeric, " states"]]:
     """The excess risk of each state, and the error that the end of the series may cause in it.
 
         excess = (1/2) (E[y^2] - |y|^2 + |y - F|^2) on the basis;   error <= |y_tail| |F_tail| + |F_tail|^2/2
@@ -148,7 +153,7 @@ def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
     |F_tail|^2: the last four degrees continued as a geometric series, with the ratio they have to the four before.
     """
 
-    def one(state: Any) -> tuple[Any, Any]:
+    def one(state: State) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         if way.basis is None:
             return series.pair_forces(way.loss, numbers["problem"], numbers, state)[3], jnp.asarray(0.0)
         F = series.output(way.basis, numbers, state)
@@ -342,7 +347,9 @@ def _evaluated(
         way = longer
 
 
-def _clock(problem: Problem, algorithm: OnePassSGD, times: Any, alpha: Any, steps: Any, dimension: int | None) -> Clock:
+def _clock(
+    problem: Problem, algorithm: OnePassSGD, times: Given | None, alpha: Given | None, steps: Given | None, dimension: int | None
+) -> Clock:
     """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
     given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
     if steps is not None:
@@ -391,7 +398,7 @@ def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
 
 
 def _numbers(
-    problem: Problem, algorithm: OnePassSGD, way: _Way, states: Any, span: float, nodes: int, perpendicular: int | None
+    problem: Problem, algorithm: OnePassSGD, way: _Way, states: State, span: float, nodes: int, perpendicular: int | None
 ) -> tuple[dict[str, Any], float]:
     """All that is traced: rates, the table of c_n(v), the label's coefficients; and the error of the latter."""
     p, eigenvalue = problem.width, problem.covariance[0][0]
@@ -414,11 +421,13 @@ def _numbers(
     return numbers, error
 
 
-def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+def _solve(
+    way: _Way, numbers: Numbers, states: State, t: np.ndarray, tolerance: Mapping[str, float]
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """States (run, time, ...), which runs left the table, and whose steps ran out."""
     runs = len(states["q"])
     if t[-1] == 0.0:
-        return {name: value[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
+        return {name: np.asarray(value)[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
     # LSODA's implicit steps take matrices of the size of the state
     small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
     found, out, full, last, when = _integrate(way, FEW_STEPS if small else MOST_STEPS, numbers, states, filled(t), tolerance)
@@ -441,7 +450,7 @@ def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) 
     return result, out, full
 
 
-def _risk_of(way: _Way, numbers: Any, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _risk_of(way: _Way, numbers: Numbers, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Excess risk and its error, (run, time)."""
     shape = found["q"].shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in found.items()}

@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from sgdynamics import compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Keys, Nodes, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.clock import plan_steps
 from sgdynamics.controls import Schedule, numbers_at
 from sgdynamics.gaussian.choice import expectation_of
@@ -65,19 +67,28 @@ class _Field(NamedTuple):
     head: Any
 
 
-def _signal_rows(structure: Structure, parameters: Any) -> Any:
+def _signal_rows(structure: Structure, parameters: Numbers) -> Float[Numeric, "blocks K fields"]:
     """The signals in the compressed frame, (blocks, K, K + p)."""
     empty = jnp.zeros((structure.blocks, structure.signals, structure.width), parameters["frame"].dtype)
     return jnp.concatenate([jnp.broadcast_to(parameters["frame"], (*empty.shape[:2], structure.signals)), empty], axis=-1)
 
 
-def _overlaps(structure: Structure, parameters: Any, rows: Any) -> tuple[Any, Any]:
+def _overlaps(
+    structure: Structure, parameters: Numbers, rows: Float[Numeric, "blocks p fields"]
+) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
     M = jnp.einsum("bps,brs->bpr", rows[..., : structure.signals], parameters["frame"])
     return M, jnp.einsum("bpm,bqm->bpq", rows, rows)
 
 
 def _field(
-    structure: Structure, rule: Rule, nodes: Any, parameters: Any, algorithm: Any, numbers: Any, path: SdeState, extra: Any
+    structure: Structure,
+    rule: Rule,
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    numbers: Numbers,
+    path: SdeState,
+    extra: Float[Numeric, "blocks p p"],
 ) -> _Field:
     """The drift where the new columns have the Gram matrix `extra` (blocks, p, p)."""
     p = structure.width
@@ -111,7 +122,9 @@ class _Noise(NamedTuple):
     head: Any
 
 
-def _samples(structure: Structure, parameters: Any, algorithm: Any, path: SdeState, field: _Field, normals: Any) -> _Noise:
+def _samples(
+    structure: Structure, parameters: Numbers, algorithm: Numbers, path: SdeState, field: _Field, normals: Float[Numeric, "samples normals"]
+) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
     x = sample.inputs(parameters, z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields), draws)
@@ -133,7 +146,14 @@ def _samples(structure: Structure, parameters: Any, algorithm: Any, path: SdeSta
     return _Noise(jnp.moveaxis(seen, 0, 1), rows, head)
 
 
-def _second_order(structure: Structure, parameters: Any, path: SdeState, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
+def _second_order(
+    structure: Structure,
+    parameters: Numbers,
+    path: SdeState,
+    e: Float[Numeric, "samples blocks p fields"],
+    zeta: Float[Numeric, "#samples blocks p p"],
+    scale: Scalar,
+) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
     """What products of increments with themselves add to the mean of M and Q (blocks first): `scale` times the average over samples.
 
     e_i is the increment of row i (S, blocks, p, K + p), zeta_ij that of the new columns' Gram matrix (S, blocks, p, p),
@@ -160,13 +180,13 @@ def sde_step(
     structure: Structure,
     rule: Rule,
     higher_order: bool,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    numbers: Any,
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    numbers: Numbers,
     path: SdeState,
-    length: Any,
-    key: Any,
+    length: Scalar,
+    key: OneKey,
 ) -> SdeState:
     """One step of the given length in t.
 
@@ -196,7 +216,9 @@ def sde_step(
     return SdeState(_moved(structure, parameters, rows[..., :k], L, X, M2, Q2), head)
 
 
-def _drifted(field: Callable[[SdeState, Any], _Field], path: SdeState, length: Any) -> tuple[_Field, SdeState, Any]:
+def _drifted(
+    field: Callable[[SdeState, Any], _Field], path: SdeState, length: Scalar
+) -> tuple[_Field, SdeState, Float[Numeric, "blocks p columns"]]:
     """The drift at the state, the state after a step of it by Heun's rule, and the columns (blocks, p, 2p) that |x|^2 adds to the rows."""
     blocks, p, _ = path.rows.shape
     here = field(path, jnp.zeros((blocks, p, p)))
@@ -210,14 +232,21 @@ def _drifted(field: Callable[[SdeState, Any], _Field], path: SdeState, length: A
     return here, SdeState(rows, head), share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
 
 
-def _step_normals(structure: Structure, key: Any) -> tuple[Any, Any]:
+def _step_normals(structure: Structure, key: OneKey) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples normals"]]:
     """The random numbers of a step: one weight a sample, and the normals that each sample is made of."""
     each = structure.sample.inputs_a_sample * structure.blocks * structure.fields + structure.sample.draw_normals
     normals, _ = normals_and_uniforms(key, SAMPLES * (each + 1), 0)
     return normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
 
 
-def _gram_noise(L: Any, h: Any, root: Any, swing: Any, weights: Any, scale: Any) -> Any:
+def _gram_noise(
+    L: Float[Numeric, "blocks p p"],
+    h: Float[Numeric, "samples p tokens"],
+    root: Float[Numeric, "p p"],
+    swing: Float[Numeric, "blocks 1 1"],
+    weights: Float[Numeric, " samples"],
+    scale: Scalar,
+) -> Float[Numeric, "blocks p p"]:
     """The noise of h h^T, seen from L: the weighted sum of eta = L^-1 (h h^T - C) L^-T over samples, less half of its square's mean."""
     blocks, p, _ = L.shape
     every = jnp.concatenate([jnp.moveaxis(h, 0, 1).reshape(p, -1), root], axis=1)
@@ -227,7 +256,15 @@ def _gram_noise(L: Any, h: Any, root: Any, swing: Any, weights: Any, scale: Any)
     return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
 
 
-def _moved(structure: Structure, parameters: Any, T: Any, L: Any, X: Any, M2: Any, Q2: Any) -> Any:
+def _moved(
+    structure: Structure,
+    parameters: Numbers,
+    T: Float[Numeric, "blocks p K"],
+    L: Float[Numeric, "blocks p p"],
+    X: Float[Numeric, "blocks p p"],
+    M2: Float[Numeric, "blocks p K"],
+    Q2: Float[Numeric, "blocks p p"],
+) -> Float[Numeric, "blocks p fields"]:
     """Rows [T | L] whose M and Q have moved by M2 and Q2, and whose L L^T by L X L^T; X goes through an exponential: Q stays >= 0."""
     T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
     cross = T @ jnp.swapaxes(T2, -1, -2)
@@ -241,7 +278,7 @@ def _moved(structure: Structure, parameters: Any, T: Any, L: Any, X: Any, M2: An
     return rows
 
 
-def _folded(rest: Any) -> Any:
+def _folded(rest: Float[Numeric, "blocks p columns"]) -> Float[Numeric, "blocks p p"]:
     """A lower-triangular L with the Gram matrix of `rest` (blocks, p, columns)."""
     return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rest, -1, -2), mode="r"), -1, -2)
 
@@ -294,20 +331,20 @@ class SdePaths(Stepped):
         self.rows = np.concatenate([T, L], axis=-1)
         self.head = begin.a
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> SdeState:
         return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
-    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: SdeState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
         plan = (self.structure, self.rule, self.higher_order)
         return _advance_paths(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: SdeState) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)
 
 
 @partial(jax.jit, static_argnums=0)
-def _path_overlaps(structure: Structure, parameters: Any, state: SdeState) -> dict[str, Any]:
+def _path_overlaps(structure: Structure, parameters: Numbers, state: SdeState) -> dict[str, Any]:
     M, Q = jax.vmap(lambda rows: _overlaps(structure, parameters, rows))(state.rows)
     return {"M": M, "Q": Q, "a": state.head}
 
@@ -318,15 +355,15 @@ def _advance_paths(
     see: See | None,
     given: tuple[Any, ...],
     state: SdeState,
-    keys: Any,
-    since: Any,
-    end: Any,
-    seen: Any,
-    watched: Any,
-) -> tuple[SdeState, Any, Any]:
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    watched: Tree,
+) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
     (structure, rule, higher_order), (nodes, parameters, algorithm, numbers, edges, lengths, begins) = plan, given
 
-    def step(number: Any, carry: tuple[SdeState, Any, Any]) -> tuple[SdeState, Any, Any]:
+    def step(number: Whole, carry: tuple[SdeState, Any, Any]) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
         length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
@@ -335,7 +372,7 @@ def _advance_paths(
         scales = {**numbers, "noise_rate": rates["lr"] / numbers["batch"]}
         length = length * scales["noise_rate"] if in_alpha else length
 
-        def one(path: SdeState, key: Any, seen: Any) -> tuple[SdeState, Any]:
+        def one(path: SdeState, key: OneKey, seen: Tree) -> tuple[SdeState, Any]:
             key = jax.random.fold_in(key, number)
             path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
             if see is not None:

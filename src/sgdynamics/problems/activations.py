@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Numeric, Reals
 from sgdynamics.functions import checked_function, function_identity
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
@@ -73,7 +75,7 @@ class Activation:
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", _coefficients(self.coefficients))
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
         return self.f(x)
 
     @property
@@ -105,7 +107,7 @@ class Activation:
         for _ in range(order):
             function = jax.grad(function)
 
-        def elementwise(x: Any) -> Any:
+        def elementwise(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
             x = jnp.asarray(x)
             return jax.vmap(function)(x.reshape(-1)).reshape(x.shape)
 
@@ -126,7 +128,7 @@ class Activation:
         """
         return _jumps(self, order)
 
-    def describe(self) -> Any:
+    def describe(self) -> str | dict[str, Any]:
         """What a result records.
 
         Returns
@@ -156,7 +158,7 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def checked_kinks(value: Any) -> tuple[float, ...]:
+def checked_kinks(value: object) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
     listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
     if listed.ndim != 1 or not np.all(np.isfinite(listed)):
@@ -164,7 +166,7 @@ def checked_kinks(value: Any) -> tuple[float, ...]:
     return tuple(np.sort(listed).tolist())
 
 
-def _horner(coefficients: Sequence[float], x: Any) -> Any:
+def _horner(coefficients: Sequence[float], x: Reals) -> Reals:
     x = jnp.asarray(x)
     result = jnp.zeros_like(x) + float(coefficients[-1])
     for value in reversed(coefficients[:-1]):
@@ -178,7 +180,7 @@ class _Polynomial:
 
     coefficients: tuple[float, ...]
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Reals) -> Reals:
         return _horner(self.coefficients, x)
 
 
@@ -210,7 +212,7 @@ def polynomial(coefficients: Sequence[float]) -> Activation:
     return Activation(_Polynomial(values), name="polynomial", coefficients=values)
 
 
-def _coefficients(coefficients: Any) -> tuple[float, ...]:
+def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
     given = checks.numbers("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)")
     if given.ndim != 1 or given.size > MOST_COEFFICIENTS:
         raise checks.reject("coefficients", coefficients, f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most")
@@ -228,15 +230,15 @@ def _hermite(order: int) -> Activation:
     return Activation(_Polynomial(values), name=f"he{order}", coefficients=values)
 
 
-def _erf(x: Any) -> Any:
+def _erf(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     return jax.lax.erf(jnp.asarray(x) / math.sqrt(2.0))
 
 
-def _gelu(x: Any) -> Any:
+def _gelu(x: Numeric) -> Numeric:
     return jax.nn.gelu(x, approximate=False)
 
 
-def _relu(x: Any) -> Any:
+def _relu(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     # where, not maximum: the derivative at a tie is then 0 in every JAX version
     return jnp.where(x > 0, x, 0.0)
 
@@ -255,7 +257,10 @@ NAMED: dict[str, Activation] = {
 }
 
 
-def activation(value: Any, argument: str = "activation") -> Activation:
+ActivationLike = str | Activation | Function | Mapping[str, Any]  # a name, an activation, a user's function, or a record of one
+
+
+def activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """The activation that a name, an `Activation` or a plain JAX function stands for."""
     if isinstance(value, Activation):
         return value
@@ -275,7 +280,7 @@ def activation(value: Any, argument: str = "activation") -> Activation:
     raise checks.reject(argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)")
 
 
-def student_activation(value: Any, argument: str = "activation") -> Activation:
+def student_activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """An activation that can be trained through: it must not jump."""
     result = activation(value, argument)
     if any(result.jumps(0)):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import TOLERANCE_AGAIN, Start, check_dimension, checked_start
 
@@ -14,8 +15,8 @@ GRAM_TOLERANCE = TOLERANCE_AGAIN  # single precision resolves a Gram matrix of r
 
 
 def overlaps_of(
-    weights: Any,
-    teacher: Any,
+    weights: Given,
+    teacher: Given,
     head: Any = None,
     problem: Problem | None = None,
     *,
@@ -109,7 +110,7 @@ def overlaps_of(
     return found if problem is None else checked_start(problem, found)
 
 
-def _plain(argument: str, value: Any) -> np.ndarray:
+def _plain(argument: str, value: object) -> np.ndarray:
     """A float64 array from NumPy, JAX, PyTorch or nested lists; what comes from PyTorch leaves its graph and its device first."""
     found = value
     if callable(getattr(value, "detach", None)):
@@ -130,7 +131,7 @@ def _plain(argument: str, value: Any) -> np.ndarray:
     return result
 
 
-def _rows(argument: str, value: Any, meaning: str) -> np.ndarray:
+def _rows(argument: str, value: object, meaning: str) -> np.ndarray:
     """Rows with their run axis."""
     rows = _plain(argument, value)
     if rows.ndim not in (2, 3) or 0 in rows.shape:
@@ -138,7 +139,7 @@ def _rows(argument: str, value: Any, meaning: str) -> np.ndarray:
     return rows if rows.ndim == 3 else rows[None]
 
 
-def _head(value: Any, runs: int, p: int, problem: Problem | None) -> np.ndarray:
+def _head(value: object, runs: int, p: int, problem: Problem | None) -> np.ndarray:
     """The head of every run."""
     if value is None:
         if problem is not None and problem.head == "trained":

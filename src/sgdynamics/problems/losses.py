@@ -13,23 +13,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Numbers, Numeric, Scalar, Tree
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
 
 
-def squared(output: Any, label: Any) -> Any:
+def squared(output: Scalar, label: Scalar) -> Scalar:
     """(f - y)^2 / 2."""
     return 0.5 * (output - label) ** 2
 
 
-def correlation(output: Any, label: Any) -> Any:
+def correlation(output: Scalar, label: Scalar) -> Any:
     """- f y."""
     return -output * label
 
 
-def logistic(output: Any, label: Any) -> Any:
+def logistic(output: Scalar, label: Scalar) -> Any:
     """log(1 + exp(-f y))."""
     return jax.nn.softplus(-output * label)
 
@@ -37,7 +39,7 @@ def logistic(output: Any, label: Any) -> Any:
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {"squared": squared, "correlation": correlation, "logistic": logistic}
 
 
-def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
+def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
     """The function of (output, label) that a name or a user's function stands for."""
     if isinstance(value, str):
         return LOSSES[checks.choice("loss", value, LOSSES)]
@@ -115,16 +117,30 @@ class Loss:
         """The functions in it that this library has not made, by the argument that gave them, each with what it is of (fields, signals)."""
         return {}
 
-    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any] | None:
+    def output_and_label(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Any] | None:
         """What the loss compares, where that is all it sees."""
         return None
 
-    def move(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Move]:
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
         """The value at one sample, and how that sample moves the rows: against its gradient."""
         value, (h, g) = jax.value_and_grad(self, argnums=(0, 2))(fields, signals, head, noise_draw, parameters)  # type: ignore[arg-type]
         return value, Move(h, head=g)
 
-    def reading(self, parameters: Any, Q: Any, M: Any, lengths: Any = None) -> Any:
+    def reading(self, parameters: Numbers, Q: Any, M: Any, lengths: Any = None) -> Any:
         """The numbers with the overlaps (block by block) among them, where they are read."""
         if not self.pulls:
             return parameters
@@ -148,10 +164,10 @@ class NetworkLoss(Loss):
     def kinks(self) -> tuple[float, ...]:
         return self.student.kinks
 
-    def output(self, fields: Any, head: Any) -> Any:
+    def output(self, fields: Float[Numeric, " p"], head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         return jnp.mean(head * self.student(fields))
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Numbers) -> Any:
         raise NotImplementedError
 
     def own_parts(self) -> Parts:
@@ -162,11 +178,25 @@ class NetworkLoss(Loss):
         """Those of the label."""
         return {}
 
-    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any]:
+    def output_and_label(
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
         return self.output(fields, head), label
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def __call__(
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> Float[Numeric, ""]:
         return self.outer(*self.output_and_label(fields, signals, head, noise_draw, parameters))
 
 
@@ -190,7 +220,7 @@ class CommitteeLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return _own_activation("teacher_activation", self.teacher, lambda fields, signals: signals)
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
 
 
@@ -213,7 +243,7 @@ class TargetLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return {"target": (self.target, lambda fields, signals: self.target(signals))}
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
         return self.target(signals)
 
 
@@ -230,12 +260,14 @@ class ClusterLoss(Loss):
     def own_parts(self) -> Parts:
         return _own_activation("activation", self.student, lambda fields, signals: fields)
 
-    def __call__(self, fields: Any, signals: Any, head: Any, label: Any, parameters: Any) -> Any:
+    def __call__(
+        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " p"], label: Scalar, parameters: Numbers
+    ) -> Float[Numeric, ""]:
         output = jnp.sum(head * self.student(fields))
         return jax.nn.softplus(output) - label * output
 
 
-def asked(function: Any, fifth: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def asked(function: Function, fifth: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """What a user's function takes after (fields, signals, head, draws), in its order: "user" (the problem's parameters), "overlaps".
 
     An argument of the name overlaps or parameters is that, any other what `fifth` says. Of what it could take, `known` is there.
@@ -265,15 +297,29 @@ class UserLoss(Loss):
     def own_parts(self) -> Parts:
         return {"loss": (self.function, None)}
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def __call__(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> Float[Numeric, ""]:
         return self.function(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
 
-    def move(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Move]:
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
         if not self.pulls:
             return super().move(fields, signals, head, noise_draw, parameters)
         seen = parameters["overlaps"]
 
-        def value(fields: Any, head: Any, Q: Any, M: Any) -> Any:
+        def value(fields: Float[Numeric, "p ..."], head: Float[Numeric, " p"], Q: Float[Numeric, "p p"], M: Float[Numeric, "p K"]) -> Any:
             return self(fields, signals, head, noise_draw, {**parameters, "overlaps": seen._replace(Q=Q, M=M)})
 
         # W enters through the fields, Q = W W^T and M = W W*^T
@@ -302,12 +348,26 @@ class RuleLoss(Loss):
     def own_parts(self) -> Parts:
         return {"update": (self.update, None)}
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def __call__(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> Any:
         if self.risk is None:
             return jnp.full((), jnp.nan, fields.dtype)
         return self.risk(fields, signals, head, noise_draw, *(parameters[name] for name in self.risk_more))
 
-    def move(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Move]:
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
         found = self.update(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
         found = found.filled(fields.shape[0], signals.shape[0])
         rate = parameters["rates"][:, None].astype(fields.dtype)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks, trees
-from sgdynamics.problems.activations import NAMED, student_activation
+from sgdynamics.arrays import Function
+from sgdynamics.problems.activations import NAMED, ActivationLike, student_activation
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
@@ -70,9 +71,9 @@ class GaussianMixture(Problem):
         kind: str = "binary",
         width: int | None = None,
         snr: float = 100.0,
-        weight_decay: float = 0.1,
+        weight_decay: float | Function = 0.1,
         *,
-        activation: Any = "relu",
+        activation: ActivationLike = "relu",
     ) -> None:
         self._made_of(locals())
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
@@ -98,7 +99,7 @@ class GaussianMixture(Problem):
     def _derived(self) -> dict[str, Any]:
         return super()._derived | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
 
-    def replace(self, **changes: Any) -> GaussianMixture:
+    def replace(self, **changes: object) -> GaussianMixture:
         """The same problem with some of its arguments changed.
 
         Parameters
@@ -115,7 +116,12 @@ class GaussianMixture(Problem):
 
     @classmethod
     def from_record(
-        cls, mixture: str = "binary", width: int | None = None, snr: Any = 100.0, weight_decay: float = 0.1, activation: Any = "relu"
+        cls,
+        mixture: str = "binary",
+        width: int | None = None,
+        snr: float = 100.0,
+        weight_decay: float | Function = 0.1,
+        activation: ActivationLike = "relu",
     ) -> GaussianMixture:
         """The problem that `describe` wrote down, also where JSON made its infinities strings."""
         snr = math.inf if isinstance(snr, str) and snr == str(math.inf) else snr

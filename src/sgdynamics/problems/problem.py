@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given, Numeric
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity, looked_into
 from sgdynamics.precision import float64
@@ -79,10 +82,10 @@ class _Form:
 class Number:
     """An attribute of a problem that is read from its numbers, so that it is right whoever put them there."""
 
-    def __set_name__(self, owner: Any, name: str) -> None:
+    def __set_name__(self, owner: type | None, name: str) -> None:
         self.name = name
 
-    def __get__(self, problem: Any, owner: Any = None) -> Any:
+    def __get__(self, problem: Any, owner: type | None = None) -> Any:
         return self if problem is None else trees.number(problem.parameters[self.name])
 
 
@@ -163,17 +166,17 @@ class Problem:
         width: int,
         signals: int,
         *,
-        gram: Any = None,
+        gram: Given | None = None,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
+        weight_decay: float | Function = 0.0,
         covariance: Sequence[tuple[float, float]] | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
         tokens: int | None = None,
-        token_correlation: Any = None,
-        means: Any = None,
+        token_correlation: Given | None = None,
+        means: Given | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
@@ -195,12 +198,12 @@ class Problem:
         try_problem(self)
         self._sealed = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._sealed:
             raise AttributeError(f"a problem does not change once made: take problem.replace({name}=...)")
         object.__setattr__(self, name, value)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """The same problem with some of its arguments changed, checked as when it was made.
 
         Parameters
@@ -245,13 +248,13 @@ class Problem:
     def _set(
         self,
         loss: Callable[..., Any],
-        width: Any,
-        signals: Any,
-        gram: Any,
+        width: int,
+        signals: int,
+        gram: Given | None,
         gram_name: str,
-        head: Any,
-        constraint: Any,
-        weight_decay: Any,
+        head: str,
+        constraint: str | None,
+        weight_decay: float | Function,
         covariance: tuple[tuple[float, float], ...],
         clusters: Any = None,
         expectation: Any = None,
@@ -461,7 +464,7 @@ def plain_numbers(value: Any) -> Any:
     return jax.tree.map(plain, value, is_leaf=scheduled)
 
 
-def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
+def _gram(value: Given | None, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
     blocks = len(covariance)
     if value is None:
@@ -478,12 +481,12 @@ def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, fl
     return result
 
 
-def gram_root(gram: Any) -> Any:
+def gram_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
     return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
 
 
-def _root(at: Any, gram: Any) -> Any:
+def _root(at: ModuleType, gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     values, vectors = at.linalg.eigh(gram)
     symmetric = vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
     # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
@@ -493,7 +496,7 @@ def _root(at: Any, gram: Any) -> Any:
 
 
 @jax.custom_jvp
-def _traced_root(gram: Any) -> Any:
+def _traced_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     return _root(jnp, gram)
 
 

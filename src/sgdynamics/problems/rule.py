@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Given
 from sgdynamics.functions import checked_function, function_identity, traced_output
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, asked
@@ -86,17 +87,17 @@ class Rule(Problem):
         risk: Callable[..., Any] | None = None,
         reads_lengths: bool = False,
         signals: int = 1,
-        gram: Any = None,
+        gram: Given | None = None,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
+        weight_decay: float | Function = 0.0,
         covariance: Sequence[tuple[float, float]] | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
         tokens: int | None = None,
-        token_correlation: Any = None,
-        means: Any = None,
+        token_correlation: Given | None = None,
+        means: Given | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
@@ -176,7 +177,7 @@ class Rule(Problem):
         return [np.asarray(self._parameters["rates"])[first] for first in firsts]
 
 
-def _checked_groups(groups: Any) -> dict[str, int]:
+def _checked_groups(groups: Mapping[str, int] | None) -> dict[str, int]:
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(name, str) for name in groups):
         raise checks.reject("groups", groups, 'give the number of rows by group: {"W": 2, "V": 2}')
     return {name: checks.whole(f"groups[{name!r}]", count, 1) for name, count in groups.items()}

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Given, Reals
 from sgdynamics.reach import check_memory
 
 MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
@@ -65,7 +66,7 @@ class SpikedTensor:
         object.__setattr__(self, "snr", checks.number("snr", self.snr, above=0.0))
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
-    def replace(self, **changes: Any) -> SpikedTensor:
+    def replace(self, **changes: object) -> SpikedTensor:
         """The same problem with some of its arguments changed, checked as when it was made.
 
         Parameters
@@ -85,7 +86,7 @@ class SpikedTensor:
         """The numbers of the problem, as a dictionary that JAX can trace."""
         return {"snr": trees.traced(self.snr), "ridge": trees.traced(self.ridge)}
 
-    def risk(self, m: Any, r2: Any) -> Any:
+    def risk(self, m: Reals, r2: Reals) -> Reals:
         """The population loss without the ridge and without the noise's constant E|W|^2 = n^k.
 
         ::
@@ -118,14 +119,14 @@ class SpikedTensor:
         return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
 
 
-def spiked_risk(order: int, snr: Any, m: Any, r2: Any) -> Any:
+def spiked_risk(order: int, snr: float, m: Reals, r2: Reals) -> Reals:
     """The same of NumPy or JAX values."""
     along, total = m * m, m * m + r2
     rest = sum(total**j * along ** (order - 1 - j) for j in range(order))
     return (snr - m**order) ** 2 + r2 * rest
 
 
-def checked_spiked(value: Any) -> SpikedTensor:
+def checked_spiked(value: SpikedTensor) -> SpikedTensor:
     """A spiked tensor as an argument: refuse what is none."""
     if not isinstance(value, SpikedTensor):
         raise checks.reject("problem", value, "give a SpikedTensor(order=..., snr=...)")
@@ -151,7 +152,7 @@ class SpikedStart:
         return self.m.shape[0]
 
 
-def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
+def spiked_start(problem: SpikedTensor, *, m: Given | None, r2: Given | None) -> SpikedStart:
     """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""
     checked_spiked(problem)
     values = {}
@@ -171,7 +172,7 @@ def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
     return SpikedStart(np.broadcast_to(values["m"], runs).copy(), np.broadcast_to(values["r2"], runs).copy())
 
 
-def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
+def checked_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedStart:
     """A start as an argument: refuse what is none; an integrator's rounding below r2 = 0 is set to 0, more is refused."""
     checked_spiked(problem)
     if not isinstance(begin, SpikedStart):
@@ -180,7 +181,7 @@ def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
     return spiked_start(problem, m=begin.m, r2=r2)
 
 
-def check_spiked_dimension(dimension: Any) -> int:
+def check_spiked_dimension(dimension: int) -> int:
     """The dimension n: the signal and something orthogonal to it."""
     return checks.whole("dimension", dimension, 2, 10**18)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
 from sgdynamics.problems.trial import try_start
@@ -84,7 +85,14 @@ class Start:
 
 
 def start(
-    problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: Any = None, q: Any = None, m: Any = None, r2: Any = None
+    problem: Problem | SpikedTensor,
+    *,
+    M: Given | None = None,
+    Q: Given | None = None,
+    a: Given | None = None,
+    q: Given | None = None,
+    m: Given | None = None,
+    r2: Given | None = None,
 ) -> Any:
     """A start from overlaps that are given.
 
@@ -161,7 +169,7 @@ def start(
     return result
 
 
-def _head(value: Any, runs: int, p: int) -> np.ndarray:
+def _head(value: Given, runs: int, p: int) -> np.ndarray:
     """The head of every run, from one for all or one a run."""
     given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
     if given.ndim <= 1:
@@ -169,7 +177,7 @@ def _head(value: Any, runs: int, p: int) -> np.ndarray:
     return checks.array("a", given, (runs, p), "runs x units")
 
 
-def checked_kind(problem: Any) -> str:
+def checked_kind(problem: object) -> str:
     """The kind of a problem; refuse what is none."""
     if not isinstance(problem, (Problem, SpikedTensor)):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
@@ -196,7 +204,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     try_start(problem, begin.M_blocks, begin.Q_blocks, begin.a)
 
 
-def checked_start(problem: Problem, begin: Any) -> Start:
+def checked_start(problem: Problem, begin: Start) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
     require("functional", problem)
     if not isinstance(begin, Start):
@@ -233,7 +241,7 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
     return np.concatenate([upper, lower], axis=-2)
 
 
-def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
+def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = len(problem.covariance)
     result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
@@ -252,7 +260,7 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
     return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
 
 
-def check_dimension(problem: Problem, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
+def check_dimension(problem: Problem, dimension: int, small: bool = False) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks."""
     require("functional", problem)
     d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
@@ -333,7 +341,7 @@ def random_start(
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
-    a: Any = None,
+    a: Given | None = None,
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given
 from sgdynamics.controls import describe_schedule, number_or_schedule
 from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
@@ -24,7 +25,7 @@ class _Network(Problem):
 
     noise = Number()
 
-    def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
+    def _set_network(self, loss: NetworkLoss, noise: float | Function) -> None:
         self.loss = loss.outer
         self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
         try_problem(self)
@@ -34,7 +35,7 @@ class _Network(Problem):
     def noise_floor(self) -> float:
         return float(self._parameters["noise"]) / 2 if self.structure.has_excess else 0.0
 
-    def _describe_loss(self) -> Any:
+    def _describe_loss(self) -> str | dict[str, Any]:
         for name, function in LOSSES.items():
             if function is self.loss:
                 return name
@@ -101,15 +102,15 @@ class TeacherStudent(_Network):
         self,
         width: int = 4,
         teacher_width: int = 1,
-        activation: Any = "square",
-        teacher_activation: Any = None,
-        teacher_gram: Any = None,
-        teacher_head: Any = None,
-        noise: Any = 0.0,
+        activation: ActivationLike = "square",
+        teacher_activation: ActivationLike | None = None,
+        teacher_gram: Given | None = None,
+        teacher_head: Given | None = None,
+        noise: float | Function = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
-        loss: Any = "squared",
+        weight_decay: float | Function = 0.0,
+        loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self._made_of(locals())
@@ -201,14 +202,14 @@ class MultiIndex(_Network):
         target: Callable[[Any], Any],
         directions: int = 2,
         width: int = 8,
-        activation: Any = "relu",
+        activation: ActivationLike = "relu",
         *,
-        gram: Any = None,
-        noise: Any = 0.0,
+        gram: Given | None = None,
+        noise: float | Function = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
-        loss: Any = "squared",
+        weight_decay: float | Function = 0.0,
+        loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
         kinks: Sequence[Any] = (),
     ) -> None:

@@ -11,6 +11,7 @@ from scipy import special, stats
 from scipy.stats import qmc
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
 from sgdynamics.problems.starts import MOST_DIMENSION, TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
@@ -40,7 +41,7 @@ class MeanFieldStart:
         return self.a.shape[0]
 
 
-def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> MeanFieldStart:
+def mean_field_start(problem: Problem, *, M: Given | None, q: Given | None, a: Given | None = None) -> MeanFieldStart:
     """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
 
     The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
@@ -164,7 +165,7 @@ def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np
     return T
 
 
-def particles(problem: Problem, start: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def particles(problem: Problem, start: Start | MeanFieldStart) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
     if isinstance(start, Start):
         begin = checked_start(problem, start)

@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from sgdynamics import checks, compressed
+from sgdynamics.algorithms.one_pass import OnePassSGD, Rows
 from sgdynamics.algorithms.updates import copies
-from sgdynamics.problems.problem import Problem
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import step_key
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, moves_a_step
@@ -24,7 +27,7 @@ GROUP_BYTES = 1 << 28
 class ExactChain(Simulator):
     """Runs in the compressed space."""
 
-    def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray) -> None:
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> None:
         self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law)
         self.grouping = replace(self.grouping, small=bool(sizes.min() < self.grouping.inside))
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
@@ -37,13 +40,13 @@ class ExactChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return _initial(self.grouping, self.T[chosen], self.L[chosen], self.head[chosen])
 
-    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
         return _advance_chain(
             self.grouping, watch.see, numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
         )
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Rows) -> dict[str, Any]:
         return _overlaps(self.grouping.structure, self.parameters, state)
 
     @property
@@ -58,7 +61,7 @@ class ExactChain(Simulator):
         return max(1, min(super().largest_group(), GROUP_BYTES // a_run))
 
     @property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, ...]:
         return self.grouping.batch, self.grouping.structure.width, int(self.dimension)
 
     @property
@@ -72,11 +75,11 @@ class ExactChain(Simulator):
         return 8.0 * (grouping.folds * (2 * inside + 2 * blocks * grouping.columns**2) + 4 * rows)
 
 
-def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
+def check_room(problem: Problem, algorithm: OnePassSGD, sizes: np.ndarray) -> None:
     """The compressed space needs a coordinate for every signal and every row of an update's sets; one of several blocks may have fewer."""
     sets = copies(algorithm.law)
     least = problem.signals + sets * problem.width
-    if len(sizes) == 1 and sizes[0] < least:
+    if algorithm.law is not None and len(sizes) == 1 and sizes[0] < least:
         raise checks.reject(
             "dimension",
             int(sizes.sum()),
@@ -86,12 +89,17 @@ def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _initial(grouping: compressed.Grouping, T: Any, L: Any, head: Any) -> Any:
+def _initial(
+    grouping: compressed.Grouping,
+    T: Float[Numeric, "runs blocks p K"],
+    L: Float[Numeric, "runs blocks p p"],
+    head: Float[Numeric, "runs p"],
+) -> Any:
     return jax.vmap(partial(compressed.initial_rows, grouping))(T, L, head)
 
 
 @partial(jax.jit, static_argnums=0)
-def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
+def _overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
     return jax.vmap(partial(compressed.overlaps, structure, parameters))(state)
 
 
@@ -99,24 +107,24 @@ def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
 def _advance_chain(
     grouping: compressed.Grouping,
     see: See | None,
-    numbers: Any,
-    sizes: Any,
-    state: Any,
-    keys: Any,
-    since: Any,
-    end: Any,
-    seen: Any,
-    given: Any,
+    numbers: tuple[Any, Any, Scalar],
+    sizes: Float[Numeric, " blocks"],
+    state: Rows,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
 ) -> Advanced:
     """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
     length = grouping.span_steps
     watch = None if see is None else partial(see, given)
 
-    def span(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def span(index: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         first = index * length
 
-        def one(state: Any, key: Any, seen: Any) -> Any:
+        def one(state: Rows, key: OneKey, seen: Tree) -> tuple[Rows, None]:
             draws = compressed.draw_span(grouping, step_key(key, index), sizes)
             return compressed.run_span(grouping, numbers, state, draws, (first, since, end), seen, watch)
 

@@ -7,6 +7,7 @@ batched product); on an accelerator, and where all runs share one data set, they
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,13 +16,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, next_selection
 from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.losses import Loss
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.reach import available_bytes
@@ -99,7 +103,7 @@ class DirectFixedData(Simulator):
         self.seed = seed
         self.data: Data | None = None
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> Weights:
         self.data = None  # the last group's go before this group's come
         self.now = 0.0
         keys = run_keys(self.seed, chosen)
@@ -123,29 +127,29 @@ class DirectFixedData(Simulator):
                 rows[place, :, low + k : high] = self.L[run, block][:, : frame.shape[1]] @ frame.T
         return rows
 
-    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = end * float(self.algorithm["lr"])
         state, good = _advance_on_data(self.structure, self.options, *numbers, self.data, state, keys, np.int64(since), np.int64(end))
         return state, good, watch.seen
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Weights) -> dict[str, Any]:
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
             M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), rows)
         means = {name: self.train_mean(loss, state) for name, loss in self.on_train.items()}
         return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state), **means}
 
-    def train_risk(self, state: Any) -> np.ndarray:
+    def train_risk(self, state: Weights) -> np.ndarray:
         return self.train_mean(self.structure.loss, state)
 
-    def train_mean(self, loss: Any, state: Any) -> np.ndarray:
+    def train_mean(self, loss: Loss, state: Weights) -> np.ndarray:
         """The mean of a loss over the data set of each run."""
         structure = replace(self.structure, loss=loss)
         return np.asarray(_train_mean(structure, self.options, self.parameters, self.now, self.data, state))
 
-    def keep(self, state: Any, index: np.ndarray) -> Any:
+    def keep(self, state: Weights, index: np.ndarray) -> Any:
         if not self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
         return super().keep(state, index)
@@ -184,13 +188,13 @@ def check_memory(simulator: DirectFixedData) -> None:
         )
 
 
-def _step_key(key: Any, number: Any) -> Any:
+def _step_key(key: OneKey, number: Whole) -> OneKey:
     return step_key(jax.random.fold_in(key, 1), number)
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, place: Place, keys: Any) -> Data:
+def _draw_data(structure: Structure, samples: int, dtype: np.dtype, parameters: Numbers, place: Place, keys: Keys) -> Data:
     """The data set of each key. Drawn in float64, also for float32: both precisions see the same data."""
     sample = structure.sample
     inputs = sample.inputs_a_sample * place.spread.shape[0]
@@ -198,14 +202,14 @@ def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, p
     chunks = -(-samples * each // ROW_NUMBERS)
     rows = -(-samples // chunks)
 
-    def chunk(key: Any) -> Data:
+    def chunk(key: OneKey) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
         draws = sample.drawn(parameters, normals[:, inputs:])
         x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place).astype(dtype)
         signals = jnp.matmul(x[:, place.axes], place.signals.T, precision=HIGHEST)
         return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
-    def one(key: Any) -> Data:
+    def one(key: OneKey) -> Data:
         key = jax.random.fold_in(key, 0)
         if chunks == 1:
             return chunk(key)
@@ -217,26 +221,28 @@ def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, p
 
 @float64
 @partial(jax.jit, static_argnums=0)
-def _first(samples: int, algorithm: Any, keys: Any) -> Any:
+def _first(samples: int, algorithm: Numbers, keys: Keys) -> Bool[Numeric, "runs n"]:
     draw = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, 2), 0, samples)[1])
     return first_selection(algorithm, draw(keys))
 
 
-def _product(rows: Any, x: Any) -> Any:
+def _product(rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "inputs p"]:
     """Fields (n, p) of inputs (n, d); one row as a vector, which is faster."""
     if rows.shape[0] == 1:
         return jnp.matmul(x, rows[0], precision=HIGHEST)[:, None]
     return jnp.matmul(x, rows.T, precision=HIGHEST)
 
 
-def _weighted(h: Any, x: Any) -> Any:
+def _weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "p d"]:
     """h^T x, (p, d)."""
     if h.shape[1] == 1:
         return jnp.matmul(h[:, 0], x, precision=HIGHEST)[None]
     return jnp.matmul(h.T, x, precision=HIGHEST)
 
 
-def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -> tuple[Any, tuple[Any, Any]]:
+def _losses(
+    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]
+) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
     """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
     sample = structure.sample
     compute = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
@@ -246,7 +252,7 @@ def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -
     return jnp.mean(loss, dtype=jnp.float64), (sample.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
 
 
-def _over_runs(options: Options, function: Any, data: Data, *runs: Any) -> Any:
+def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
     """function(data, ...) for every run."""
     if options.together:
         return jax.vmap(function, in_axes=(None if options.shared else 0, *[0] * len(runs)))(data, *runs)
@@ -255,11 +261,11 @@ def _over_runs(options: Options, function: Any, data: Data, *runs: Any) -> Any:
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_mean(structure: Any, options: Options, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
+def _train_mean(structure: Structure, options: Options, parameters: Numbers, now: Scalar, data: Data, state: Weights) -> Any:
     numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
     sample = structure.sample
 
-    def one(data: Data, rows: Any, head: Any) -> Any:
+    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> Any:
         fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
         values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, data.given, numbers)
         return jnp.mean(values, axis=0, dtype=jnp.float64)
@@ -270,20 +276,20 @@ def _train_mean(structure: Any, options: Options, parameters: Any, now: Any, dat
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_on_data(
-    structure: Any,
+    structure: Structure,
     options: Options,
-    parameters: Any,
-    algorithm: Any,
-    dimension: Any,
-    data: Any,
+    parameters: Numbers,
+    algorithm: Numbers,
+    dimension: Scalar,
+    data: Data,
     state: Weights,
-    keys: Any,
-    since: Any,
-    end: Any,
-) -> tuple[Weights, Any]:
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+) -> tuple[Weights, Int[Numeric, " runs"]]:
     """All runs from step `since` to step `end`, and for each the last step at which it was finite."""
 
-    def step(number: Any, data: Data, state: Weights, good: Any, key: Any) -> tuple[Weights, Any]:
+    def step(number: Whole, data: Data, state: Weights, good: Whole, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
         state = fixed_data_step(structure, options, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
@@ -291,19 +297,27 @@ def _advance_on_data(
 
     if options.together:
 
-        def all_runs(number: Any, carry: tuple[Weights, Any]) -> tuple[Weights, Any]:
+        def all_runs(number: Whole, carry: tuple[Weights, Any]) -> tuple[Weights, Int[Numeric, " runs"]]:
             return _over_runs(options, partial(step, number), data, *carry, keys)
 
         return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape)))
 
-    def one_run(data: Data, state: Weights, key: Any) -> tuple[Weights, Any]:
+    def one_run(data: Data, state: Weights, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
         return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], key), (state, since))
 
     return _over_runs(options, one_run, data, state, keys)
 
 
 def fixed_data_step(
-    structure: Any, options: Options, parameters: Any, algorithm: Any, dimension: Any, data: Data, state: Weights, key: Any, number: Any
+    structure: Structure,
+    options: Options,
+    parameters: Numbers,
+    algorithm: Numbers,
+    dimension: Scalar,
+    data: Data,
+    state: Weights,
+    key: OneKey,
+    number: Whole,
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
     rows, head, selected, first_risk = state

@@ -8,9 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey
+from sgdynamics.conditioning import Known
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
@@ -43,13 +46,13 @@ class ExactFixedData(Simulator):
         numbers = (self.parameters, self.algorithm, self.sizes)
         return _initial(self.setup, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
 
-    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         self.now = end * float(self.algorithm["lr"])
         numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING["float64"]))
         return *conditioning.advance(self.setup, numbers, self.most, state, keys, None, since, end), watch.seen
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Known) -> dict[str, Any]:
         return conditioning.observed(_observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state)
 
     @property
@@ -57,7 +60,7 @@ class ExactFixedData(Simulator):
         return 1
 
     @property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, ...]:
         return self.samples, self.setup.structure.width, int(self.sizes.sum())
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
@@ -71,9 +74,20 @@ class ExactFixedData(Simulator):
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _initial(
-    setup: conditioning.Setup, samples: int, room: int, parameters: Any, algorithm: Any, sizes: Any, T: Any, L: Any, head: Any, keys: Any
+    setup: conditioning.Setup,
+    samples: int,
+    room: int,
+    parameters: Numbers,
+    algorithm: Numbers,
+    sizes: Float[Numeric, " blocks"],
+    T: Float[Numeric, "runs blocks p K"],
+    L: Float[Numeric, "runs blocks p p"],
+    head: Float[Numeric, "runs p"],
+    keys: Keys,
 ) -> conditioning.Known:
-    def one(T: Any, L: Any, head: Any, key: Any) -> conditioning.Known:
+    def one(
+        T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"], key: OneKey
+    ) -> conditioning.Known:
         sample = setup.structure.sample
         count = setup.structure.blocks * setup.first * samples * sample.inputs_a_sample
         normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples)
@@ -86,5 +100,5 @@ def _initial(
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: conditioning.Setup, parameters: Any, state: Any) -> dict[str, Any]:
+def _observe(setup: conditioning.Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
     return jax.vmap(partial(conditioning.observe, setup, parameters))(state)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from sgdynamics.arrays import Keys, Numbers, Tree
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
@@ -38,7 +39,7 @@ class Watched(NamedTuple):
 UNSEEN = Watched()
 
 
-def moves_a_step(algorithm: Any) -> float:
+def moves_a_step(algorithm: Numbers) -> float:
     """How many moves one step of an algorithm with these numbers makes: `reuse` makes several."""
     return float(algorithm.get("update", {}).get("times", 1.0))
 
@@ -53,11 +54,11 @@ class Simulator(ABC):
         """The states of these runs at step 0."""
 
     @abstractmethod
-    def advance(self, state: Any, keys: Any, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Tree, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Tree) -> dict[str, Any]:
         """M, Q, a of the states, with a leading run axis."""
 
     @property
@@ -83,11 +84,11 @@ class Simulator(ABC):
         """What one run of so many steps takes in memory, about; 0 where that is nothing to speak of, or has been checked before."""
         return 0.0
 
-    def train_risk(self, state: Any) -> np.ndarray:
+    def train_risk(self, state: Tree) -> np.ndarray:
         """The mean loss over the data set of each run, where there is one."""
         return np.asarray(self.overlaps(state)["train_risk"])
 
-    def keep(self, state: Any, index: np.ndarray) -> Any:
+    def keep(self, state: Tree, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
 
@@ -257,7 +258,7 @@ def _next_piece(simulator: Simulator, piece: int, elapsed: float) -> int:
 
 
 def first_passage(
-    simulator: Simulator, seen: dict[str, np.ndarray], see: See, given: Any, last: int, seed: int, label: str, show: bool | None
+    simulator: Simulator, seen: dict[str, np.ndarray], see: See, given: Tree, last: int, seed: int, label: str, show: bool | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The step at which each run was first seen to have left (NaN where it had not by step `last`), and which runs diverged.
 
@@ -279,7 +280,7 @@ def _first_passage_group(
     chosen: np.ndarray,
     seen: dict[str, np.ndarray],
     see: See,
-    given: Any,
+    given: Tree,
     last: int,
     seed: int,
     progress: Meter,

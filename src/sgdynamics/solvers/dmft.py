@@ -10,6 +10,7 @@ import xarray as xr
 
 from sgdynamics import checks, conditioning
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
+from sgdynamics.arrays import Given
 from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, Sweep, within_reach
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -27,9 +28,9 @@ def solve_dmft(
     algorithm: FixedData,
     start: Start,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     paths: int = 20000,
     seed: int = 0,
     replicates: int = 4,

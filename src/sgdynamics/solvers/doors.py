@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.observables import Observables, checked_evaluate, checked_record, labelled, of_states
@@ -46,9 +47,9 @@ def opened(
     algorithm: Any,
     start: Any,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: Any = None,
     needs_dimension: bool = False,
     small: bool = False,

@@ -9,6 +9,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, solve
 from sgdynamics.limits.integration import or_raise
 from sgdynamics.precision import float64
@@ -24,9 +25,9 @@ def solve_ode(
     algorithm: OnePassSGD,
     start: Start | SpikedStart | Any,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,

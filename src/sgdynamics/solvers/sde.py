@@ -10,6 +10,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.clock import elapsed, plan_steps, reached
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -25,9 +26,9 @@ def solve_sde(
     algorithm: OnePassSGD,
     start: Start | SpikedStart,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int,
     runs: int | None = None,
     seed: int = 0,

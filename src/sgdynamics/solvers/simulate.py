@@ -11,6 +11,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.clock import time_of_steps
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
@@ -25,9 +26,9 @@ def simulate(
     algorithm: OnePassSGD | FixedData,
     start: Start | SpikedStart | Any,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int,
     runs: int | None = None,
     seed: int = 0,

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.exit_times import ExitTimes
+from sgdynamics.arrays import Function
 from sgdynamics.results import Parts
 
 KEPT = ("method", "assumptions", "integrator")  # attributes of a solver's Dataset that a sweep passes on
@@ -58,7 +59,7 @@ class Stack:
         return len(self.names)
 
 
-def answer_of(answer: Any) -> Answer:
+def answer_of(answer: Function) -> Answer:
     """A Dataset, a dataclass, a dictionary of numbers, or a number, as named arrays."""
     own = Answer()
     if isinstance(answer, xr.Dataset):
@@ -116,7 +117,7 @@ def _plain_variables(parts: Mapping[Any, Any]) -> dict[str, Variable]:
     return found
 
 
-def _values(name: Any, values: np.ndarray) -> np.ndarray:
+def _values(name: object, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "USO":
         return values.astype(object)
     if values.dtype.kind == "b":
@@ -235,6 +236,6 @@ def _same(values: np.ndarray) -> bool:
     return bool(np.all(values == first)) if values.dtype.kind == "O" else np.array_equal(values, first, equal_nan=True)
 
 
-def _text(values: Any) -> Any:
+def _text(values: np.ndarray) -> Any:
     values = np.asarray(values)
     return values.astype(str) if values.dtype.kind == "O" else values

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
+from sgdynamics.arrays import Function
 from sgdynamics.dynamics.interface import solve
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits.integration import by_program, or_raise, run_cases
@@ -75,7 +76,7 @@ def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack
 
 
 @float64
-def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
+def _odes(points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function) -> None:
     """solve_ode at each point: prepared each, run together, finished each. Starts are checked once for all problems that they fit alike."""
     doors = {place: attempt(place, lambda point=point: _asked(prepare_ode, job, point)) for place, point in points.items()}
     good = {place: door for place, door in doors.items() if door is not None}
@@ -84,7 +85,7 @@ def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: A
 
 
 @float64
-def _exits(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
+def _exits(points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function) -> None:
     """exit_time by the ODE at each point, likewise."""
     asked = {place: attempt(place, lambda point=point: _asked(prepare_exits, job, point)) for place, point in points.items()}
     cases = {place: one.case() for place, one in asked.items() if one is not None and not one.away.all()}

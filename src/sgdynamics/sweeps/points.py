@@ -44,7 +44,7 @@ class SweepPlan:
     titles: dict[str, str]  # short name -> full name
 
 
-def plan_sweep(job: Job, over: Any) -> SweepPlan:
+def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> SweepPlan:
     """Check what is swept and lay out its points; nothing is computed."""
     names, columns, axes = _columns(over)
     paths = {name: find(job, name) for name in names}
@@ -76,7 +76,7 @@ def plan_sweep(job: Job, over: Any) -> SweepPlan:
     return SweepPlan(dims, along, dependent, points, {short[name]: ".".join(paths[name]) for name in names})
 
 
-def _columns(over: Any) -> tuple[list[str], dict[str, Any], Any]:
+def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any], Any]:
     """Names, the values of each at every point (or the function that gives them), and for a grid its axes."""
     if isinstance(over, Mapping) and over:
         axes = {}
@@ -120,7 +120,7 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
     return labels
 
 
-def find(job: Job, name: Any) -> Path:
+def find(job: Job, name: object) -> Path:
     """The parameter that a name stands for: dotted, or bare where only one has it (an argument of the solver before all)."""
     if not isinstance(name, str) or not name:
         raise checks.reject("over", name, 'name parameters by text, such as "algorithm.lr" or "lr"')

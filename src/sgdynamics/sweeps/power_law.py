@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from sgdynamics import checks
@@ -65,7 +66,7 @@ class PowerLaw:
     chi2: float
     left_out: int = 0
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: ArrayLike) -> Any:
         """The law at x."""
         return self.prefactor * np.asarray(x, dtype=np.float64) ** self.exponent
 
@@ -175,7 +176,7 @@ def _errors(part: xr.Dataset, y: str) -> Any:
     return part[name] if name is not None and name in part else None
 
 
-def weighted_line(x: Any, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def weighted_line(x: ArrayLike, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Least squares: (intercept, slope), their covariance where weights are 1/variance, and the weighted sum of squared residuals."""
     design = np.stack([np.ones(len(y)), np.asarray(x, dtype=np.float64)], axis=1)
     inverse = np.linalg.inv(design.T @ (weights[:, None] * design))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function
 from sgdynamics.progress import meter
 from sgdynamics.results import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset, joined
@@ -27,13 +29,13 @@ BETWEEN_WRITES = 0.25  # seconds: a piece holds what has finished since the last
 
 
 def sweep(
-    solver: Any,
+    solver: str | Function,
     *,
-    over: Any,
+    over: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     problem: Any = None,
     algorithm: Any = None,
     start: Any = None,
-    store: Any = None,
+    store: str | PathLike[str] | None = None,
     workers: int | None = None,
     scheduler: Any = None,
     shard: tuple[int, int] | None = None,
@@ -135,7 +137,7 @@ def sweep(
     return result
 
 
-def _checked(workers: Any, shard: Any, store: Any) -> tuple[int | None, tuple[int, int]]:
+def _checked(workers: object, shard: Any, store: object) -> tuple[int | None, tuple[int, int]]:
     workers = None if workers is None else checks.whole("workers", workers, 1, 100_000)
     if store is not None:
         checks.path("store", store)

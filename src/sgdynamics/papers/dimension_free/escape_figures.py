@@ -27,7 +27,7 @@ from sgdynamics.papers.escaping_mediocrity.formulas import (
     stochastic_shift,
 )
 from sgdynamics.problems import random_start
-from sgdynamics.problems.starts import start
+from sgdynamics.problems.starts import Start, start
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.sde import solve_sde
 from sgdynamics.solvers.simulate import simulate
@@ -39,7 +39,7 @@ def _retrieval(gamma: float, p: int, Delta: float) -> Setting:
     return setting(gamma, p, 1, Delta, activation="square", constraint="sphere")
 
 
-def _exits(here: Setting, begin: Any, threshold: float, d: int, seed: int) -> np.ndarray:
+def _exits(here: Setting, begin: Start, threshold: float, d: int, seed: int) -> np.ndarray:
     """Exit times of SGD in the slides' units, one a run."""
     options: dict[str, Any] = {"threshold": threshold, "max_time": LONGEST * here.time_factor, "dimension": d, "seed": seed}
     return exit_time(here.problem, here.algorithm, begin, method="exact", **options).times / here.time_factor

@@ -6,10 +6,13 @@ what was measured of it here (`verdict`). The slides give k, p, gamma, Delta and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
@@ -28,14 +31,14 @@ def panels(columns: int, width: float = 4.6, height: float = 3.8) -> tuple[Any, 
     return fig, axes[0]
 
 
-def finish(axes: Any, legends: Any = None) -> None:
+def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
     """Letters, and small legends on all axes unless some are named."""
     for ax in axes if legends is None else legends:
         ax.legend(frameon=False, fontsize="small")
     letters(axes)
 
 
-def slope(x: Any, y: Any) -> float:
+def slope(x: ArrayLike, y: ArrayLike) -> float:
     """The exponent e of y ~ x^e, least squares on the logarithms."""
     return float(np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)), 1)[0])
 

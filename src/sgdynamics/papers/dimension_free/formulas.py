@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.gaussian.nodes import REACH, gauss_legendre
 from sgdynamics.precision import float64
 from sgdynamics.problems import TeacherStudent
+from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.activations import activation as find_activation
 
 NODES = 200  # between two kinks: s'^2 exp(-x^2/2) on [-13, 13] to rounding for the activations that have a name
@@ -49,7 +51,7 @@ class Setting:
     algorithm: OnePassSGD
     time_factor: float
 
-    def times(self, t: Any) -> np.ndarray:
+    def times(self, t: ArrayLike) -> np.ndarray:
         """The library's time at the slides' t: p t.
 
         Parameters
@@ -64,7 +66,7 @@ class Setting:
         """
         return self.time_factor * np.asarray(t, dtype=np.float64)
 
-    def steps(self, t: Any, d: int) -> np.ndarray:
+    def steps(self, t: ArrayLike, d: int) -> np.ndarray:
         """The number of steps up to the slides' t at dimension d, not rounded: t d p/gamma (infinite for gamma = 0).
 
         Parameters
@@ -90,7 +92,7 @@ def setting(
     k: int = 1,
     Delta: float = 0.0,
     *,
-    activation: Any = "erf",
+    activation: str | Activation = "erf",
     teacher_activation: Any = None,
     wd: float = 0.0,
     eps: float = 1.0,
@@ -216,7 +218,7 @@ def mean_field_scale(p: int, d: int) -> float:
 
 
 @float64
-def plateau(gamma: float, p: int, Delta: float, activation: Any = "erf") -> float:
+def plateau(gamma: float, p: int, Delta: float, activation: str | Activation = "erf") -> float:
     """Excess risk that label noise leaves in a network that has learned its teacher, to first order in gamma/p.
 
     ::

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Reals
 from sgdynamics.limits.sliding import solve_infinite_snr
 from sgdynamics.papers.drawing import letters, subplots, ticks
 from sgdynamics.papers.effective_dynamics.mixtures import (
@@ -49,7 +51,7 @@ def _ring(kind: str, alpha: float) -> float:
     return ring_radius(kind, alpha)
 
 
-def served(kind: str, M: Any, a: Any, alpha: float) -> np.ndarray:
+def served(kind: str, M: Reals, a: Reals, alpha: float) -> np.ndarray:
     """Which types are active (..., type), in the order of `mixtures.TYPES`, in the states M (..., K, q), a (..., K).
 
         type of cluster c active:   (2 y_c - 1) f_c > C_alpha/2,   f_c = sum_i a_i relu(W_i . mean_c)
@@ -143,7 +145,7 @@ def _chain(problem: GaussianMixture, begin: Start, N: int, times: np.ndarray, se
     return found["M"].sum(axis=2), found["a"]
 
 
-def _interval(count: Any, runs: int) -> tuple[np.ndarray, np.ndarray]:
+def _interval(count: Reals, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """One standard error around count/runs (Wilson): not empty at 0 and 1."""
     share = np.asarray(count) / runs
     centre, half = (share + 0.5 / runs) / (1 + 1 / runs), np.sqrt(share * (1 - share) / runs + 0.25 / runs**2) / (1 + 1 / runs)
@@ -224,7 +226,7 @@ def _label(snr: float) -> str:
     return r"$\lambda = \infty$" if math.isinf(snr) else rf"$\lambda$ = {snr:g}"
 
 
-def _draw_fraction(ax: Any, data: xr.Dataset, both: bool) -> None:
+def _draw_fraction(ax: Axes, data: xr.Dataset, both: bool) -> None:
     t, p = np.asarray(data.t), data.attrs["predicted"]
     for flip in (False, True) if both else (False,):
         value, low, high, flow = (np.asarray(data[f"fraction{end}"]) for end in ("", "_low", "_high", "_flow"))
@@ -240,7 +242,7 @@ def _draw_fraction(ax: Any, data: xr.Dataset, both: bool) -> None:
     ax.legend(frameon=False, fontsize="small", loc="center right" if both else "upper right")
 
 
-def _draw_ends(ax: Any, data: xr.Dataset) -> None:
+def _draw_ends(ax: Axes, data: xr.Dataset) -> None:
     C, m = data.attrs["ring_radius_squared"], np.asarray(data.m_end)[:200, :2, 0]
     good, kind = np.asarray(data.optimal)[:200, -1], "xor" if data.sizes["signal"] > 1 else "binary"
     angle = np.linspace(0, np.pi / 2, 60)
@@ -261,7 +263,7 @@ def _draw_ends(ax: Any, data: xr.Dataset) -> None:
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.2)
 
 
-def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[str, str]) -> None:
+def _draw_cloud(ax: Axes, data: xr.Dataset, units: tuple[int, int], names: tuple[str, str]) -> None:
     """sqrt(N) (m - m*) of two units at the last time, and the SDE's ellipse of two standard deviations (a line where it is of rank 1)."""
     values, axes = np.linalg.eigh(np.asarray(data.covariance_sde)[np.ix_(units, units)])
     angle = np.linspace(0, 2 * np.pi, 100)
@@ -278,7 +280,7 @@ def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[
     ax.legend(frameon=False, fontsize="small", loc="upper left")
 
 
-def _draw_radial(ax: Any, data: xr.Dataset) -> None:
+def _draw_radial(ax: Axes, data: xr.Dataset) -> None:
     t, width = np.asarray(data.arc_t), 2 * np.asarray(data.rho_deviation_sde)[:, 0]
     ax.plot(t, np.asarray(data.rho_chain_noiseless)[:12, :, 0].T, lw=0.5, color="C0", alpha=0.5)
     ax.fill_between(t, -width, width, color="0.6", alpha=0.35, lw=0, label="SDE, $\\pm 2$ standard deviations")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.limits.sliding import solve_infinite_snr
 
 # of each type: the direction, the sign of the cluster's mean along it, the sign of v
@@ -387,7 +388,7 @@ def measured_success(
     return MeasuredSuccess(fraction, math.sqrt(fraction * (1 - fraction) / runs), tuple(counts.tolist()), runs)
 
 
-def _on_ring(kind: str, a: Any, alpha: float, types: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _on_ring(kind: str, a: Reals, alpha: float, types: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """v and m of a fixed point without idle units, and the type of each unit: by default the one with m = v = a."""
     known, C = _kind(kind), ring_radius(kind, alpha)
     if np.ndim(a) != 1 or np.size(a) == 0:
@@ -412,7 +413,7 @@ def _on_ring(kind: str, a: Any, alpha: float, types: Sequence[str] | None) -> tu
     return a, m, names
 
 
-def rescaled_diffusion(kind: str, a: Any, alpha: float, *, types: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def rescaled_diffusion(kind: str, a: Reals, alpha: float, *, types: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(A, Sigma) of the SDE du = A u dt + Sigma^(1/2) dB for u = sqrt(N) (v_1 - a_1, ..., v_K - a_K, m_1 - m_1*, ..., m_K - m_K*).
 
     Parameters
@@ -469,9 +470,9 @@ def rescaled_diffusion(kind: str, a: Any, alpha: float, *, types: Sequence[str] 
 
 def arc_paths(
     kind: str,
-    a: Any,
+    a: Reals,
     alpha: float,
-    times: Any,
+    times: Reals,
     runs: int,
     seed: int = 0,
     *,

@@ -21,6 +21,7 @@ from scipy import integrate
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.arrays import Reals
 from sgdynamics.limits.spiked_equations import equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
@@ -108,7 +109,7 @@ def correlated_fixed_points(k: int, snr: float, c: float = 1.0, ridge: float = 0
     return dagger[0], star[0]
 
 
-def _star_and_dagger(k: Any, snr: Any, c: Any, ridge: Any) -> tuple[tuple[float, float] | None, tuple[float, float]]:
+def _star_and_dagger(k: Reals, snr: Reals, c: Reals, ridge: Reals) -> tuple[tuple[float, float] | None, tuple[float, float]]:
     """(m, r2) of both; star is None where there is none."""
     k = checks.whole("k", k, 2)
     problem = SpikedTensor(order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0))
@@ -174,7 +175,7 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
     return np.array(rows)
 
 
-def rescaled_drift(k: int, u1: Any, u2: Any, Lam: float, c: float = 1.0, ridge: float = 0.0) -> tuple[Any, Any]:
+def rescaled_drift(k: int, u1: Reals, u2: Reals, Lam: float, c: float = 1.0, ridge: float = 0.0) -> tuple[Any, Any]:
     """The drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
 
     ::
@@ -218,7 +219,7 @@ def rescaled_drift(k: int, u1: Any, u2: Any, Lam: float, c: float = 1.0, ridge: 
     return 2 * k * Lam * u1 ** (k - 1) - (restoring + ridge) * u1, -2 * restoring * (u2 - c) - 2 * ridge * u2
 
 
-def rescaled_noise(k: int, u2: Any, c: float = 1.0) -> Any:
+def rescaled_noise(k: int, u2: Reals, c: float = 1.0) -> Any:
     """What multiplies dB in the equation of u1: 2 sqrt(c k u2^(k-1)); u2 has no noise as n -> infinity. (3.2), any c.
 
     Parameters
@@ -282,7 +283,7 @@ def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float
     return math.inf if snr >= c else c * (c - ridge / 4) / (c - snr)
 
 
-def saddle_variance(t: Any, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
+def saddle_variance(t: Reals, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
     """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = ``start`` and r2 = c; it grows where snr > c, until n m^2 is of order n.
 
     ::
@@ -369,10 +370,10 @@ def rescaled_paths(
     k: int,
     Lam: float,
     *,
-    times: Any,
+    times: Reals,
     c: float = 1.0,
     ridge: float = 0.0,
-    u1: Any = None,
+    u1: Reals | None = None,
     u2: float = 1.0,
     runs: int = 1000,
     seed: int = 0,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sgdynamics.arrays import Reals
 from sgdynamics.papers.escaping_mediocrity import formulas
 from sgdynamics.papers.escaping_mediocrity.landscape import risk
 from sgdynamics.problems import TeacherStudent, random_start
@@ -18,7 +19,9 @@ STEP = 0.02  # of the integration, in units of 1/omega_M: Runge-Kutta of order f
 LONGEST = 40.0  # after the linearised exit, in the same unit
 
 
-def exit_time_corrected(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, with_error: bool = False, seed: int = 0) -> Any:
+def exit_time_corrected(
+    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, with_error: bool = False, seed: int = 0
+) -> Any:
     """Mean exit time of SGD from random starts: the exit time of the ODE, averaged over them, plus the constant shift by stochasticity.
 
     ::

@@ -16,9 +16,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.gaussian.nodes import gauss_legendre, sobol_normals
 
 STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
@@ -30,7 +32,7 @@ SOBOL_MOST = 21201  # dimensions
 
 
 def _values(
-    argument: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
+    argument: str, value: ArrayLike, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
 ) -> np.ndarray:
     """Finite numbers (whole ones where asked) inside the bounds, in any shape."""
     bounds = (
@@ -55,11 +57,11 @@ def _plain(result: np.ndarray) -> Any:
     return float(result) if np.ndim(result) == 0 else np.asarray(result)
 
 
-def _width_and_rate(p: Any, gamma: Any, noise: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _width_and_rate(p: Reals, gamma: Reals, noise: Reals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return _values("p", p, least=1, whole=True), _values("gamma", gamma, above=0), _values("noise", noise, least=0)
 
 
-def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
+def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
     result = _values("d", d, least=2, whole=True)
     short = result < p + 1
     if np.any(short):
@@ -68,15 +70,15 @@ def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
     return result
 
 
-def _threshold(threshold: Any) -> np.ndarray:
+def _threshold(threshold: Reals) -> np.ndarray:
     return _values("threshold", threshold, above=0, below=1)
 
 
-def _omega_M(p: Any, gamma: Any, noise: Any) -> Any:
+def _omega_M(p: Reals, gamma: Reals, noise: Reals) -> Any:
     return 4 * (1 - gamma / p * (1 + 1 / p + 4 / p**2 + noise / 2))
 
 
-def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
+def _learns(p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     """Where omega_M > 0; a warning with the bound on gamma where it is not. To be called from public functions."""
     omega, p, gamma, noise = np.broadcast_arrays(_omega_M(p, gamma, noise), p, gamma, noise)
     stuck = omega <= 0
@@ -91,7 +93,7 @@ def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
     return ~stuck
 
 
-def growth_rates(p: Any, gamma: Any, noise: Any) -> tuple[Any, Any]:
+def growth_rates(p: Reals, gamma: Reals, noise: Reals) -> tuple[Any, Any]:
     """Rates on the plateau: overlaps with the teacher grow as exp(omega_M t), those between rows decay as exp(-omega_Q t).
 
     ::
@@ -126,7 +128,7 @@ def growth_rates(p: Any, gamma: Any, noise: Any) -> tuple[Any, Any]:
     return _plain(_omega_M(p, gamma, noise)), _plain(8 / p * (1 - 8 * gamma / p**2 + 0 * noise))
 
 
-def exit_time_annealed(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+def exit_time_annealed(p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
     """Time to lose the share T of the initial excess risk, the start replaced by its mean.
 
     ::
@@ -166,13 +168,13 @@ def exit_time_annealed(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any) -
     return _plain(_over_rate(logarithm, _learns(p, gamma, noise), p, gamma, noise))
 
 
-def _annealed(p: np.ndarray, d: Any, threshold: Any) -> np.ndarray:
+def _annealed(p: np.ndarray, d: Reals, threshold: Reals) -> np.ndarray:
     d, threshold = _dimension(d, p), _threshold(threshold)
     _reachable(p, d, threshold)
     return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
 
 
-def _over_rate(logarithm: Any, learns: np.ndarray, p: Any, gamma: Any, noise: Any) -> np.ndarray:
+def _over_rate(logarithm: Reals, learns: np.ndarray, p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), 1.0)
     return np.where(learns, logarithm / rate, np.inf)
 
@@ -189,7 +191,7 @@ def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
 
 
 def exit_time_quenched(
-    p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, law: str = "paper", with_error: bool = False, seed: int = 0
+    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, law: str = "paper", with_error: bool = False, seed: int = 0
 ) -> Any:
     """Time to lose the share T of the initial excess risk, averaged over random starts.
 
@@ -241,7 +243,7 @@ def exit_time_quenched(
     return (time, _plain(_over_rate(error, learns, p, gamma, noise))) if with_error else time
 
 
-def _quenched(p: np.ndarray, d: Any, threshold: Any, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _quenched(p: np.ndarray, d: Reals, threshold: Reals, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     d, threshold = _dimension(d, p), _threshold(threshold)
     checks.choice("law", law, ("paper", "sphere"))
     seed = checks.whole("seed", seed, 0)
@@ -288,7 +290,7 @@ def _laplace_difference(A: float, B: float) -> tuple[float, float]:
     return value, 1e-12 * (1 + abs(value))
 
 
-def sphere_nodes(s: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+def sphere_nodes(s: Reals, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
 
     The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
@@ -344,7 +346,7 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return mu0, tau0
 
 
-def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
     """Time at which the p = 1 ODE has lost the share T of its initial excess risk, without linearising.
 
     ::
@@ -400,7 +402,7 @@ def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
     return _plain(np.where(moves, logarithm / np.where(moves, 2 * mu, 1.0), np.inf))
 
 
-def exit_time_diffusive(d: Any, gamma: Any, noise: Any, threshold: Any, m0: Any = 0.0) -> Any:
+def exit_time_diffusive(d: Reals, gamma: Reals, noise: Reals, threshold: Reals, m0: Reals = 0.0) -> Any:
     """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
 
     ::
@@ -473,7 +475,7 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
     return total / mu
 
 
-def stochastic_shift(p: Any, gamma: Any, noise: Any) -> Any:
+def stochastic_shift(p: Reals, gamma: Reals, noise: Reals) -> Any:
     """What the noise of SGD on the plateau adds to the mean exit time of the ODE, whatever d and the threshold: a negative constant.
 
     ::
@@ -509,13 +511,13 @@ def stochastic_shift(p: Any, gamma: Any, noise: Any) -> Any:
     return _plain(_shift(p, gamma, noise, _learns(p, gamma, noise)))
 
 
-def _shift(p: Any, gamma: Any, noise: Any, learns: np.ndarray) -> np.ndarray:
+def _shift(p: Reals, gamma: Reals, noise: Reals, learns: np.ndarray) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), np.nan)
     variance = 4 * (15 - 6 * (p + 2) / p + (p + 2) * (p + 4) / p**2 + noise)
     return -np.log1p(gamma / p * variance / rate) / rate
 
 
-def largest_stable_lr(p: Any, noise: Any) -> Any:
+def largest_stable_lr(p: Reals, noise: Reals) -> Any:
     """The rate up to which a network whose rows have become parallel can hold the teacher.
 
     ::
@@ -554,7 +556,7 @@ def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return p**3 / (8 + 2 * p + (2 + noise) * p**2)
 
 
-def optimal_lr(p: Any, noise: Any) -> Any:
+def optimal_lr(p: Reals, noise: Reals) -> Any:
     """The rate that minimises the number of steps to leave the plateau, by the annealed formula.
 
     ::
@@ -597,7 +599,7 @@ def optimal_lr(p: Any, noise: Any) -> Any:
     return _plain(best)
 
 
-def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: bool = True) -> Any:
+def minimal_steps(p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissible: bool = True) -> Any:
     """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
 
     ::
@@ -640,7 +642,7 @@ def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: boo
     return _plain(p * np.asarray(d, dtype=np.float64) / gamma * logarithm / (2 * _omega_M(p, gamma, noise)))
 
 
-def overparametrization_gain(noise: Any, *, admissible: bool = True) -> Any:
+def overparametrization_gain(noise: Reals, *, admissible: bool = True) -> Any:
     """How many times fewer steps an infinitely wide network needs to leave the plateau than a single unit, each at its best rate.
 
     ::

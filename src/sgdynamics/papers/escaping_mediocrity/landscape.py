@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.papers.escaping_mediocrity.formulas import _plain, _values
 
 
-def risk(M: Any, Q: Any, noise: Any = 0.0, rho: Any = 1.0) -> Any:
+def risk(M: Reals, Q: Reals, noise: Reals = 0.0, rho: Reals = 1.0) -> Any:
     """Population risk of a squared student with a head of ones and one squared teacher.
 
     ::
@@ -60,7 +61,7 @@ def risk(M: Any, Q: Any, noise: Any = 0.0, rho: Any = 1.0) -> Any:
     return _plain((3 * rho**2 + noise) / 2 - (rho * trace + 2 * (m**2).sum(axis=-1)) / p + (trace**2 + 2 * square) / (2 * p**2))
 
 
-def covariance_p1(m: Any, gamma: Any, noise: Any) -> np.ndarray:
+def covariance_p1(m: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     """Covariance of one step's increments of (m, Q) for p = 1, in units of gamma/d, at a point of the sphere before projecting on it.
 
     Parameters

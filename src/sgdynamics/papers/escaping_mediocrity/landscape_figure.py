@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
@@ -137,7 +138,7 @@ def _drawn(data: xr.Dataset) -> Any:
     return fig
 
 
-def _draw_sphere(ax: Any) -> None:
+def _draw_sphere(ax: Axes) -> None:
     """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a disc."""
     from matplotlib.patches import Circle
 
@@ -151,7 +152,7 @@ def _draw_sphere(ax: Any) -> None:
     turn = np.linspace(0, np.pi, 100)
     ax.plot(np.cos(turn), -np.cos(angle) * np.sin(turn), "k--", lw=1.2, label="$m$ = 0: flat")
     ax.plot(*start, "ko", ms=6, label="a start")
-    ax.annotate("", (0, 0.35), start, arrowprops={"arrowstyle": "->", "lw": 1.5})
+    ax.annotate("", (0, 0.35), tuple(start), arrowprops={"arrowstyle": "->", "lw": 1.5})
     ax.plot(0, np.sin(angle), "w*", ms=11)
     ax.text(0.07, np.sin(angle) - 0.03, "$w_*$", color="w")
     ax.add_patch(Circle((0, 0), 1, fill=False, color="k", lw=0.8))

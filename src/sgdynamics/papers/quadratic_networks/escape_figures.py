@@ -25,6 +25,7 @@ from scipy.optimize import brentq
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.arrays import Reals
 from sgdynamics.papers.drawing import subplots, ticks
 from sgdynamics.papers.quadratic_networks.formulas import growth_rates, largest_stable_rate, loss_reduction, plateau, widths
 from sgdynamics.problems.starts import random_start
@@ -119,14 +120,14 @@ def optimal_rate(p: int, p_star: int) -> float:
     return p * (u - 1) / (2 * (b * u**2 - 2 * u + kappa))
 
 
-def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: Any) -> np.ndarray:
+def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: Reals) -> np.ndarray:
     """(23) from the spectra; the last axis is that of the directions with overlap."""
     rest = p - q.shape[-1]
     T, square = q.sum(axis=-1) + rest * c, (q**2).sum(axis=-1) + rest * c**2
     return 1 + 2 / p_star - 2 * T / p - 4 * a.sum(axis=-1) / (p * p_star) + (T**2 + 2 * square) / p**2
 
 
-def _exits(p: int, p_star: int, eta: Any, rho0: np.ndarray, level: float | None = None) -> np.ndarray:
+def _exits(p: int, p_star: int, eta: Reals, rho0: np.ndarray, level: float | None = None) -> np.ndarray:
     """When the risk of each start (rho0, Q = I) first falls to `level` (half of its own first value unless given), in t.
 
     The starts, each with its eta if there are several, are integrated together until all are below. All are NaN if one of them
@@ -296,7 +297,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return fig, data
 
 
-def _fit(x: Any, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def _fit(x: Reals, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Weighted straight line: (intercept, slope), their errors (widened where the line does not fit), chi^2 per degree of freedom."""
     found, covariance, chi2 = weighted_line(x, y, error**-2)
     chi2 /= max(len(y) - 2, 1)

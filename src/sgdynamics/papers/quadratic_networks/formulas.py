@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 
 FULL_RANK = 1e-10  # smallest over largest singular value of an overlap matrix that still counts as full rank
 SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator moves its entries one by one, by 1e-8
 ORTHONORMAL = 1e-8  # how far S^T S may be from the identity
 
 
-def _matrix(name: str, value: Any) -> np.ndarray:
+def _matrix(name: str, value: ArrayLike) -> np.ndarray:
     """Overlaps with the teacher, (..., p, p*)."""
     shape = np.shape(value)
     if len(shape) < 2 or 0 in shape:
@@ -29,7 +31,7 @@ def _matrix(name: str, value: Any) -> np.ndarray:
     return checks.array(name, value, shape, "student units x teacher units")
 
 
-def _overlaps(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (..., p, p*) and (..., p, p), checked as far as an integrator's trial states allow: it may miss positivity by a little."""
     first = _matrix("rho", rho)
     second = checks.array("Q", Q, (*first.shape[:-1], first.shape[-2]), "the student's Gram matrix, with the leading axes of rho")
@@ -39,12 +41,12 @@ def _overlaps(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def widths(p: Any, p_star: Any) -> tuple[int, int]:
+def widths(p: Reals, p_star: Reals) -> tuple[int, int]:
     """The two widths, checked."""
     return checks.whole("p", p, 1), checks.whole("p_star", p_star, 1)
 
 
-def _learner_widths(p: Any, p_star: Any) -> tuple[int, int]:
+def _learner_widths(p: Reals, p_star: Reals) -> tuple[int, int]:
     """The two widths where a solution of zero error is asked for."""
     p, p_star = widths(p, p_star)
     if p < p_star:
@@ -56,7 +58,7 @@ def _trace(matrix: np.ndarray) -> np.ndarray:
     return np.trace(matrix, axis1=-2, axis2=-1)[..., None, None]
 
 
-def risk(rho: Any, Q: Any) -> Any:
+def risk(rho: Reals, Q: Reals) -> Any:
     """The population risk E[(y - yhat)^2] (twice the library's).
 
     ::
@@ -92,7 +94,7 @@ def risk(rho: Any, Q: Any) -> Any:
     return float(value) if np.ndim(value) == 0 else value
 
 
-def gradient_flow(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
+def gradient_flow(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
     """(d rho/dt, dQ/dt) in t = eta alpha as eta -> 0: gradient flow on the population risk.
 
     ::
@@ -133,7 +135,7 @@ def _flow(rho: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return d_rho, (8 / p) * ((1 - T / p) * Q + (2 / p_star) * aligned - (2 / p) * Q @ Q)
 
 
-def drift(rho: Any, Q: Any, eta: float, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def drift(rho: Reals, Q: Reals, eta: float, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """(d rho/d alpha, dQ/d alpha) of one-pass SGD at learning rate eta as N -> infinity.
 
     ::
@@ -273,7 +275,7 @@ def plateau(p: int, p_star: int | None = None) -> Plateau:
     return Plateau(norm * np.eye(p), float("nan") if p_star is None else 1 + 2 / teachers - norm)
 
 
-def loss_reduction(t: Any, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
+def loss_reduction(t: Reals, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
     """The mean relative fall (R(0) - R(t))/R(0) of the risk while the plateau is left.
 
     ::
@@ -319,7 +321,7 @@ def loss_reduction(t: Any, p: int, p_star: int, epsilon: float, *, since: str = 
     return float(value) if np.ndim(value) == 0 else value
 
 
-def _times(t: Any, above: bool = False) -> np.ndarray:
+def _times(t: Reals, above: bool = False) -> np.ndarray:
     values = np.asarray(t, dtype=np.float64)
     if not np.all(np.isfinite(values)) or np.any(values < 0) or (above and np.any(values == 0)):
         raise checks.reject("t", t, "give times t = eta alpha " + ("above 0" if above else "not below 0"))
@@ -340,7 +342,7 @@ def _polar(rho: np.ndarray, name: str) -> np.ndarray:
     return left @ right
 
 
-def closest_solution(rho0: Any) -> np.ndarray:
+def closest_solution(rho0: Reals) -> np.ndarray:
     """The zero-error solution closest to a start, as the p x p* matrix S with S^T S = I.
 
     ::
@@ -371,7 +373,7 @@ def closest_solution(rho0: Any) -> np.ndarray:
     return _polar(_matrix("rho0", rho0), "rho0")
 
 
-def solution_overlaps(S: Any) -> tuple[np.ndarray, np.ndarray]:
+def solution_overlaps(S: Reals) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (rho, Q) at the zero-error solution S.
 
     ::
@@ -485,7 +487,7 @@ def largest_stable_rate(p: int, p_star: int) -> float:
     return p * p_star / (4 * (p_star + 2))
 
 
-def _share_of_largest(eta: Any, p: int, p_star: int) -> float:
+def _share_of_largest(eta: Reals, p: int, p_star: int) -> float:
     """eta/eta_max, below 1."""
     eta = checks.number("eta", eta, 0.0)
     most = largest_stable_rate(p=p, p_star=p_star)
@@ -527,7 +529,7 @@ def tail_rate(p: int, eta: float = 0.0) -> float:
     return (16 / p**2) * (1 - _share_of_largest(eta, p, p))
 
 
-def tail(p: int, p_star: int, t: Any, *, eta: float = 0.0, rho0: Any = None, Q0: Any = None) -> Any:
+def tail(p: int, p_star: int, t: Reals, *, eta: float = 0.0, rho0: Reals | None = None, Q0: Reals | None = None) -> Any:
     """How the risk of noiseless SGD vanishes at late t = eta alpha: as a power for p > p*, exponentially for p = p*.
 
     ::

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, generalization_error, setting
@@ -76,7 +77,7 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
     return xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
 
 
-def _draw_ridge(ax: Any, data: xr.Dataset, title: str, labels: bool) -> None:
+def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
     inset = ax.inset_axes((0.13, 0.12, 0.4, 0.36))
     t = data["t"].values + ETA
     for name in THREE:

@@ -9,14 +9,17 @@ samples in the gradient, batch fraction l, learning rate eta, persistence time t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import integrate, special
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
+from sgdynamics.arrays import Reals
 from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
@@ -54,7 +57,16 @@ class Numbers:
         return on, on * (1 - self.l) / self.l
 
 
-def numbers(alpha: Any, eta: Any, m0: Any, algorithm: Any, l: Any, tau: Any, T: Any, ridge: Any) -> Numbers:  # noqa: E741
+def numbers(
+    alpha: float,
+    eta: float,
+    m0: float,
+    algorithm: str,
+    l: float,  # noqa: E741
+    tau: float | None,
+    T: float | Sequence[float],
+    ridge: float | None,
+) -> Numbers:
     """The paper's numbers as arguments; refuse what has no meaning."""
     checks.choice("algorithm", algorithm, ALGORITHMS)
     alpha, eta, m0 = checks.number("alpha", alpha, above=0.0), checks.number("eta", eta, above=0.0), checks.number("m0", m0)
@@ -114,7 +126,7 @@ class Setting:
     numbers: Numbers
     loss_factor: float = 0.5
 
-    def steps(self, t: Any) -> np.ndarray:
+    def steps(self, t: Reals) -> np.ndarray:
         """Whole steps at the paper's times t = eta steps.
 
         Parameters
@@ -129,7 +141,7 @@ class Setting:
         """
         return np.round(np.asarray(t, dtype=np.float64) / self.numbers.eta).astype(np.int64)
 
-    def library_time(self, t: Any) -> Any:
+    def library_time(self, t: Reals) -> Any:
         """The library's time alpha t/2 at the paper's time t.
 
         Parameters
@@ -144,7 +156,7 @@ class Setting:
         """
         return np.asarray(t, dtype=np.float64) * (self.numbers.alpha / 2)
 
-    def paper_time(self, t: Any) -> Any:
+    def paper_time(self, t: Reals) -> Any:
         """The paper's time at the library's time.
 
         Parameters
@@ -167,7 +179,7 @@ def setting(
     algorithm: str = "GD",
     l: float = 1.0,  # noqa: E741
     tau: float | None = None,
-    T: Any = 0.0,
+    T: float | Sequence[float] = 0.0,
     ridge: float | None = None,
     dimension: int | None = None,
     seed: int = 0,
@@ -267,7 +279,7 @@ def _overlaps(given: Numbers, dimension: int | None, seed: int, runs: int | None
     return m0 + c * along, np.ones(count)
 
 
-def generalization_error(q: Any, q0: Any, m: Any) -> Any:
+def generalization_error(q: Reals, q0: Reals, m: Reals) -> Any:
     """Mean squared error of the label ``|h0| by |h|`` on a fresh sample, from the overlaps.
 
     ::
@@ -492,7 +504,7 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
     return math.exp(-x) * scaled / math.pi
 
 
-def fraction_recovered(loss: Any, threshold: float = THRESHOLD) -> tuple[float, float]:
+def fraction_recovered(loss: ArrayLike, threshold: float = THRESHOLD) -> tuple[float, float]:
     """The share of runs whose mean loss (20) is below the threshold, with its standard error; a run that diverged (NaN) is not.
 
     Parameters

@@ -7,8 +7,8 @@ corrected where it has to be: (14) has nu_hat, not nu_tilde, and the perturbatio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -76,7 +76,7 @@ def kernel_dmft(
     paths: int = 20000,
     l: float = 1.0,  # noqa: E741
     tau: float | None = None,
-    T: Any = 0.0,
+    T: float | Sequence[float] = 0.0,
     ridge: float | None = None,
     seed: int = 0,
     algorithm: str | None = None,

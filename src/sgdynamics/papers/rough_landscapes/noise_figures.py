@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from scipy import optimize
 
 from sgdynamics import checks
@@ -168,7 +169,7 @@ def _draw_noise(data: xr.Dataset, panels: dict[str, dict[str, Setting]], t: np.n
     return fig
 
 
-def _draw_stability(upper: Any, lower: Any, data: xr.Dataset) -> None:
+def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
     """Above, the stability line in the plane of l and eta; below, what explodes."""
     N, names = data.attrs["N"], [f"{b:g}, {eta:g}" for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)]
     grid = np.geomspace(0.005, 1, 40)
@@ -182,7 +183,7 @@ def _draw_stability(upper: Any, lower: Any, data: xr.Dataset) -> None:
     place = np.arange(len(names))
     lower.barh(place, data["exploded"].values, color="C3", height=0.6)
     for at, value in zip(place, data["unstable_samples"].values, strict=True):
-        lower.text(0.98, at, f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
+        lower.text(0.98, float(at), f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
     lower.set(yticks=place, yticklabels=names, xlim=(0, 1.25), xticks=[0, 0.5, 1], xlabel="share of runs that explode")
     lower.set_title(r"$\ell, \eta$; right: unstable samples at $t = 0$", fontsize="small")
     lower.invert_yaxis()
