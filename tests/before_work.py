@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sgdynamics.analysis import certify, exit_times, exponents, fixed_points, landscape, regimes, schedules
+from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_points, landscape, regimes, schedules
 from sgdynamics.dynamics import fields, spiked_dynamics
 from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
@@ -23,6 +23,7 @@ PLACES = [
     *((module, "meter") for module in (running, dmft, effective, effective_scaling, schedules, certify, sweeping)),
     *((module, "rule_for") for module in (fields, exit_times, fixed_points, regimes)),
     (mean_field, "_numbers"),
+    (expect, "expected"),
     (spiked_dynamics, "integrate_spiked"),
     (spiked_dynamics, "spiked_step_length"),
     (landscape, "_frame_rows"),

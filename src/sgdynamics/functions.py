@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,113 @@ def traced_output(function: Callable, *arguments: Tree) -> Any:
 def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
     """The shape that a JAX function returns."""
     return traced_output(function, *arguments).shape
+
+
+# operations whose values are smooth functions of their operands, and those that only move numbers about
+_SMOOTH = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "div",
+        "pow",
+        "integer_pow",
+        "square",
+        "sqrt",
+        "rsqrt",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sinh",
+        "cosh",
+        "logistic",
+        "sin",
+        "cos",
+        "tan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "atan",
+        "erf",
+        "erfc",
+        "dot_general",
+        "reduce_sum",
+        "reduce_prod",
+        "cumsum",
+        "convert_element_type",
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "slice",
+        "dynamic_slice",
+        "gather",
+        "concatenate",
+        "pad",
+        "copy",
+        "stop_gradient",
+        "expand_dims",
+        "rev",
+        "iota",
+        "split",
+        "scatter",
+        "scatter-add",
+        "mul_add",
+        "add_any",
+    ]
+)
+
+
+_CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")
+
+
+@float64
+def looked_into(function: Callable, *arguments: Any) -> tuple[bool, list[bool]]:
+    """Whether a JAX function is smooth as far as its operations tell, and which of its arguments it uses at all.
+
+    Known to be smooth: sums, products, exp, tanh, erf and their kind; a maximum that is only subtracted, as softmax does. Whatever else
+    is in it (abs, where, sign, comparisons) counts as a kink, also where it is none.
+    """
+    closed = jax.make_jaxpr(function)(*arguments)
+    used = {id(one) for equation in closed.jaxpr.eqns for one in equation.invars} | {id(one) for one in closed.jaxpr.outvars}
+    counts = np.cumsum([0, *(len(jax.tree.leaves(argument)) for argument in arguments)])
+    variables = closed.jaxpr.invars
+    touched = [any(id(one) in used for one in variables[low:high]) for low, high in itertools.pairwise(counts)]
+    return _smooth(closed.jaxpr), touched
+
+
+def _smooth(jaxpr: Any) -> bool:
+    users: dict[int, list[Any]] = {id(one): [None] for one in jaxpr.outvars}
+    for equation in jaxpr.eqns:
+        for one in equation.invars:
+            users.setdefault(id(one), []).append(equation)
+
+    def held(variable: Any) -> bool:
+        """Whether all that is made of it is held constant."""
+        after = users.get(id(variable), [])
+        passed = ("broadcast_in_dim", "max", "reshape", "squeeze", "expand_dims")
+        return all(
+            one is not None and (one.primitive.name == "stop_gradient" or (one.primitive.name in passed and held(one.outvars[0])))
+            for one in after
+        )
+
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        inner = [part for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(part)]
+        if inner:
+            if name not in _CALLS or not all(_smooth(getattr(part, "jaxpr", part)) for part in inner):
+                return False
+        elif name not in _SMOOTH and not (name in ("reduce_max", "max") and held(equation.outvars[0])):
+            return False
+    return True
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
 
 
 def checked_function(

@@ -34,6 +34,7 @@ class Rule:
     log2_circles: int = 8
     replicates: int = 4
     mixture: Any = None  # a rule of gaussian.mixtures, where that is how
+    per_deviation: int = 4  # points of a grid over a few fields in one standard deviation
 
 
 class Overlaps(NamedTuple):

@@ -29,6 +29,8 @@ from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
 
 ARC_NODES = 5
+LONG_ARC_NODES = 16  # where circles are few, and cut at the zeros of the signals too
+MOST_SLOPES = 512  # second derivatives of a loss that are taken at each point
 LINE_NODES, LINE_REACH = 8, 6.5
 MOST_MIRRORED = 6  # students: there are 2^p signs
 
@@ -80,14 +82,19 @@ class Sampled(Expectation):
         moves = jax.vmap(structure.loss.move, (0, 0, None, 0, None))
         reading = reading_overlaps(structure, parameters, overlaps)
 
+        by_slope = structure.loss.smooth and structure.width * structure.fields * sample.inputs_a_sample**2 <= MOST_SLOPES
+
         def one(case: dict[str, Any]) -> Moments:
-            found = sample_fields(structure, nodes["points"], overlaps, parameters, case)
+            found = sample_fields(structure, nodes["points"], overlaps, parameters, case, given_weights=nodes.get("weights"))
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
             values, move = moves(*fields, head, found.given, reading)
             h, head_gradient = sample.by_input(move.inputs), move.head
             weighted = sample.each_input(found.weights)[:, None] * h
-            first = solve_lower(found.root, weighted.T @ found.z)
-            stein = jnp.concatenate([first[:, k:], first[:, :k]], axis=1)
+            if by_slope:
+                stein = slopes(structure, parameters, fields, head, found, reading)
+            else:
+                first = solve_lower(found.root, weighted.T @ found.z)
+                stein = jnp.concatenate([first[:, k:], first[:, :k]], axis=1)
             mixed = sample.mixed_inputs(parameters, h.T)
             noise = (sample.each_input(found.weights) * mixed) @ mixed.T
             norms = None
@@ -111,10 +118,12 @@ class Sampled(Expectation):
         structure, sample = self.structure, self.structure.sample
         reading = reading_overlaps(structure, parameters, overlaps)
 
-        def one(case: dict[str, Any]) -> Float[Numeric, ""]:
-            found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True)
+        def one(case: dict[str, Any]) -> Float[Numeric, "..."]:
+            weights = nodes.get("weights")
+            found = sample_fields(structure, nodes["plain"], overlaps, parameters, case, plain=True, given_weights=weights)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
-            return jnp.mean(jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, reading), axis=0)
+            values = jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, reading)
+            return jnp.mean(values, axis=0) if weights is None else jnp.tensordot(found.weights, values, axes=1)
 
         return self._over_cases(parameters, one)
 
@@ -125,6 +134,30 @@ class Sampled(Expectation):
         outputs = self.structure.loss.student(students + means[:, None, :p]) @ head
         right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
         return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
+
+
+def slopes(
+    structure: Structure,
+    parameters: Numbers,
+    fields: tuple[Float[Numeric, "..."], Float[Numeric, "..."]],
+    head: Float[Numeric, " p"],
+    points: Points,
+    reading: Numbers,
+) -> Float[Numeric, "p fields"]:
+    """G_ic = sum_lm C_lm E[dh_il/dF_cm] of a smooth loss, (p, fields): by Stein's lemma what E[h Y^T] root^-1 is, with less spread."""
+    sample, p = structure.sample, structure.width
+
+    def gradient(students: Float[Numeric, "..."], signals: Float[Numeric, "..."], given: Any) -> Float[Numeric, "p tokens"]:
+        return structure.loss.move(students, signals, head, given, reading)[1].inputs.reshape(p, -1)
+
+    each = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.given)
+    correlation = parameters["token_correlation"] if sample.correlated else jnp.eye(sample.inputs_a_sample)
+
+    def summed(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:
+        slope = slope.reshape(*slope.shape[:4], -1)  # (n, p, tokens, fields, tokens)
+        return jnp.einsum("n,nilcm,lm->ic", points.weights, slope, correlation)
+
+    return jnp.concatenate([summed(part) for part in each], axis=1)
 
 
 def reading_overlaps(structure: Structure, parameters: Numbers, overlaps: Overlaps) -> Any:
@@ -214,12 +247,13 @@ def sample_fields(
     case: dict[str, Any] | None = None,
     *,
     plain: bool = False,
+    given_weights: Float[Numeric, " m"] | None = None,
 ) -> Points:
     """Fields at Sobol points, with the signals first in the root: then a kink of the label stays where it is as the rows move.
 
     A kink of the student does move, and an average over points would jump each time it passes one. There the points come in pairs, each
     of which spans a circle or a line that is integrated exactly between the places where a field meets a kink: the average is then
-    continuous in the overlaps, as an integrator needs. `plain` points are not in pairs.
+    continuous in the overlaps, as an integrator needs. `plain` points are not in pairs. All weigh the same unless weights are given.
     """
     sample, k, fields = structure.sample, structure.signals, structure.fields
     tokens, (size, free) = sample.inputs_a_sample, columns(structure)
@@ -237,16 +271,18 @@ def sample_fields(
         return (sample.mixed(parameters, z.reshape(-1, tokens, fields), -2) @ root[k:].T).reshape(len(z), -1)
 
     if plain or not structure.kinks:
-        z, weights = points[:, :size], jnp.full(count, 1.0 / count, points.dtype)
+        z, weights = points[:, :size], jnp.full(count, 1.0 / count, points.dtype) if given_weights is None else given_weights
     else:
         pair = points[:, :size], points[:, size : 2 * size]
         if means is None and not any(structure.kinks):
-            z, weights = _on_circles(*pair, students_of)
+            every = students_of if given_weights is None else lambda z: z @ root.T
+            z, weights = _on_circles(*pair, every, ARC_NODES if given_weights is None else LONG_ARC_NODES)
         else:
             level = 0.0 if means is None else overlaps.means(means)[..., : structure.width].reshape(count, -1)
             z, weights = _on_lines(structure.kinks, *pair, students_of, level)
         means, given = jax.tree.map(lambda one: jnp.repeat(one, z.shape[1], axis=0), (means, given))
-        z, weights = z.reshape(-1, size), weights.reshape(-1) / count
+        share = 1 / count if given_weights is None else given_weights[:, None]
+        z, weights = z.reshape(-1, size), (weights * share).reshape(-1)
     z = sample.mixed(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
     values = z @ root.T
     if means is not None:
@@ -256,13 +292,13 @@ def sample_fields(
 
 
 def _on_circles(
-    one: Float[Numeric, "n fields"], other: Float[Numeric, "n fields"], students_of: Callable[..., Any]
+    one: Float[Numeric, "n fields"], other: Float[Numeric, "n fields"], fields_of: Callable[..., Any], count: int
 ) -> tuple[Float[Numeric, "n m fields"], Float[Numeric, "n m"]]:
     """Points (n, nodes, normals) and weights on the circles z cos(phi) + z' sin(phi), cut where a field is 0: always at two angles."""
-    angle = jnp.arctan2(students_of(other), students_of(one))
+    angle = jnp.arctan2(fields_of(other), fields_of(one))
     breaks = [jnp.zeros((one.shape[0], 1)), jnp.full((one.shape[0], 1), 2 * np.pi)]
     breaks += [jnp.mod(angle + turn, 2 * np.pi) for turn in (np.pi / 2, -np.pi / 2)]
-    phi, weights = _pieces(jnp.concatenate(breaks, axis=1), ARC_NODES)
+    phi, weights = _pieces(jnp.concatenate(breaks, axis=1), count)
     z = jnp.cos(phi)[..., None] * one[:, None] + jnp.sin(phi)[..., None] * other[:, None]
     return z, weights / (2 * np.pi)
 

@@ -108,6 +108,8 @@ class Loss:
     pulls = False  # whether a sample also moves rows along rows and signals, depending on the overlaps
     reads_lengths = False  # whether it depends on the inputs' lengths too
     has_risk = True
+    smooth = False  # whether it is known to have no kinks, so that its gradient has a derivative
+    noisy = True  # whether it reads the draws
     quadratic = False  # whether all of it is squares, so that Wick's theorem gives every moment
     gradient_degree: int | None = None  # in the fields, where it is a polynomial
 
@@ -285,6 +287,8 @@ class UserLoss(Loss):
     function: Callable[..., Any]
     more: tuple[str, ...] = ()  # what it takes after the draws
     kinks: tuple[float, ...] = ()
+    smooth: bool = False
+    noisy: bool = True
 
     @property
     def pulls(self) -> bool:
@@ -333,6 +337,8 @@ class RuleLoss(Loss):
     risk_more: tuple[str, ...] = ()
     kinks: tuple[float, ...] = ()
     reads_lengths: bool = False
+    smooth: bool = False
+    noisy: bool = True
     pulls = True
 
     @property

@@ -9,7 +9,7 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -23,7 +23,7 @@ from jaxtyping import Float
 from sgdynamics import checks, trees
 from sgdynamics.arrays import Function, Given, Numeric
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
-from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.functions import checked_function, function_identity, looked_into
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import Seen, UserLoss, asked, squared
@@ -194,6 +194,7 @@ class Problem:
         if parameters is not None:
             self._parameters["user"] = user_parameters(parameters)
         checked_function("loss", loss, self.example(wrapped.more), takes=self.takes(wrapped.more), call="one sample")
+        self._look_into((loss, wrapped.more))
         try_problem(self)
         self._sealed = True
 
@@ -282,6 +283,13 @@ class Problem:
         """The numbers that follow from the others: no leaves, so that they always agree with them."""
         numbers = {**self._constants, **self._parameters}
         return {"frame": gram_root(numbers["gram"]), **following(numbers)}
+
+    def _look_into(self, *functions: tuple[Callable[..., Any], tuple[str, ...]]) -> None:
+        """Note whether a user's functions (with what they take after the draws) are smooth, and whether they read the draws."""
+        found = [looked_into(function, *self.example(more)) for function, more in functions]
+        smooth = all(one for one, _ in found) and not getattr(self.structure.loss, "kinks", ())
+        loss = replace(self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found))
+        self.structure = replace(self.structure, loss=loss)
 
     def takes(self, more: Sequence[str] = ()) -> str:
         """The names of the arguments of a function of one sample, with what it takes after the draws."""

@@ -119,6 +119,7 @@ class Rule(Problem):
         self._check_update(more)
         if risk is not None:
             checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
+        self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
         try_problem(self)
         self._sealed = True
 
