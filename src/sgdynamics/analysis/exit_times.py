@@ -317,6 +317,8 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
         first_state = {name: np.asarray(value[0]) for name, value in dynamics.public_states(states).items()}
         call = "one state {" + ", ".join(f'"{name}"' for name in first_state) + "}"
         checked_function("criterion", criterion, (first_state,), takes="state", call=call, differentiated=False)
+    if criterion == "risk" and not getattr(getattr(getattr(problem, "structure", None), "loss", None), "has_risk", True):
+        raise checks.reject("criterion", criterion, "this rule has no risk: give Rule(..., risk=...), or a function of the state")
     # label noise of a squared loss is taken off; any other number that changes would change the risk by itself
     if criterion == "risk" and dynamics.controlled and not getattr(getattr(problem, "structure", None), "has_excess", False):
         raise checks.reject("criterion", criterion, "the risk itself changes with alpha here: give a function of the state")

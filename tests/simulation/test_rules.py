@@ -1,0 +1,225 @@
+"""Losses that read overlaps, and rules that are no gradient: chain, direct runs, ODE, its exact mean at d, and SDE from the same lines."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import sgdynamics as sgd
+from tests.conftest import FALSE_ALARM, Z, same_law
+
+BETA = 3.0
+
+
+def erf(x):
+    return jax.scipy.special.erf(x / np.sqrt(2))
+
+
+def spike(draws):
+    return jnp.sqrt(BETA) * draws["g"][None]
+
+
+def autoencoder(fields, signals, head, draws, overlaps):
+    """Untied weights: rows W, V; |x|^2/2 is left out."""
+    s = erf(fields[0])
+    return -s * fields[1] + s**2 * overlaps.Q[1, 1] / 2
+
+
+def by_hand(fields, signals, head, draws, overlaps):
+    s, slope = erf(fields[0]), np.sqrt(2 / np.pi) * jnp.exp(-(fields[0] ** 2) / 2)
+    inputs = jnp.stack([slope * (s * overlaps.Q[1, 1] - fields[1]), -s])
+    return sgd.Move(inputs, rows=jnp.array([[0.0, 0.0], [0.0, s**2]]))
+
+
+def penalised(fields, signals, head, draws, overlaps, parameters):
+    """A loss that reads all of Q, M and P, of two tokens, in blocks, with numbers of its own."""
+    output = jnp.sum(jnp.tanh(fields[0])) + jnp.sum(head * fields[:, 0])
+    penalty = jnp.sum(overlaps.Q**2) / 4 + jnp.sum(overlaps.M * overlaps.P[0, 0]) / 3
+    return 0.5 * (output - jnp.sum(signals) - draws["z"]) ** 2 + parameters["weight"] * penalty * (1 + draws["z"] ** 2)
+
+
+DATA = {"means": spike, "draws": {"g": "normal"}}
+LOSS = sgd.Problem(autoencoder, width=2, signals=1, **DATA)
+RULE = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, risk=autoencoder, **DATA)
+SEVERAL = sgd.Problem(
+    penalised,
+    width=2,
+    signals=1,
+    tokens=2,
+    token_correlation=[[1.0, 0.3], [0.3, 1.0]],
+    means=[[0.5], [0.0]],
+    draws={"z": "normal"},
+    parameters={"weight": 0.2},
+    covariance=[(0.5, 0.5), (1.5, 0.5)],
+    head="trained",
+)
+M, Q = [[0.3], [0.4]], [[1.0, 0.2], [0.2, 0.8]]
+SGD = sgd.OnePassSGD(lr=0.5)
+
+
+def begin(problem):
+    return sgd.start(problem, M=M, Q=Q)
+
+
+def test_a_loss_of_overlaps_is_the_rule_of_its_gradient():
+    """To 1e-12, in the chain and in the drift at finite and infinite d."""
+    runs = [sgd.simulate(one, SGD, begin(one), steps=[0, 7], dimension=12, runs=3, seed=1) for one in (LOSS, RULE)]
+    for name in ("M", "Q", "risk"):
+        np.testing.assert_allclose(runs[0][name].values, runs[1][name].values, rtol=1e-12, atol=1e-13)
+    with jax.enable_x64(True):
+        state = sgd.functional.state(begin(LOSS))
+        rule = sgd.functional.rule(LOSS, begin(LOSS))
+        for finite in (None, sgd.functional.finite(LOSS, 20)):
+            found = [sgd.functional.drift(one.structure, one.parameters, state, lr=0.5, rule=rule, finite=finite) for one in (LOSS, RULE)]
+            for name in ("M", "Q"):
+                np.testing.assert_allclose(np.asarray(found[0][name]), np.asarray(found[1][name]), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["autoencoder", "several"])
+def test_the_mean_of_one_step_is_that_of_the_chain(kind):
+    """The exact mean increment at d = 12, against 1e5 first steps of the chain; batches of two share its parts otherwise."""
+    problem, batch = {"autoencoder": (LOSS, 1), "several": (SEVERAL, 2)}[kind]
+    d, lr, runs = 12, 0.5, 100_000
+    algorithm = sgd.OnePassSGD(lr=lr, batch=batch)
+    start = begin(problem)
+    after = sgd.simulate(problem, algorithm, start, steps=[0, 1], dimension=d, runs=runs, seed=3)
+    with jax.enable_x64(True):
+        given = {"lr": lr, "batch": batch, "rule": sgd.functional.rule(problem, start), "finite": sgd.functional.finite(problem, d)}
+        drift = sgd.functional.drift(problem.structure, problem.parameters, sgd.functional.state(start), **given)
+    for name in ("M", "Q", "a"):
+        change = (after[name].values[:, 1] - after[name].values[:, 0]) / (lr / d)
+        error = change.std(axis=0, ddof=1) / np.sqrt(runs)
+        expected = np.asarray(drift[name])
+        expected = expected.sum(axis=0) if name != "a" else expected
+        # the expectations themselves are sampled here, to a few 1e-3 of their size
+        assert np.all(np.abs(change.mean(axis=0) - expected) <= Z * error + 6e-3 * np.abs(expected).max() + 1e-12), name
+
+
+@pytest.mark.parametrize("kind", ["autoencoder", pytest.param("several", marks=pytest.mark.slow)])
+def test_chain_and_direct_runs_have_one_law(kind):
+    problem = LOSS if kind == "autoencoder" else SEVERAL
+    shared = {"steps": [0, 6], "dimension": 8, "runs": 3000}
+    one, other = (
+        sgd.simulate(problem, SGD, begin(problem), seed=seed, method=way, **shared) for seed, way in ((1, "exact"), (2, "direct"))
+    )
+    for name, entry in (("M", (0, 0)), ("M", (1, 0)), ("Q", (0, 0)), ("Q", (0, 1)), ("Q", (1, 1))):
+        same_law(one[name].values[(slice(None), 1, *entry)], other[name].values[(slice(None), 1, *entry)], f"{name}{entry}")
+
+
+def lengths_read(fields, signals, head, z, overlaps):
+    """A perceptron with steps over the input's length, as normalised data would give."""
+    return sgd.Move(-jnp.sign(signals[0]) / overlaps.lengths[0, 0] * jnp.ones_like(fields))
+
+
+def test_a_rule_that_reads_lengths():
+    rule = sgd.Rule(lengths_read, groups={"w": 1}, reads_lengths=True)
+    start = sgd.start(rule, M=[[0.2]], Q=[[1.0]])
+    shared = {"steps": [0, 5], "dimension": 6, "runs": 2000}
+    one, other = (sgd.simulate(rule, SGD, start, seed=seed, method=way, **shared) for seed, way in ((1, "exact"), (2, "direct")))
+    for name in ("M", "Q"):
+        same_law(one[name].values[:, 1, 0, 0], other[name].values[:, 1, 0, 0], name)
+
+
+def perceptron(fields, signals, head, z, overlaps):
+    label = jnp.sign(signals[0])
+    return sgd.Move(-label * (fields * label < 0))
+
+
+def hebb(fields, signals, head, z, overlaps):
+    return sgd.Move(-jnp.sign(signals))
+
+
+def adatron(fields, signals, head, z, overlaps):
+    return sgd.Move(fields * (fields * jnp.sign(signals[0]) < 0))
+
+
+ERRORS = {"hebb": (hebb, 0.16794849, 0.03977669), "perceptron": (perceptron, 0.16696271, 0.05943050)}
+ERRORS["adatron"] = (adatron, 0.19841674, 0.01471771)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("hebb", marks=pytest.mark.slow), "perceptron", pytest.param("adatron", marks=pytest.mark.slow)]
+)
+def test_reference_values_of_rules_that_jump(name):
+    update, early, late = ERRORS[name]
+    rule = sgd.Rule(update, groups={"w": 1}, kinks=(0.0,))
+    path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), sgd.start(rule, M=[[0.2]], Q=[[1.0]]), alpha=[0, 5.0, 100.0])
+    error = np.arccos(path.M.values[0, :, 0, 0] / np.sqrt(path.Q.values[0, :, 0, 0])) / np.pi
+    np.testing.assert_allclose(error[1:], [early, late], atol=6e-9)
+    assert path.attrs["error_quadrature"] < 1e-10
+    assert np.isnan(path.risk.values).all()
+
+
+def test_reference_values_of_a_gan():
+    """Two tokens, two draws, own rates by group: polynomial, so that nothing is left of the sampling."""
+
+    def gan(F, S, head, draws, overlaps):
+        c, other = draws["c"], draws["other"]
+        real, made = c * overlaps.M[0, 0] + F[0, 0], other * overlaps.Q[0, 1] + F[0, 1]
+        inputs = jnp.array([[-real, made], [0.0, 0.0]])
+        rows = jnp.array([[overlaps.Q[0, 0] - 1, other * made], [-other * made, overlaps.Q[1, 1] - 1]])
+        return sgd.Move(inputs, rows=rows, signals=jnp.array([[-c * real], [0.0]]))
+
+    rule = sgd.Rule(gan, groups={"w": 1, "v": 1}, rates={"w": 0.2, "v": 0.04}, tokens=2, draws={"c": "normal", "other": "normal"})
+    start = sgd.start(rule, M=[[0.3], [0.2]], Q=[[1.0, 0.3], [0.3, 1.0]])
+    path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), start, alpha=[0, 20.0])
+    np.testing.assert_allclose(path.M.values[0, -1, :, 0], [1.15041461, 0.31962460], atol=2e-8)
+    np.testing.assert_allclose(path.Q.values[0, -1].ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=2e-8)
+
+
+def test_reference_values_of_a_tied_autoencoder():
+    """Two normals, smooth: on a grid, to all digits of the reference."""
+
+    def tied(fields, signals, head, draws, overlaps):
+        s = erf(fields[0])
+        return -s * fields[0] + s**2 * overlaps.Q[0, 0] / 2
+
+    problem = sgd.Problem(tied, width=1, signals=1, **DATA)
+    path = sgd.solve_ode(problem, SGD, sgd.start(problem, M=[[0.3]], Q=[[1.0]]), times=[0, 2.0])
+    np.testing.assert_allclose(path.risk.values[0], [-0.48356390, -1.31109830], atol=3e-8)
+
+
+@pytest.mark.slow
+def test_reference_values_of_an_autoencoder():
+    path = sgd.solve_ode(LOSS, SGD, begin(LOSS), times=[0, 2.0, 10.0])
+    error = 20 * path.attrs["error_quadrature"]
+    np.testing.assert_allclose(path.risk.values[0], [-0.14536511, -1.34922497, -1.72824474], atol=error)
+    np.testing.assert_allclose(path.M.values[0, 1, :, 0], [0.91318377, 1.56591531], atol=error)
+    runs = sgd.simulate(LOSS, SGD, begin(LOSS), times=[0, 2.0], dimension=500, runs=400, seed=1)
+    for name, entry, value, off in (("Q", (0, 0), 1.3170, 0.0020), ("Q", (1, 1), 3.035, 0.012), ("M", (1, 0), 1.5687, 0.0042)):
+        found = runs[name].values[(slice(None), 1, *entry)]
+        assert abs(found.mean() - value) <= Z * np.hypot(found.std(ddof=1) / 20, off)
+
+
+@pytest.mark.slow
+def test_sde_paths_have_the_spread_of_runs():
+    """Means and variances of the chain at d = 400, with the noise that the overlaps' part makes."""
+    shared = {"times": [0, 1.0], "dimension": 400, "runs": 1500}
+    runs, paths = sgd.simulate(LOSS, SGD, begin(LOSS), seed=1, **shared), sgd.solve_sde(LOSS, SGD, begin(LOSS), seed=2, **shared)
+    quantile = stats.norm.isf(FALSE_ALARM / 2)
+    for name, entry in (("M", (0, 0)), ("Q", (0, 0)), ("Q", (1, 1))):
+        one, other = (part[name].values[(slice(None), 1, *entry)] for part in (runs, paths))
+        error = np.sqrt(one.var() / len(one) + other.var() / len(other))
+        assert abs(one.mean() - other.mean()) <= quantile * error + 3e-3 * abs(one.mean())
+        assert abs(np.log(one.std() / other.std())) <= quantile / np.sqrt(len(one)) + 0.05
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"update = .*sgd.Move"):
+        sgd.Rule(lambda f, s, a, z, o: f, groups={"w": 1})
+    with pytest.raises(ValueError, match=r"inputs of shape \(1,\): give \(2,\)"):
+        sgd.Rule(lambda f, s, a, z, o: sgd.Move(f[:1]), groups={"w": 2})
+    with pytest.raises(ValueError, match="must take"):
+        sgd.Rule(lambda f, s: sgd.Move(f), groups={"w": 1})
+    with pytest.raises(ValueError, match=r"groups = .*number of rows by group"):
+        sgd.Rule(hebb, groups=3)
+    with pytest.raises(ValueError, match="rates"):
+        sgd.Rule(hebb, groups={"w": 1}, rates={"v": 1.0})
+    with pytest.raises(ValueError, match="on a data set only losses of the fields"):
+        sgd.simulate(LOSS, sgd.GradientDescent(), begin(LOSS), steps=[1], dimension=20)
+    rule = sgd.Rule(hebb, groups={"w": 1})
+    with pytest.raises(ValueError, match="this rule has no risk"):
+        sgd.exit_time(rule, SGD, sgd.start(rule, M=[[0.2]], Q=[[1.0]]))
