@@ -26,7 +26,8 @@ LATER = (
     "howto/certify.md",
     "howto/network.md",
     "tutorial.md",
-)  # programs of many seconds to compile
+    "units.md",
+)  # programs of many seconds to compile; `make docs` runs every page
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
 TOLERANCE = 0.02  # relative: what is printed has few digits, and random numbers may change with the machine
