@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after the choice by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take about as long, are spread over the ten."""
+    """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take about as long, are spread over all."""
     if (number := config.getoption("--tenth")) is None:
         return
     files = defaultdict(list)
