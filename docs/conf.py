@@ -1,8 +1,7 @@
 """Sphinx settings. `make docs` builds the pages into output/docs, with warnings as errors.
 
-Docstrings are plain text with backticks and indented equations, not reStructuredText: `plain_docstring` translates them, so that a
-star (W*), a norm (|W|) or an underscore in a formula stays what it is. Formulas of the pages become MathML, which browsers draw without
-any script, so that the built pages can be read without a network.
+Docstrings have the sections of numpydoc; `sections.py` says which ones a public name needs, and the build fails where one is missing.
+Formulas of the pages become MathML, which browsers draw without any script, so that the built pages can be read without a network.
 """
 
 import re
@@ -11,18 +10,23 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
+
+import sections  # noqa: E402
 
 import sgdynamics  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 project = "sgdynamics"
 author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc"]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
@@ -40,6 +44,8 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
+numpydoc_show_class_members = False  # the pages say which
+autosummary_generate = False  # numpydoc brings it along
 nitpicky = True
 
 # --- formulas as MathML
@@ -58,59 +64,15 @@ def _display_math(self, node):
     raise nodes.SkipNode
 
 
-# --- docstrings as they are written
-
-LIST_ITEM = re.compile(r"^\s*- ")
+# --- docstrings say what they must
 
 
-def _escaped(text):
-    """Code in backticks as a literal, everything else letter by letter."""
-    result = ""
-    for part in re.split(r"(`[^`]+`)", text):
-        if part.startswith("`") and part.endswith("`") and len(part) > 2:
-            result += f"``{part[1:-1]}``"
-            continue
-        # a literal must not touch a word, or it is none
-        touching = result.endswith("``") and part[:1].isalnum()
-        result += ("\\ " if touching else "") + re.sub(r"([\\*|_`])", r"\\\1", part)
-    return result
-
-
-def plain_docstring(app, what, name, obj, options, lines):
-    """Paragraphs and lists stay; an indented paragraph (an equation, an example) is shown as it stands."""
-    result, block, item, session = [], False, False, False
-    for number, line in enumerate(lines):
-        before = lines[number - 1] if number else ""
-        # an interpreter session lasts until the next empty line
-        session = bool(line.strip()) and (session or line.startswith(">>>"))
-        if not line.strip():
-            result.append("")
-            continue
-        if session:
-            result.append(line)
-            continue
-        indented = line.startswith("    ")
-        if indented and not item and (block or not before.strip() or before.rstrip().endswith(":")):
-            if not block:
-                result.extend(["", "::", ""])
-                block = True
-            result.append(line)
-            continue
-        if block:
-            result.append("")
-            block = False
-        if LIST_ITEM.match(line):
-            if not item and before.strip():
-                result.append("")
-            item = True
-        elif item and not line.startswith(" "):
-            if before.strip():
-                result.append("")
-            item = False
-        indent = line[: len(line) - len(line.lstrip())]
-        # a continuation of a list item keeps its indentation, any other stray one is dropped
-        result.append((indent if item else "") + _escaped(line.strip()))
-    lines[:] = [*result, ""]
+def check_sections(app):
+    """A public docstring that lacks a section, or says something else than the signature, is a warning: `make docs` fails on it."""
+    for page in sorted((ROOT / "docs/api").glob("*.md")):
+        for kind, name, one in sections.shown(page):
+            for fault in sections.faults(kind, one):
+                logger.warning("docstring of %s: %s", name, fault)
 
 
 def short_reference(app, env, node, contnode):
@@ -153,6 +115,6 @@ def figures_table(app, docname, source):
 
 def setup(app):
     app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
-    app.connect("autodoc-process-docstring", plain_docstring)
+    app.connect("builder-inited", check_sections)  # autodoc writes defaults into signatures as texts
     app.connect("missing-reference", short_reference)
     app.connect("source-read", figures_table)

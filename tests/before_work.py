@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 
 from sgdynamics.analysis import certify, exit_times, exponents, fixed_points, landscape, regimes, schedules
-from sgdynamics.dynamics import fields, interface, sliding, spiked
+from sgdynamics.dynamics import fields, interface, sliding, spiked_dynamics
 from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
 from sgdynamics.solvers import dmft
@@ -25,8 +25,8 @@ PLACES = [
     *((module, "run_cases") for module in (interface, exit_times)),
     (mean_field, "_numbers"),
     (sliding, "solve_infinite_snr"),
-    (spiked, "integrate_spiked"),
-    (spiked, "spiked_step_length"),
+    (spiked_dynamics, "integrate_spiked"),
+    (spiked_dynamics, "spiked_step_length"),
     (landscape, "_frame_rows"),
     (covariance, "_coordinates"),
     (regimes, "_coefficients"),

@@ -79,16 +79,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take about as long, are spread over all."""
     if (number := config.getoption("--tenth")) is None:
         return
+    dealt = tenths([item.nodeid for item in items])
+    config.hook.pytest_deselected(items=[item for item in items if dealt[item.nodeid] != number % 10])
+    items[:] = [item for item in items if dealt[item.nodeid] == number % 10]
+
+
+def tenths(names: list[str]) -> dict[str, int]:
+    """The tenth of each test, by its name in pytest; where a file begins to deal is the file's own, so that small files are spread too."""
     files = defaultdict(list)
-    for item in items:
-        files[item.nodeid.partition("::")[0]].append(item)
-    dealt = {
-        item: (place + zlib.crc32(name.encode())) % 10
-        for name, tests in files.items()
-        for place, item in enumerate(sorted(tests, key=lambda item: item.nodeid))
-    }
-    config.hook.pytest_deselected(items=[item for item in items if dealt[item] != number % 10])
-    items[:] = [item for item in items if dealt[item] == number % 10]
+    for name in sorted(names):
+        files[name.partition("::")[0]].append(name)
+    return {name: (place + zlib.crc32(file.encode())) % 10 for file, tests in files.items() for place, name in enumerate(tests)}
 
 
 @pytest.hookimpl(wrapper=True)

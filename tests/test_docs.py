@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
+import io
 import math
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import sgdynamics as sgd
@@ -20,6 +25,7 @@ LATER = (
     "howto/activation.md",
     "howto/figure.md",
     "howto/problem.md",
+    "howto/observe.md",
     "howto/open_engine.md",
     "howto/gradient.md",
     "howto/fixed_data.md",
@@ -28,6 +34,12 @@ LATER = (
     "tutorial.md",
     "units.md",
 )  # programs of many seconds to compile; `make docs` runs every page
+API = sorted((DOCS / "api").glob("*.md"))
+SLOW = ("certify", "Certificate", "optimal_schedule", "OptimalSchedule", "measured_success", "MeasuredSuccess", "outcome")
+SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
+sys.path.insert(0, str(DOCS))
+import sections  # noqa: E402  what a public docstring must say, as the build asks too
+
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
 TOLERANCE = 0.02  # relative: what is printed has few digits, and random numbers may change with the machine
@@ -63,6 +75,101 @@ def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsy
         printed = capsys.readouterr().out
         assert same_text(printed, block["shown"] or ""), f"{name} shows\n{block['shown']}\nand prints\n{printed}"
     plt.close("all")
+
+
+class SameText(doctest.OutputChecker):
+    """What an example shows and what it prints are compared as those of the pages are."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return super().check_output(want, got, optionflags) or same_text(got, want)
+
+
+def failures(name: str, text: str) -> str:
+    """What goes wrong in the examples of a docstring; nothing where all is well."""
+    names = {"np": np, "sgd": sgd, "__name__": "example"}
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    assert test.examples, f"{name} has no example"
+    said = io.StringIO()
+    doctest.DocTestRunner(checker=SameText(), verbose=False).run(test, out=said.write)
+    return said.getvalue()
+
+
+def test_failing_examples_of_docstrings_are_told():
+    assert failures("right", ">>> 1.0 + 1.001\n2.0") == ""
+    assert "Got" in failures("wrong", ">>> 1 + 1\n3")
+    assert "ZeroDivisionError" in failures("raises", ">>> 1 / 0\n3")
+
+
+@pytest.mark.parametrize("page", [page.stem for page in API if page.stem != "index"])
+@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "slow"])
+def test_examples_of_docstrings_run(page, slow, tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
+
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for kind, name, one in sections.shown(DOCS / f"api/{page}.md"):
+        if kind in ("function", "class") and (name.rpartition(".")[2] in SLOW) == slow:
+            found.append(failures(name, inspect.getdoc(one) or ""))
+            plt.close("all")
+    assert "".join(found) == ""
+
+
+def test_docstrings_say_what_they_must():
+    wrong = [f"{name}: {fault}" for page in API for kind, name, one in sections.shown(page) for fault in sections.faults(kind, one)]
+    assert wrong == []
+    assert sum(1 for page in API for _ in sections.shown(page)) > 250  # it sees them
+
+
+def documented(value: float, /, count: int = 2, name: str | None = None, *others: Any) -> float:
+    """A sum.
+
+    Parameters
+    ----------
+    value : float
+        In t.
+    count : int, default 2
+        How many.
+    name : str, optional
+        What it is called.
+    *others
+        More.
+
+    Returns
+    -------
+    float
+        The sum.
+
+    Examples
+    --------
+    >>> 1 + 1
+    2
+    """
+    return value
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("", "", None),
+        ("Parameters\n----------", "Notes\n-----", "no section Parameters"),
+        ("Returns\n-------", "Notes\n-----", "no section Returns"),
+        ("Examples\n--------", "Notes\n-----", "no section Examples"),
+        ("value : float", "values : float", "argument value is not documented"),
+        ("value : float", "values : float", "there is no argument values"),
+        ("    In t.\n", "", "argument value has no description"),
+        ("default 2", "default 3", "argument count has the default 2, the docstring says 3"),
+        ("int, default 2", "int", "argument count has the default 2, the docstring does not say so"),
+        ("str, optional", "str", "argument name is optional, the docstring does not say so"),
+        ("value : float", "value : float, optional", "argument value has no default, the docstring says it has"),
+        ("A sum.", "A `sum`.", "code in single backticks: give it two"),
+    ],
+)
+def test_what_docstrings_lack_is_told(before, after, fault, monkeypatch):
+    text = inspect.getdoc(documented) or ""
+    assert before in text
+    monkeypatch.setattr(documented, "__doc__", text.replace(before, after, 1) if before else text)
+    found = sections.faults("function", documented)
+    assert fault in found if fault else found == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 
-def reject(argument: str, value: Any, fix: str) -> ValueError:
+def reject(argument: str, value: object, fix: str) -> ValueError:
     """The one form of the library's complaints."""
     shown = " ".join(_shown(value).split())  # in one line
     if len(shown) > 120:
@@ -22,7 +22,7 @@ def reject(argument: str, value: Any, fix: str) -> ValueError:
     return ValueError(f"{argument} = {shown}: {fix}")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value as text; objects whose own text fails are named by their type."""
     try:
         # the rest of a long one is not shown anyway
@@ -44,7 +44,7 @@ TRACED = (
 )
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Whether a value is one of JAX's tracers, which have no number."""
     jax = sys.modules.get("jax")  # without JAX there are none, and this module must not wait for its import
     return jax is not None and isinstance(value, jax.core.Tracer)
@@ -65,7 +65,7 @@ def outside_jit(function: str) -> None:
 LARGEST_WHOLE = 2**63 - 1  # counters have 64 bits
 
 
-def whole(argument: str, value: Any, least: int, most: int = LARGEST_WHOLE) -> int:
+def whole(argument: str, value: object, least: int, most: int = LARGEST_WHOLE) -> int:
     """An integer not below `least` and not above `most`."""
     wanted = f"give a whole number, {least} or more"
     if is_traced(value):
@@ -80,7 +80,7 @@ def whole(argument: str, value: Any, least: int, most: int = LARGEST_WHOLE) -> i
     return int(given)
 
 
-def number(argument: str, value: Any, least: float = -math.inf, *, above: float | None = None, infinite: bool = False) -> float:
+def number(argument: str, value: object, least: float = -math.inf, *, above: float | None = None, infinite: bool = False) -> float:
     """A real number, at least `least` (or strictly above `above`); infinite only where that has a meaning."""
     bound = f"a number above {above:g}" if above is not None else f"a number, {least:g} or more"
     if least == -math.inf and above is None:
@@ -102,14 +102,15 @@ def number(argument: str, value: Any, least: float = -math.inf, *, above: float 
     return result
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> Any:
     """A number out of an array without dimensions (NumPy's or JAX's); an array of another shape is no number, whatever its size."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return value.item()
+    item = getattr(value, "item", None)
+    if getattr(value, "shape", None) == () and item is not None:
+        return item()
     return None if hasattr(value, "shape") else value
 
 
-def flag(argument: str, value: Any, *, unsaid: bool = False) -> Any:
+def flag(argument: str, value: object, *, unsaid: bool = False) -> Any:
     """True or False, and None too where that may be left `unsaid`; text such as "no" is neither."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
@@ -118,7 +119,7 @@ def flag(argument: str, value: Any, *, unsaid: bool = False) -> Any:
     raise reject(argument, value, f"give True or False{', or None' if unsaid else ''}")
 
 
-def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:
+def choice(argument: str, value: object, allowed: Iterable[Any]) -> Any:
     """One of a few values, with a suggestion for what was probably meant."""
     options = list(allowed)
     if isinstance(value, np.bool_):
@@ -129,14 +130,14 @@ def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:
     raise reject(argument, value, f"{did_you_mean(value, options)}choose one of {listed}")
 
 
-def did_you_mean(value: Any, options: Iterable[Any]) -> str:
+def did_you_mean(value: object, options: Iterable[Any]) -> str:
     """'did you mean ...? ' when something close is on the list, else nothing."""
     names = [option for option in options if isinstance(option, str)]
     close = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
-def array(argument: str, value: Any, shape: tuple[int, ...], meaning: str) -> np.ndarray:
+def array(argument: str, value: object, shape: tuple[int, ...], meaning: str) -> np.ndarray:
     """A finite float64 array of the given shape."""
     result = numbers(argument, value, f"give numbers of shape {shape} ({meaning})")
     if result.shape != shape:
@@ -146,7 +147,7 @@ def array(argument: str, value: Any, shape: tuple[int, ...], meaning: str) -> np
     return result
 
 
-def numbers(argument: str, value: Any, fix: str) -> np.ndarray:
+def numbers(argument: str, value: object, fix: str) -> np.ndarray:
     """A float64 array of any shape, a copy; text, True and False, complex numbers and ragged lists are none."""
     if any(is_traced(leaf) for leaf in _leaves(value)):
         raise reject(argument, value, TRACED)
@@ -182,7 +183,7 @@ def result(argument: str, value: Any, *needed: str, fix: str = "give what solve_
     return value
 
 
-def path(argument: str, value: Any) -> Path:
+def path(argument: str, value: object) -> Path:
     """A path as an argument."""
     if isinstance(value, bool) or not isinstance(value, (str, os.PathLike)) or (isinstance(value, str) and (not value or "\0" in value)):
         raise reject(argument, value, "give the name of a file or folder")

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sgdynamics.arrays import Function
+
 # everything else is imported in the commands that need it, so that --help does not wait for it
 
 
@@ -272,7 +274,7 @@ def info(json_: Json = False) -> None:
     _answer(machine(), json_, print_machine)
 
 
-def _answer(found: Any, as_json: bool, show: Any) -> None:
+def _answer(found: object, as_json: bool, show: Function) -> None:
     if as_json:
         from sgdynamics.tables import plain
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -16,6 +15,7 @@ from scipy import optimize
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.controls import Schedule
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.reach import check_steps
@@ -38,9 +38,9 @@ class Clock:
 def clock(
     algorithm: OnePassSGD | FixedData,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int | None,
     whole_steps: bool,
 ) -> Clock:
@@ -178,7 +178,7 @@ def _gap(algorithm: OnePassSGD, t: float, alpha: float) -> float:
     return float(elapsed(algorithm, np.array([alpha]))[0]) - t
 
 
-def _increasing(name: str, value: Any) -> np.ndarray:
+def _increasing(name: str, value: Given | None) -> np.ndarray:
     points = np.atleast_1d(checks.numbers(name, value, "give increasing numbers, 0 or more"))
     if points.ndim != 1 or points.size == 0 or not np.all(np.isfinite(points)):
         raise checks.reject(name, value, "give a list of finite numbers")

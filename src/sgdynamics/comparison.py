@@ -9,20 +9,47 @@ import xarray as xr
 from scipy.interpolate import CubicSpline
 
 from sgdynamics import checks
+from sgdynamics.variables import STANDARD_ERROR, TIMES, VARIABLES, compared
 
-COMPARED = ("risk", "excess_risk", "train_risk", "M", "Q", "a")
 RESOLUTION = {"float64": 1e-12, "float32": 1e-6}  # differences below this share of the values are rounding, not a deviation
 
 
 def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     """Align two results and give their differences in standard errors.
 
-    For each of risk, excess_risk, train_risk, M, Q, a that both have: `NAME_theory`, `NAME_simulation` (mean over runs),
-    `NAME_standard_error` (of both together, where the theory has sampling errors of its own, as DMFT has) and `NAME_z` =
-    (simulation - theory)/standard error. Theory is interpolated (cubic spline) to the
-    simulation's times, which are rounded to whole steps. One theory run stands against all simulation runs; with several, each
-    run is compared with its own. Runs that diverged are left out and counted in the attribute `runs_left_out`; a warning says where
-    the two record different problems.
+    Parameters
+    ----------
+    theory : xarray.Dataset
+        What a theory (or anything else without runs of its own) says: one run stands against all of the simulation, of several each
+        against its own. It is interpolated (cubic spline) to the simulation's times, which are rounded to whole steps.
+    simulation : xarray.Dataset
+        Runs of the same problem. Those that diverged are left out.
+
+    Returns
+    -------
+    xarray.Dataset
+        For each of the risks, M, Q, a, accuracy, and whatever else was recorded, that both have: ``NAME_theory``, ``NAME_simulation`` (mean
+        over runs), ``NAME_standard_error`` (of both together, where the theory has sampling errors of its own, as DMFT has) and ``NAME_z``
+        = (simulation - theory)/standard error. The attribute ``runs_left_out`` counts runs that diverged.
+
+    Raises
+    ------
+    ValueError
+        If the two have no variable in common, other shapes, or no run that did not diverge.
+
+    Warns
+    -----
+    UserWarning
+        Where the two record different problems.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin, algorithm = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)), sgd.OnePassSGD(lr=0.1)
+    >>> theory = sgd.solve_ode(problem, algorithm, begin, times=[0.5, 1.0])
+    >>> runs = sgd.simulate(problem, algorithm, begin, times=[0.5, 1.0], dimension=1000, runs=16)
+    >>> bool(abs(sgd.compare(theory, runs)["risk_z"]).max() < 5)
+    True
     """
     for argument, value in (("theory", theory), ("simulation", simulation)):
         checks.result(argument, value, "t", "run", "time", "diverged_at", fix="give a result of solve_ode or simulate")
@@ -50,8 +77,8 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         )
     variables = {}
     resolution = RESOLUTION[checks.choice("simulation.dtype", simulation.attrs.get("dtype", "float64"), RESOLUTION)]
-    for name in COMPARED:
-        if name not in theory or name not in simulation:
+    for name in compared(theory, simulation):
+        if any(one[name].dims[:2] != ("run", "time") for one in (theory, simulation)):
             continue
         dims = tuple(dim for dim in simulation[name].dims if dim != "run")
         shapes = [tuple(one[name].sizes[dim] for dim in one[name].dims if dim not in ("run", "time")) for one in (theory, simulation)]
@@ -62,7 +89,8 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         difference = measured - (predicted[good] if several else predicted)
         mean = difference.mean(axis=0)
         error = difference.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else np.full_like(mean, np.nan)
-        of_theory = f"{'risk' if name == 'excess_risk' else name}_standard_error"
+        of_theory = (VARIABLES[name].error if name in VARIABLES else "") or name
+        of_theory += STANDARD_ERROR
         if of_theory in theory:
             own = _at(times, known, np.asarray(theory[of_theory]), step)
             error = np.sqrt(error**2 + (own[good] ** 2).mean(axis=0) / runs if several else error**2 + own[0] ** 2)
@@ -77,7 +105,9 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         variables[f"{name}_simulation"] = (dims, measured.mean(axis=0), {"long_name": f"{label}, mean over runs"})
         variables[f"{name}_standard_error"] = (dims, error, {"long_name": f"{label}, standard error of the mean"})
         variables[f"{name}_z"] = (dims, z, {"long_name": f"{label}, (simulation - theory)/standard error"})
-    coordinates = {name: simulation[name] for name in ("t", "alpha", "step") if name in simulation.coords}
+    coordinates = {name: simulation[name] for name in (*TIMES, "evaluation") if name in simulation.coords}
+    if "evaluation" in coordinates and "evaluated_risk" in theory and not simulation["evaluation"].equals(theory["evaluation"]):
+        raise checks.reject("simulation.evaluation", simulation["evaluation"].values.tolist(), "evaluate the same problems in both")
     attributes = {
         "theory": theory.attrs.get("method", ""),
         "simulation": simulation.attrs.get("method", ""),

@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
+from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
@@ -37,7 +39,7 @@ LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer w
 
 
 @dataclass(frozen=True)
-class Layout:
+class Grouping:
     """How steps are grouped: `steps` between two folds, `folds` in a span of random numbers. Static, and independent of the
     number of runs, the dimension and the save times, so that none of them changes the numbers."""
 
@@ -50,7 +52,7 @@ class Layout:
     @property
     def wide_batch(self) -> bool:
         """More samples than units: the outside of a batch is p combinations, known only once the gradient is."""
-        return self.inputs > self.structure.width and not (self.update and self.update.rereads)
+        return self.inputs > self.structure.width and not (self.update and self.update.rereads) and not self.structure.loss.reads_lengths
 
     @property
     def inputs(self) -> int:
@@ -82,7 +84,7 @@ class Layout:
         return self.structure.signals + copies(self.update) * self.structure.width
 
 
-class Draws(NamedTuple):
+class SpanDraws(NamedTuple):
     """The random numbers of a span: inside (folds, steps, batch, [tokens,] blocks, K + p), normals of the draws (folds, steps, batch, ...),
     and the Bartlett factors of the outside (folds, blocks, columns, columns)."""
 
@@ -91,16 +93,16 @@ class Draws(NamedTuple):
     outside: Any
 
 
-def initial_rows(layout: Layout, T: Any, L: Any, head: Any) -> Rows:
+def initial_rows(grouping: Grouping, T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"]) -> Rows:
     """[T | L | 0] from (blocks, p, K) and (blocks, p, p)."""
     blocks, p, _ = T.shape
-    empty = jnp.zeros((blocks, p, layout.columns), T.dtype)
+    empty = jnp.zeros((blocks, p, grouping.columns), T.dtype)
     rows = jnp.moveaxis(jnp.concatenate([T, L, empty], axis=-1), 0, 1)
-    more = (copies(layout.update) - 1) * p
+    more = (copies(grouping.update) - 1) * p
     if more:
         # the velocity is 0, and so is what W has along its columns
         rows, head = jnp.pad(rows, ((0, more), (0, 0), (0, more))), jnp.pad(head, (0, more))
-    return Rows(rows, head, first_scalars(layout.update))
+    return Rows(rows, head, first_scalars(grouping.update))
 
 
 def first_scalars(law: Law | None) -> tuple[Any, ...]:
@@ -108,25 +110,25 @@ def first_scalars(law: Law | None) -> tuple[Any, ...]:
     return () if law is None else tuple(jnp.zeros(()) for _ in law.scalars)
 
 
-def overlaps(structure: Structure, parameters: Any, state: Rows) -> dict[str, Any]:
+def overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a."""
     p = structure.width
-    rows = jnp.moveaxis(state.rows[:p], 1, 0)
-    T = rows[..., : structure.signals]
-    return {
-        # sums of products, as in `one_step`
-        "M": jnp.sum(T[:, :, None] * parameters["frame"][:, None], axis=-1),
-        "Q": jnp.sum(rows[:, :, None] * rows[:, None], axis=-1),
-        "a": state.head[:p],
-    }
+    Q, M = _gram_and_overlaps(structure, parameters, jnp.moveaxis(state.rows[:p], 1, 0))
+    return {"M": M, "Q": Q, "a": state.head[:p]}
 
 
-def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
+def _gram_and_overlaps(structure: Structure, parameters: Numbers, rows: Float[Numeric, "..."]) -> tuple[Any, Any]:
+    """Q and M of rows (blocks, p, columns): sums of products, as in `one_step`."""
+    M = jnp.sum(rows[..., : structure.signals][:, :, None] * parameters["frame"][:, None], axis=-1)
+    return jnp.sum(rows[:, :, None] * rows[:, None], axis=-1), M
+
+
+def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
-    structure = layout.structure
-    blocks, columns, folds = structure.blocks, layout.columns, layout.folds
-    inside_shape = (folds, layout.steps, layout.batch, *structure.sample.token_shape, blocks, layout.inside)
-    noise_shape = (folds, layout.steps, layout.batch, structure.sample.draw_normals)
+    structure = grouping.structure
+    blocks, columns, folds = structure.blocks, grouping.columns, grouping.folds
+    inside_shape = (folds, grouping.steps, grouping.batch, *structure.sample.token_shape, blocks, grouping.inside)
+    noise_shape = (folds, grouping.steps, grouping.batch, structure.sample.draw_normals)
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)
     counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape)]
@@ -135,107 +137,150 @@ def draw_span(layout: Layout, key: Any, sizes: Any) -> Draws:
     normals, uniform = normals_and_uniforms(key, int(edges[3]), counts[3])
     uniform = uniform.reshape(chi_shape)
     inside = normals[: edges[0]].reshape(inside_shape)
-    if layout.small:
-        inside = jnp.where(jnp.arange(layout.inside) < sizes[:, None], inside, 0.0)
+    if grouping.small:
+        inside = jnp.where(jnp.arange(grouping.inside) < sizes[:, None], inside, 0.0)
     noise = normals[edges[0] : edges[1]].reshape(noise_shape)
     lower = normals[edges[1] : edges[2]].reshape(lower_shape)
     proposal = normals[edges[2] :].reshape(chi_shape)
-    free = (sizes - layout.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
+    free = (sizes - grouping.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
     lengths = chi(key, free, proposal, uniform)
     outside = bartlett(lower, lengths, free, columns)
-    return Draws(inside, noise, outside)
+    return SpanDraws(inside, noise, outside)
 
 
 def run_span(
-    layout: Layout, given: tuple[Any, ...], state: Rows, draws: Draws, when: tuple[Any, ...], seen: Any, see: Any
+    grouping: Grouping, given: tuple[Any, ...], state: Rows, draws: SpanDraws, when: tuple[Any, ...], seen: Tree, see: Function | None
 ) -> tuple[Rows, Any]:
-    """The steps of one span that lie in [begin, end), given (parameters, algorithm, dimension).
+    """The steps of one span that lie in [since, end), given (parameters, algorithm, dimension).
 
-    `when`: the number of the span's first step, begin, end. After each step `see(seen, steps made, overlaps)` may note something, such as
+    `when`: the number of the span's first step, since, end. After each step `see(seen, steps made, overlaps)` may note something, such as
     the first step at which a run has left a plateau.
     """
-    (parameters, algorithm, dimension), (first, begin, end) = given, when
-    number = first + jnp.arange(layout.span_steps).reshape(layout.folds, layout.steps)
-    active = (number >= begin) & (number < end)
+    (parameters, algorithm, dimension), (first, since, end) = given, when
+    number = first + jnp.arange(grouping.span_steps).reshape(grouping.folds, grouping.steps)
+    active = (number >= since) & (number < end)
 
-    def block(carry: tuple[Rows, Any], given: tuple[Draws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
+    def block(carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs, labels = block_inputs(layout, parameters, part)
+        inputs, labels = block_inputs(grouping, parameters, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, flag, index = sample
-            now, rates = numbers_at((parameters, algorithm), index * (layout.batch / dimension))
+            now, rates = numbers_at((parameters, algorithm), index * (grouping.batch / dimension))
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
-            moved = one_step(layout, (now, rates), rate, state, (x, noise, part.outside), dimension, index)
+            moved = one_step(grouping, (now, rates), rate, state, (x, noise, part.outside), dimension, index)
             # a plain step of length 0 changes nothing; others have to be held
-            state = moved if layout.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
+            state = moved if grouping.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
-                found = see(seen, index + 1, overlaps(layout.structure, parameters, state))
+                found = see(seen, index + 1, overlaps(grouping.structure, parameters, state))
                 seen = jax.tree.map(partial(jnp.where, flag), found, seen)
             return (state, seen), None
 
         (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
-        return (state._replace(rows=jnp.where(on[-1], fold(layout, state.rows), state.rows)), seen), None
+        return (state._replace(rows=jnp.where(on[-1], fold(grouping, state.rows), state.rows)), seen), None
 
     (state, seen), _ = jax.lax.scan(block, (state, seen), (draws, active, number))
     return state, seen
 
 
-def block_inputs(layout: Layout, parameters: Any, part: Draws) -> tuple[Any, Any]:
+def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tuple[Float[Numeric, "steps inputs blocks columns"], Any]:
     """The inputs of a block of steps in the compressed frame, (steps, inputs, blocks, columns), and what the loss takes beside them."""
-    sample = layout.structure.sample
-    shape = (*part.inside.shape[:-1], layout.columns)
-    outside = jnp.zeros(shape, part.inside.dtype) if layout.wide_batch else jnp.moveaxis(part.outside, 0, 1).reshape(shape)
+    sample = grouping.structure.sample
+    shape = (*part.inside.shape[:-1], grouping.columns)
+    outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else jnp.moveaxis(part.outside, 0, 1).reshape(shape)
     draws = sample.drawn(parameters, part.noise)
     x = sample.inputs(parameters, jnp.concatenate([part.inside, outside], axis=-1), draws)
-    return x.reshape(layout.steps, layout.inputs, *x.shape[-2:]), sample.given(draws)
+    return x.reshape(grouping.steps, grouping.inputs, *x.shape[-2:]), sample.given(draws)
 
 
-def sample_gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> tuple[Any, Any]:
-    """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a batch, from fields (inputs, p) and signals (inputs, K)."""
+def sample_moves(
+    structure: Structure, parameters: Numbers, fields: Any, signals: Any, head: Float[Numeric, " p"], noise: Tree, lengths: Any = None
+) -> tuple[Any, Any, Any]:
+    """How the samples of a batch move the rows: dloss/dfields h (inputs, p), dloss/dhead (batch, p), and where the loss reads overlaps
+    (which then stand in the parameters) its coefficients [A | B] on rows and signals (batch, p, p + K), from fields (inputs, p), signals
+    (inputs, K) and, where they are read, X X^T/d (batch, tokens, tokens)."""
     sample = structure.sample
-    gradient = jax.vmap(jax.grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
-    h, head_gradient = gradient(sample.by_sample(fields), sample.by_sample(signals), head, noise, parameters)
+
+    def one(fields: Any, signals: Any, noise: Tree, lengths: Any) -> Any:
+        numbers = parameters
+        if lengths is not None:
+            numbers = {**parameters, "overlaps": parameters["overlaps"]._replace(lengths=lengths)}
+        return structure.loss.move(fields, signals, head, noise, numbers)[1]
+
+    found = jax.vmap(one)(sample.by_sample(fields), sample.by_sample(signals), noise, lengths)
     # a user's loss may hold float64 constants; a float32 simulation stays one
-    return sample.by_input(h).astype(fields.dtype), head_gradient.astype(fields.dtype)
+    h, head_gradient = sample.by_input(found.inputs).astype(fields.dtype), found.head.astype(fields.dtype)
+    pulls = jnp.concatenate([found.rows, found.signals], axis=-1).astype(fields.dtype) if structure.loss.pulls else None
+    return h, head_gradient, pulls
+
+
+def sample_gradients(
+    structure: Structure,
+    parameters: Numbers,
+    fields: Float[Numeric, "inputs p"],
+    signals: Float[Numeric, "inputs K"],
+    head: Float[Numeric, " p"],
+    noise: Tree,
+) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "samples p"]]:
+    """dloss/dfields (inputs, p) and dloss/dhead (batch, p) of a loss that reads no overlaps."""
+    return sample_moves(structure, parameters, fields, signals, head, noise)[:2]
 
 
 def one_step(
-    layout: Layout, numbers: tuple[Any, Any], rate: Any, state: Rows, sample: tuple[Any, Any, Any], dimension: Any = None, number: Any = 0
+    grouping: Grouping,
+    numbers: tuple[Any, Any],
+    rate: Scalar,
+    state: Rows,
+    sample: tuple[Any, Any, Any],
+    dimension: Scalar | None = None,
+    number: Whole = 0,
 ) -> Rows:
     """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
 
     `sample`: inputs x (inputs, blocks, columns) as seen from there, what the loss takes beside them, and what lies outside.
     """
-    structure, (parameters, algorithm), (x, noise, outside) = layout.structure, numbers, sample
+    structure, (parameters, algorithm), (x, noise, outside) = grouping.structure, numbers, sample
     p = structure.width
 
-    def gradient(rows: Any, head: Any) -> tuple[Any, Any]:
+    def gradient(rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
-        fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(layout.inputs, 1, -1), axis=-1)
+        fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(grouping.inputs, 1, -1), axis=-1)
         signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
-        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
+        reading, lengths = parameters, None
+        if structure.loss.pulls:
+            parts = jnp.moveaxis(rows.reshape(p, structure.blocks, -1), 1, 0)
+            reading = structure.loss.reading(parameters, *_gram_and_overlaps(structure, parameters, parts))
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(grouping.batch, -1, x.shape[1] * x.shape[2])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / dimension
+        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
-        found = h[0, :, None, None] * x[0] if layout.inputs == 1 else jnp.sum(h[:, :, None, None] * x[:, None], axis=0) / layout.batch
-        if layout.wide_batch:
-            combined = jnp.linalg.qr(structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / layout.batch
+        found = h[0, :, None, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None, None] * x[:, None], axis=0) / grouping.batch
+        if grouping.wide_batch:
+            combined = jnp.linalg.qr(structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / grouping.batch
             new = spread(parameters)[:, None, None] * (combined @ outside)
-            found = found.at[..., layout.inside :].set(jnp.moveaxis(new, 0, 1))
-        return found.reshape(p, -1), jnp.mean(head_gradient, axis=0)
+            found = found.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1))
+        found = found.reshape(p, -1)
+        if pulls is not None:
+            pull, k = jnp.mean(pulls, axis=0), structure.signals
+            along = jnp.einsum("ir,brk->ibk", pull[:, p:], jnp.broadcast_to(parameters["frame"], (structure.blocks, k, k)))
+            room = rows.shape[1] // structure.blocks - k
+            found = found + pull[:, :p] @ rows + jnp.pad(along, ((0, 0), (0, 0), (0, room))).reshape(p, -1)
+        return found, jnp.mean(head_gradient, axis=0)
 
     flat = state._replace(rows=state.rows.reshape(state.rows.shape[0], -1))
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    moved = take_step(layout.update, algorithm, flat, gradient, stride, dimension, number)
+    moved = take_step(grouping.update, algorithm, flat, gradient, stride, dimension, number)
     return moved._replace(rows=moved.rows.reshape(state.rows.shape))
 
 
-def fold(layout: Layout, rows: Any) -> Any:
+def fold(grouping: Grouping, rows: Float[Numeric, "rows blocks columns"]) -> Float[Numeric, "rows blocks columns"]:
     """[T | L | new] -> [T | L' | 0] with the same Gram matrix: L'^T is the R of a QR decomposition, also when rank is lost."""
-    k = layout.structure.signals
+    k = grouping.structure.signals
     rest = jnp.transpose(rows[..., k:], (1, 2, 0))
     L = jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
-    empty = jnp.zeros((*L.shape[:-1], layout.columns), rows.dtype)
+    empty = jnp.zeros((*L.shape[:-1], grouping.columns), rows.dtype)
     folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
     return jnp.concatenate([rows[..., :k], folded], axis=-1)

@@ -18,16 +18,19 @@ Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
 from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.arrays import DType, Keys, Numbers, Numeric, OneKey, Whole
 from sgdynamics.compressed import sample_gradients
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -43,7 +46,7 @@ SMALLEST = 64  # directions that memory is made for at first
 
 
 @dataclass(frozen=True)
-class Layout:
+class Setup:
     """What compiled code depends on."""
 
     structure: Structure
@@ -88,7 +91,7 @@ class Known(NamedTuple):
     change: Any = None  # (p, blocks, capacity): how rows change with a small kick, where that is asked for
 
 
-class Draws(NamedTuple):
+class StepDraws(NamedTuple):
     """The random numbers of one step: normals (normals, blocks, inputs), uniforms (n) for the selection, and small ones."""
 
     normals: Any
@@ -101,11 +104,20 @@ class Draws(NamedTuple):
     change: Any  # (p, blocks, n): normals for the directions that a change opens
 
 
-def begin(
-    layout: Layout, parameters: Any, algorithm: Any, T: Any, L: Any, head: Any, normals: Any, noise: Any, uniform: Any, room: int
+def initial(
+    setup: Setup,
+    parameters: Numbers,
+    algorithm: Numbers,
+    T: Float[Numeric, "blocks p K"],
+    L: Float[Numeric, "blocks p p"],
+    head: Float[Numeric, " p"],
+    normals: Float[Numeric, "blocks fields inputs"],
+    noise: Float[Numeric, "n draws"],
+    uniform: Float[Numeric, " n"],
+    room: int,
 ) -> Known:
     """A run at step 0, from rows [T | L] (blocks, p, K + p), normals (blocks, K + p, inputs), those of the draws (n, ...), uniforms (n)."""
-    structure, sample = layout.structure, layout.structure.sample
+    structure, sample = setup.structure, setup.structure.sample
     k = structure.signals
     n = noise.shape[0]
     draws = sample.drawn(parameters, noise)
@@ -114,15 +126,15 @@ def begin(
     A = jnp.moveaxis(x.reshape(-1, *x.shape[-2:]), 0, -1).astype(normals.dtype)
     signals = jnp.einsum("brk,bkn->nr", parameters["frame"].astype(A.dtype), A[:, :k], precision="highest")
     rows = jnp.moveaxis(jnp.concatenate([T, L], axis=-1), 0, 1).astype(A.dtype)
-    spare = room - layout.first
-    selected = first_selection(algorithm, uniform) if layout.selects else jnp.ones(n, bool)
+    spare = room - setup.first
+    selected = first_selection(algorithm, uniform) if setup.selects else jnp.ones(n, bool)
     return Known(
         jnp.zeros((room, A.shape[-1]), A.dtype),
         jnp.pad(A, ((0, 0), (0, spare), (0, 0))),
         jnp.pad(rows, ((0, 0), (0, 0), (0, spare))),
         head.astype(A.dtype),
         jnp.zeros((), jnp.int32),
-        jnp.asarray(layout.first, jnp.int32),
+        jnp.asarray(setup.first, jnp.int32),
         selected,
         signals,
         as_dtype(sample.given(draws), A.dtype),
@@ -146,14 +158,14 @@ def next_room(room: int, most: int) -> int:
     return min(2 * room if room < 512 else room + room // 2, most)
 
 
-def fields_of(rows: Any, A: Any) -> Any:
+def fields_of(rows: Float[Numeric, "p blocks capacity"], A: Float[Numeric, "blocks capacity inputs"]) -> Float[Numeric, "inputs p"]:
     """lambda (inputs, p)."""
     return jnp.einsum("pbk,bkn->np", rows, A, precision="highest")
 
 
-def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
+def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
-    structure = layout.structure
+    structure = setup.structure
     fields, signals = (structure.sample.by_sample(part) for part in (fields_of(state.rows, state.A), state.signals))
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, state.head, state.given, parameters)
     rows = jnp.moveaxis(state.rows, 1, 0)
@@ -161,11 +173,19 @@ def observe(layout: Layout, parameters: Any, state: Known) -> dict[str, Any]:
         "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
         "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
         "a": state.head,
-        "train_risk": jnp.mean(losses),
+        "train_risk": jnp.mean(losses, axis=0),
     }
 
 
-def outside(P: Any, vectors: Any, passes: int) -> Any:
+def observed(observe_all: Any, setup: Setup, losses: Mapping[str, Any], parameters: Any, states: Any) -> dict[str, Any]:
+    """What `observe` gives of many states (by a compiled function of setup, parameters, states), and means of other losses by name."""
+    found = observe_all(setup, parameters, states)
+    for name, loss in losses.items():
+        found[name] = observe_all(replace(setup, structure=replace(setup.structure, loss=loss)), parameters, states)["train_risk"]
+    return found
+
+
+def outside(P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inputs"], passes: int) -> Float[Numeric, "m inputs"]:
     """vectors (m, n) less their part in the span of P. One pass leaves rounding that grows from step to step: residuals need two."""
     for _ in range(passes):
         inner = jnp.einsum("kn,mn->mk", P, vectors, precision="highest")
@@ -173,139 +193,189 @@ def outside(P: Any, vectors: Any, passes: int) -> Any:
     return vectors
 
 
-def at_length(vectors: Any, n: int) -> Any:
+def at_length(vectors: Float[Numeric, "*s inputs"], n: int) -> Float[Numeric, "*s inputs"]:
     """vectors (..., n) brought to the length sqrt(n) that normals have in the limit; a projection has taken some of it."""
     square = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jnp.sqrt(n / jnp.where(square > 0, square, 1.0))
 
 
-def draw(layout: Layout, key: Any, n: int, room: int, dtype: Any) -> Draws:
+def draw(setup: Setup, key: OneKey, n: int, room: int, dtype: DType) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
-    p, blocks = layout.structure.width, layout.structure.blocks
+    p, blocks = setup.structure.width, setup.structure.blocks
     small_key, along_key = jax.random.split(key)
-    count = layout.normals * blocks * n
-    normals, uniform = normals_and_uniforms(key, count, n // layout.structure.sample.inputs_a_sample if layout.selects else 0)
-    few, uniforms = normals_and_uniforms(small_key, layout.opened * blocks + p * p * blocks + p, layout.opened * blocks)
-    lengths, lower, head = jnp.split(few, [layout.opened * blocks, layout.opened * blocks + p * p * blocks])
-    return Draws(
-        normals.reshape(layout.normals, blocks, n).astype(dtype),
+    count = setup.normals * blocks * n
+    normals, uniform = normals_and_uniforms(key, count, n // setup.structure.sample.inputs_a_sample if setup.selects else 0)
+    few, uniforms = normals_and_uniforms(small_key, setup.opened * blocks + p * p * blocks + p, setup.opened * blocks)
+    lengths, lower, head = jnp.split(few, [setup.opened * blocks, setup.opened * blocks + p * p * blocks])
+    return StepDraws(
+        normals.reshape(setup.normals, blocks, n).astype(dtype),
         uniform,
-        lengths.reshape(layout.opened, blocks),
-        uniforms.reshape(layout.opened, blocks),
+        lengths.reshape(setup.opened, blocks),
+        uniforms.reshape(setup.opened, blocks),
         # drawn by jax.random, whose first numbers do not depend on how many are asked for: memory must not change the run
-        jax.random.normal(along_key, (room, p, blocks), dtype) if layout.hot and not layout.limit else None,
+        jax.random.normal(along_key, (room, p, blocks), dtype) if setup.hot and not setup.limit else None,
         lower.reshape(p, p, blocks),
         head,
         # a key of its own: runs with and without a change have the same numbers otherwise
-        jax.random.normal(jax.random.fold_in(along_key, 1), (p, blocks, n), dtype) if layout.probed else None,
+        jax.random.normal(jax.random.fold_in(along_key, 1), (p, blocks, n), dtype) if setup.probed else None,
     )
 
 
-def step(layout: Layout, given: tuple[Any, ...], state: Known, draws: Draws, key: Any, number: Any) -> Known:
+class _Now(NamedTuple):
+    """What the parts of one step share: the numbers at its time, its random numbers and the key of its chi variables."""
+
+    setup: Setup
+    parameters: Any
+    algorithm: Any
+    sizes: Any  # (blocks,)
+    tolerance: Any
+    draws: StepDraws
+    key: Any
+
+    def length(self, index: int, opened: Whole, dtype: DType) -> Float[Numeric, " blocks"]:
+        """How far a new direction reaches outside of the known ones: (blocks,)."""
+        if self.setup.limit:
+            return jnp.sqrt(self.sizes).astype(dtype)
+        free = self.sizes - opened
+        return chi(jax.random.fold_in(self.key, index), free, self.draws.lengths[index], self.draws.uniforms[index]).astype(dtype)
+
+    def seen(self, there: Float[Numeric, " blocks"], vectors: Float[Numeric, "blocks inputs"]) -> Float[Numeric, "blocks inputs"]:
+        """The data along new directions (blocks, inputs), from (blocks,) and vectors in sample space without correlation."""
+        return (input_spread(self.parameters, vectors.dtype) * there)[:, None] * self.setup.structure.sample.mixed_inputs(
+            self.parameters, vectors
+        )
+
+
+def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: OneKey, number: Whole) -> Known:
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
-    structure, sample = layout.structure, layout.structure.sample
-    p, blocks = structure.width, structure.blocks
-    dtype = state.A.dtype
     parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
-    samples = jnp.asarray(state.selected.shape[0], dtype)
-    fields = fields_of(state.rows, state.A)
-    h, head_gradient = sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)
-    weight = state.selected.astype(dtype) / (algorithm["divisor"] * samples).astype(dtype)
-    g = h.T * sample.each_input(weight)
-    normals = draws.normals[:p]
-    if layout.probed:
-        # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
-        def slopes(fields: Any) -> Any:
-            return sample_gradients(structure, parameters, fields, state.signals, state.head, state.given)[0]
+    now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key)
+    p = setup.structure.width
+    pulls, normals, head_pull = _pulls(now, state)
+    known, gradient = _gradient(now, state, pulls, normals)
+    known, kick, head_kick = _kick(now, known) if setup.hot else (known, None, None)
 
-        _, bent = jax.jvp(slopes, (fields,), (fields_of(state.change, state.A),))
-        g, normals = jnp.concatenate([g, bent.T * sample.each_input(weight)]), jnp.concatenate([normals, draws.change])
-    gradient = jnp.einsum("bkn,pn->pbk", state.A, g, precision="highest")
-    # the data are C^1/2 Z, Z without correlation: what is conditioned on is Z, whose gradients are C^1/2 g
-    inner = sample.mixed_inputs(parameters, g)
-    spread = input_spread(parameters, dtype)
+    numbers = jax.tree.map(lambda value: jnp.asarray(value, state.A.dtype), algorithm)
+    stride = Stride(numbers["lr"], numbers["head_rate"], parameters["weight_decay"].astype(state.A.dtype), setup.structure)
+    flat = state.rows.reshape(p, -1)
+    rows, head = stride.move(flat, state.head, (gradient[:p].reshape(p, -1), head_pull), kick, head_kick)
+    return known._replace(
+        rows=rows.reshape(state.rows.shape),
+        head=head,
+        selected=next_selection(algorithm, state.selected, draws.uniform) if setup.selects else state.selected,
+        change=_response(state, stride, gradient, kick) if setup.probed else state.change,
+    )
+
+
+def _pulls(
+    now: _Now, state: Known
+) -> tuple[Float[Numeric, "spanned inputs"], Float[Numeric, "spanned blocks inputs"], Float[Numeric, " p"]]:
+    """Gradients as vectors in sample space (spanned, inputs), normals that the data are seen through along them, the head's gradient."""
+    structure, sample = now.setup.structure, now.setup.structure.sample
+    fields = fields_of(state.rows, state.A)
+
+    def slopes(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+        return sample_gradients(structure, now.parameters, fields, state.signals, state.head, state.given)
+
+    h, head_gradient = slopes(fields)
+    samples = jnp.asarray(state.selected.shape[0], state.A.dtype)
+    weight = state.selected.astype(state.A.dtype) / (now.algorithm["divisor"] * samples).astype(state.A.dtype)
+    g, normals = h.T * sample.each_input(weight), now.draws.normals[: structure.width]
+    if now.setup.probed:
+        # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
+        _, bent = jax.jvp(lambda fields: slopes(fields)[0], (fields,), (fields_of(state.change, state.A),))
+        g, normals = jnp.concatenate([g, bent.T * sample.each_input(weight)]), jnp.concatenate([normals, now.draws.change])
+    return g, normals, jnp.sum(head_gradient * weight[:, None], axis=0)
+
+
+def _gradient(
+    now: _Now, state: Known, g: Float[Numeric, "spanned inputs"], normals: Float[Numeric, "spanned blocks inputs"]
+) -> tuple[Known, Float[Numeric, "spanned blocks capacity"]]:
+    """What is known after the data have been seen through every g, and the gradients of the weights (spanned, blocks, capacity)."""
+    setup = now.setup
     P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
     n = P.shape[-1]
-
-    def there(opened: Any, spanned: Any) -> Any:
-        """Which blocks have directions left: (blocks,). In the limit all, as long as the paths are many more than what they span."""
-        return jnp.full(blocks, spanned < n // LEAST_FREE) if layout.limit else sizes - opened > 0
-
-    def length(index: int, opened: Any) -> Any:
-        """How far a new direction reaches outside of the known ones: (blocks,)."""
-        if layout.limit:
-            return jnp.sqrt(sizes).astype(dtype)
-        free = sizes - opened
-        return chi(jax.random.fold_in(key, index), free, draws.lengths[index], draws.uniforms[index]).astype(dtype)
-
-    for unit in range(layout.spanned):
+    gradient = jnp.einsum("bkn,pn->pbk", A, g, precision="highest")
+    # the data are C^1/2 Z, Z without correlation: what is conditioned on is Z, whose gradients are C^1/2 g
+    inner = setup.structure.sample.mixed_inputs(now.parameters, g)
+    for unit in range(setup.spanned):
         both = outside(P, jnp.concatenate([inner[unit][None], normals[unit]]), 2)
         square = jnp.sum(both[0] ** 2)
-        left = there(opened, spanned)
-        grows = (square > tolerance**2 * jnp.sum(inner[unit] ** 2)) & jnp.any(left)
+        # which blocks have directions left. In the limit all, as long as the paths are many more than what they span
+        left = jnp.full(setup.structure.blocks, spanned < n // LEAST_FREE) if setup.limit else now.sizes - opened > 0
+        grows = (square > now.tolerance**2 * jnp.sum(inner[unit] ** 2)) & jnp.any(left)
         size = jnp.sqrt(jnp.where(grows, square, 1.0))
         new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
-        if layout.limit:
+        if setup.limit:
             rest = at_length(rest, n)
-        open_block = (grows & left).astype(dtype)
-        found = (spread * open_block)[:, None] * sample.mixed_inputs(parameters, length(unit, opened)[:, None] * new + rest)
+        found = now.seen((grows & left).astype(A.dtype), now.length(unit, opened, A.dtype)[:, None] * new + rest)
         P = P.at[spanned].set(new)
         A = A.at[:, opened].set(found)
         gradient = gradient.at[:, :, opened].set(jnp.einsum("bn,pn->pb", found, g, precision="highest"))
         opened, spanned = opened + grows, spanned + grows
+    return state._replace(P=P, A=A, opened=opened, spanned=spanned), gradient
 
-    kick = head_kick = None
-    if layout.hot:
-        amount = kick_size(algorithm, jnp.sum(sizes)).astype(dtype)
-        turned = outside(P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
-        if layout.limit:
-            # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
-            kick, turned = jnp.zeros_like(state.rows), at_length(turned, n)
-        else:
-            slot = jnp.arange(state.rows.shape[-1])
-            # a small block may be known altogether while others still open
-            kick = jnp.transpose(draws.along, (1, 2, 0)) * (slot < jnp.minimum(opened, sizes[:, None]))
-        lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
-        for unit in range(p):
-            left = jnp.ones(blocks, dtype) if layout.limit else (sizes - opened > 0).astype(dtype)
-            A = A.at[:, opened].set((spread * left)[:, None] * sample.mixed_inputs(parameters, turned[unit]))
-            others = jnp.zeros((p, blocks), dtype) if layout.limit else lower[:, unit] * left
-            kick = kick.at[:, :, opened].set(others.at[unit].set(length(layout.spanned + unit, opened) * left))
-            opened = opened + jnp.any(left > 0)
-        kick = (amount * kick).reshape(p, -1)
-        head_kick = None if layout.limit else jnp.sqrt(algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
 
-    numbers = jax.tree.map(lambda value: jnp.asarray(value, dtype), algorithm)
-    decay = parameters["weight_decay"].astype(dtype)
-    pulls = gradient[:p].reshape(p, -1), jnp.sum(head_gradient * weight[:, None], axis=0)
-    stride = Stride(numbers["lr"], numbers["head_rate"], decay, structure)
-    rows, head = stride.move(state.rows.reshape(p, -1), state.head, pulls, kick, head_kick)
-    selected = next_selection(algorithm, state.selected, draws.uniform) if layout.selects else state.selected
-    rows = rows.reshape(state.rows.shape)
-    change = state.change
-    if layout.probed:
-        change = change * (1 - numbers["lr"] * decay) - numbers["lr"] * gradient[p:]
-        if structure.sphere:
-            # the kick is across the rows: returning to the sphere shortens it as it shortens them
-            free = state.rows * (1 - numbers["lr"] * decay) - numbers["lr"] * gradient[:p]
-            free = free if kick is None else free + kick.reshape(free.shape)
-            change = change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
-    return Known(P, A, rows, head, spanned, opened, selected, state.signals, state.given, change)
+def _kick(now: _Now, state: Known) -> tuple[Known, Float[Numeric, "p columns"], Float[Numeric, " p"] | None]:
+    """White noise on the rows (p, blocks * capacity) and on the head, what is known once every row has a direction of its own for it."""
+    setup, draws, sizes = now.setup, now.draws, now.sizes
+    p, blocks = setup.structure.width, setup.structure.blocks
+    A, opened, dtype = state.A, state.opened, state.A.dtype
+    amount = kick_size(now.algorithm, jnp.sum(sizes)).astype(dtype)
+    turned = outside(state.P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
+    if setup.limit:
+        # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
+        kick, turned = jnp.zeros_like(state.rows), at_length(turned, state.P.shape[-1])
+    else:
+        slot = jnp.arange(state.rows.shape[-1])
+        # a small block may be known altogether while others still open
+        kick = jnp.transpose(draws.along, (1, 2, 0)) * (slot < jnp.minimum(opened, sizes[:, None]))
+    lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
+    for unit in range(p):
+        left = jnp.ones(blocks, dtype) if setup.limit else (sizes - opened > 0).astype(dtype)
+        A = A.at[:, opened].set(now.seen(left, turned[unit]))
+        others = jnp.zeros((p, blocks), dtype) if setup.limit else lower[:, unit] * left
+        kick = kick.at[:, :, opened].set(others.at[unit].set(now.length(setup.spanned + unit, opened, dtype) * left))
+        opened = opened + jnp.any(left > 0)
+    head_kick = None if setup.limit else jnp.sqrt(now.algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
+    return state._replace(A=A, opened=opened), (amount * kick).reshape(p, -1), head_kick
+
+
+def _response(
+    state: Known, stride: Stride, gradient: Float[Numeric, "spanned blocks capacity"], kick: Float[Numeric, "p columns"] | None
+) -> Float[Numeric, "p blocks capacity"]:
+    """The change of first order beside the rows after the step: (p, blocks, capacity)."""
+    p = state.rows.shape[0]
+    kept = 1 - stride.size * stride.weight_decay
+    change = state.change * kept - stride.size * gradient[p:]
+    if not stride.structure.sphere:
+        return change
+    # the kick is across the rows: returning to the sphere shortens it as it shortens them
+    free = state.rows * kept - stride.size * gradient[:p]
+    free = free if kick is None else free + kick.reshape(free.shape)
+    return change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
 
 
 def advance(
-    layout: Layout, numbers: tuple[Any, ...], most: int, state: Known, keys: Any, given: Any, begin: int, end: int
+    setup: Setup,
+    numbers: tuple[Any, ...],
+    most: int,
+    state: Known,
+    keys: Keys,
+    given: tuple[Float[Numeric, "runs steps normals blocks inputs"], Float[Numeric, "runs steps n"] | None, Whole] | None,
+    since: int,
+    end: int,
 ) -> tuple[Known, np.ndarray]:
-    """All runs (leading axis) from step `begin` to `end`, with memory made on the way for up to `most` directions; the last good steps.
+    """All runs (leading axis) from step `since` to `end`, with memory made on the way for up to `most` directions; the last good steps.
 
     `numbers`: parameters, algorithm, sizes of the blocks, tolerance. `given`: (normals (run, step, normals, blocks, inputs), uniforms (run,
     step, n) or None, first step) in place of drawn ones, or None. Runs that need more than `most` stop where they are: `short` tells.
     """
-    now, good = np.full(len(keys), begin, dtype=np.int64), np.full(len(keys), begin, dtype=np.int64)
+    now, good = np.full(len(keys), since, dtype=np.int64), np.full(len(keys), since, dtype=np.int64)
     while True:
-        state, now, good = _advance(layout, _together(state), numbers, state, keys, given, now, good, np.int64(end))
+        state, now, good = _advance_known(setup, _together(state), numbers, state, keys, given, now, good, np.int64(end))
         room = state.P.shape[1]
         if np.all(np.asarray(now) >= end) or room >= most:
             return state, np.asarray(good)
@@ -321,35 +391,48 @@ def _together(state: Known) -> int:
     return max(count for count in range(1, min(runs, most) + 1) if runs % count == 0)
 
 
-def short(layout: Layout, state: Known) -> bool:
+def short(setup: Setup, state: Known) -> bool:
     """Whether memory ended before the steps did."""
     room = state.P.shape[1]
-    return int(np.max(state.opened)) + layout.opened > room or int(np.max(state.spanned)) + layout.spanned > room
+    return int(np.max(state.opened)) + setup.opened > room or int(np.max(state.spanned)) + setup.spanned > room
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _advance(
-    layout: Layout, together: int, numbers: tuple[Any, ...], state: Known, keys: Any, given: Any, now: Any, good: Any, end: Any
-) -> tuple[Known, Any, Any]:
+def _advance_known(
+    setup: Setup,
+    together: int,
+    numbers: tuple[Any, ...],
+    state: Known,
+    keys: Keys,
+    given: tuple[Float[Numeric, "runs steps normals blocks inputs"], Float[Numeric, "runs steps n"] | None, Whole] | None,
+    now: Int[Numeric, " runs"],
+    good: Int[Numeric, " runs"],
+    end: Whole,
+) -> tuple[Known, Int[Numeric, " runs"], Int[Numeric, " runs"]]:
     room, n = state.P.shape[1:]
     limit = LARGEST[str(state.A.dtype)]
 
-    def one(number: Any, state: Known, key: Any, part: Any) -> Known:
+    def one(
+        number: Whole,
+        state: Known,
+        key: OneKey,
+        part: tuple[Float[Numeric, "steps normals blocks inputs"], Float[Numeric, "steps n"] | None] | None,
+    ) -> Known:
         key = jax.random.fold_in(key, number)
-        draws = draw(layout, key, n, room, state.A.dtype)
-        if part is not None:
+        draws = draw(setup, key, n, room, state.A.dtype)
+        if part is not None and given is not None:
             draws = draws._replace(normals=part[0][number - given[2]])
-            if layout.selects:
+            if part[1] is not None:
                 draws = draws._replace(uniform=part[1][number - given[2]])
-        return step(layout, numbers, state, draws, key, number)
+        return step(setup, numbers, state, draws, key, number)
 
-    def fits(carry: tuple[Any, Known, Any]) -> Any:
+    def fits(carry: tuple[Any, Known, Any]) -> Bool[Numeric, ""]:
         number, state, _ = carry
-        enough = (jnp.max(state.opened) + layout.opened <= room) & (jnp.max(state.spanned) + layout.spanned <= room)
+        enough = (jnp.max(state.opened) + setup.opened <= room) & (jnp.max(state.spanned) + setup.spanned <= room)
         return (jnp.min(number) < end) & enough
 
-    def loop(advanced: Any, carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
-        def go(carry: tuple[Any, Known, Any]) -> tuple[Any, Known, Any]:
+    def loop(advanced: Callable[..., Any], carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
+        def go(carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
             number, state, good = carry
             state = advanced(number, state)
             fine = jnp.all(jnp.abs(state.rows) < limit, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < limit, axis=-1)
@@ -357,7 +440,7 @@ def _advance(
 
         return jax.lax.while_loop(fits, go, carry)
 
-    def group(runs: tuple[Any, Known, Any, Any, Any]) -> tuple[Any, Known, Any]:
+    def group(runs: tuple[Any, Known, Any, Any, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
         now, state, good, keys, parts = runs
         return loop(lambda number, state: jax.vmap(one)(number, state, keys, parts), (now, state, good))
 

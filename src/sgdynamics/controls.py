@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given, Scalar, Tree
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 
@@ -27,7 +28,7 @@ class Schedule:
     numbers: Any
     name: Any = None
 
-    def __call__(self, alpha: Any) -> Any:
+    def __call__(self, alpha: Scalar) -> Any:
         return self.function(self.numbers, alpha)
 
     def __repr__(self) -> str:
@@ -39,30 +40,53 @@ class Schedule:
         return piecewise_rate(**{**self.numbers, **changes})
 
 
-class _Own:
+class _OwnSchedule:
     """A user's function of alpha; two wrappers of one function are equal, so that it compiles once."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.own = function
 
-    def __call__(self, numbers: Any, alpha: Any) -> Any:
+    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
         return jnp.asarray(self.own(alpha), dtype=jnp.result_type(float))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Own) and self.own is other.own
+        return isinstance(other, _OwnSchedule) and self.own is other.own
 
     def __hash__(self) -> int:
-        return hash((_Own, id(self.own)))
+        return hash((_OwnSchedule, id(self.own)))
 
 
-def _piecewise(numbers: Any, alpha: Any) -> Any:
+def _piecewise(numbers: Tree, alpha: Scalar) -> Any:
     return jnp.asarray(numbers["rates"])[jnp.searchsorted(jnp.asarray(numbers["edges"]), alpha, side="right")]
 
 
-def piecewise_rate(edges: Any, rates: Any) -> Schedule:
-    """A learning rate that is constant between the `edges` (increasing values of alpha): one more rate than edges.
+def piecewise_rate(edges: Given, rates: Given) -> Schedule:
+    """A learning rate that is constant between edges.
 
     Its numbers are traced: another schedule with as many pieces does not compile again.
+
+    Parameters
+    ----------
+    edges : array_like of float
+        Where the rate changes: increasing values of alpha = samples/d, above 0 (a temperature: of t).
+    rates : array_like of float
+        The rates, 0 or more, one more than edges: ``rates[0]`` holds before ``edges[0]``.
+
+    Returns
+    -------
+    Schedule
+        A function of alpha, to be given as ``lr`` (or, as a function of t, as ``temperature``).
+
+    Raises
+    ------
+    ValueError
+        If edges do not increase, or there is not one rate more than edges.
+
+    Examples
+    --------
+    >>> schedule = sgd.piecewise_rate([2.0, 5.0], [0.4, 0.2, 0.1])
+    >>> sgd.OnePassSGD(lr=schedule).rates(np.array([0.0, 3.0, 9.0])).tolist()
+    [0.4, 0.2, 0.1]
     """
     edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
     rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")
@@ -73,26 +97,26 @@ def piecewise_rate(edges: Any, rates: Any) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
 
 
-def numbers_at(numbers: Any, alpha: Any) -> Any:
+def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
     """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
     return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)
 
 
-def scheduled(number: Any) -> bool:
+def scheduled(number: object) -> bool:
     """Whether a number depends on alpha."""
     return isinstance(number, Schedule)
 
 
-def made_schedule(name: str, function: Any, of: str) -> Schedule:
+def made_schedule(name: str, function: Function, of: str) -> Schedule:
     """A schedule from a user's function of one number (`of`: alpha or t)."""
-    schedule = function if isinstance(function, Schedule) else Schedule(_Own(function), ())
+    schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
-    tried = function.own if isinstance(function, _Own) else function
+    tried = function.own if isinstance(function, _OwnSchedule) else function
     checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False)
     return schedule
 
 
-def number_or_schedule(name: str, value: Any, of: str = "alpha") -> Any:
+def number_or_schedule(name: str, value: object, of: str = "alpha") -> Any:
     """A number of 0 or more, or a schedule of such numbers from a user's function."""
     if not callable(value):
         return checks.number(name, value, 0.0)
@@ -101,7 +125,7 @@ def number_or_schedule(name: str, value: Any, of: str = "alpha") -> Any:
     return schedule
 
 
-def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.ndarray:
+def checked_values(name: str, schedule: Schedule, places: np.ndarray, of: str) -> np.ndarray:
     """The values of a schedule at these places; refuse it where they are negative or not finite."""
     values = rates_of(schedule, np.asarray(places, dtype=np.float64))
     bad = ~(np.isfinite(values) & (values >= 0))
@@ -111,7 +135,7 @@ def checked_values(name: str, schedule: Any, places: np.ndarray, of: str) -> np.
     return values
 
 
-def describe_schedule(value: Any) -> tuple[Any, bool]:
+def describe_schedule(value: object) -> tuple[Any, bool]:
     """A number or schedule as plain values for a record, and whether it can be made again from them."""
     if not isinstance(value, Schedule):
         return trees.number(value), True

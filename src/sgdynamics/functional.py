@@ -1,5 +1,7 @@
 """The same drift, risk and solve as pure JAX functions of pytrees: jit, vmap and grad go through them.
 
+::
+
     structure = problem.structure            # shapes and functions: static
     parameters = problem.parameters          # numbers: noise, weight_decay, gram, ...
     state = functional.state(start)          # {"M": (blocks, p, K), "Q": (blocks, p, p), "a": (p,)}
@@ -9,7 +11,7 @@
         final = lambda lr: functional.risk(structure, parameters, functional.solve(structure, parameters, state, times, lr=lr, last=True))
         jax.grad(final)(0.1)
 
-They compute in whatever precision the caller's JAX is set to; `jax.enable_x64(True)` gives that of the rest of the library.
+They compute in whatever precision the caller's JAX is set to; ``jax.enable_x64(True)`` gives that of the rest of the library.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State
+from sgdynamics.controls import Schedule
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
@@ -39,7 +44,31 @@ ADJOINTS = {"reverse": diffrax.RecursiveCheckpointAdjoint, "forward": diffrax.Fo
 
 
 def state(start: Start, run: int | None = 0) -> dict[str, Any]:
-    """One run of a start as a pytree, or with run=None all of them along a leading axis, which `solve` takes too (else `jax.vmap`)."""
+    """One run of a start as a pytree.
+
+    Parameters
+    ----------
+    start : Start
+        What ``sgd.start`` or ``sgd.random_start`` returns.
+    run : int or None, default 0
+        Which run; None for all of them along a leading axis, which ``solve`` takes too (else ``jax.vmap``).
+
+    Returns
+    -------
+    dict of ndarray
+        "M" (blocks, p, K), "Q" (blocks, p, p) and "a" (p,).
+
+    Raises
+    ------
+    ValueError
+        If this is no start, or has no such run.
+
+    Examples
+    --------
+    >>> begin = sgd.start(sgd.TeacherStudent(width=2), M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> sgd.functional.state(begin)["M"].shape
+    (1, 2, 1)
+    """
     if not isinstance(start, Start):
         raise checks.reject("start", start, "give what sgd.start, sgd.random_start or sgd.start_from returns")
     if run is None:
@@ -50,13 +79,64 @@ def state(start: Start, run: int | None = 0) -> dict[str, Any]:
 
 
 def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
-    """How finely to integrate, for rows up to `margin` times those of the start (in squared length)."""
+    """How finely to integrate.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned.
+    start : Start
+        Where it starts.
+    margin : float, default 2.0
+        For rows up to this many times those of the start, in squared length.
+
+    Returns
+    -------
+    Rule
+        Static: compiled code depends on it.
+
+    Raises
+    ------
+    ValueError
+        If the problem has no fields, or the start is of another problem.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> sgd.functional.rule(problem, sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))).terms
+    64
+    """
     require("functional", problem)
     return rule_for(problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0))
 
 
 def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
-    """What `drift` and `solve` need for the exact mean increment at dimension d."""
+    """What ``drift`` and ``solve`` need for the exact mean increment at dimension d.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned.
+    dimension : int
+        The dimension d.
+    batch : int, default 1
+        Samples in a step.
+
+    Returns
+    -------
+    dict
+        A pytree, to be given as ``finite``.
+
+    Raises
+    ------
+    ValueError
+        If the dimension is too small, or the problem has no fields.
+
+    Examples
+    --------
+    >>> sorted(sgd.functional.finite(sgd.TeacherStudent(width=2), 500))
+    ['inverse_dimension', 'sizes']
+    """
     require("functional", problem)
     numbers = finite_numbers(problem, dimension, batch)
     if "points" in numbers:
@@ -70,25 +150,88 @@ def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]
 
 def drift(
     structure: Structure,
-    parameters: Any,
-    state: dict[str, Any],
+    parameters: Numbers,
+    state: State,
     *,
-    lr: Any = 0.0,
-    head_rate: Any = 1.0,
+    lr: Scalar = 0.0,
+    head_rate: Scalar = 1.0,
     batch: int = 1,
     finite: dict[str, Any] | None = None,
     rule: Rule | None = None,
     flow: bool = False,
 ) -> dict[str, Any]:
-    """d(M, Q, a)/dt at one state, in t = lr steps/d. flow=True leaves the noise of SGD out (lr -> 0)."""
+    """The rates d(M, Q, a)/dt at one state, in t = lr steps/d.
+
+    Parameters
+    ----------
+    structure : Structure
+        ``problem.structure``, static.
+    parameters : dict
+        ``problem.parameters``: noise, weight_decay, gram, ...
+    state : dict
+        What ``functional.state`` returns.
+    lr : float, default 0.0
+        The learning rate.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    batch : int, default 1
+        Samples in a step, static.
+    finite : dict, optional
+        What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
+    rule : Rule, optional
+        What ``functional.rule`` returns, static; the default rule unless given.
+    flow : bool, default False
+        Leave the noise of SGD out (lr -> 0); static.
+
+    Returns
+    -------
+    dict
+        The rates, of the shapes of ``state``.
+
+    Examples
+    --------
+    >>> import jax
+    >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
+    >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> with jax.enable_x64(True):
+    ...     rates = jax.jit(f.drift, static_argnums=0)(problem.structure, problem.parameters, state, lr=0.1)
+    >>> np.round(rates["M"].ravel(), 3).tolist()
+    [0.3, 0.1]
+    """
     rule = rule or Rule()
     algorithm = {"lr": lr, "head_rate": head_rate}
     nodes = _first_nodes(structure, rule, flow)
     return mean_increment(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
 
 
-def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: Rule | None = None) -> Any:
-    """E[loss] at one state."""
+def risk(structure: Structure, parameters: Numbers, state: State, *, rule: Rule | None = None) -> Float[Numeric, ""]:
+    """E[loss] at one state.
+
+    Parameters
+    ----------
+    structure : Structure
+        ``problem.structure``, static.
+    parameters : dict
+        ``problem.parameters``.
+    state : dict
+        What ``functional.state`` returns.
+    rule : Rule, optional
+        What ``functional.rule`` returns, static; the default rule unless given.
+
+    Returns
+    -------
+    array
+        One number.
+
+    Examples
+    --------
+    >>> import jax
+    >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
+    >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> with jax.enable_x64(True):
+    ...     print(round(float(f.risk(problem.structure, problem.parameters, state)), 3))
+    1.4
+    """
     rule = rule or Rule()
     nodes = {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).risk_nodes(rule).items()}
     return risk_at(structure, rule, nodes, parameters, state)
@@ -96,11 +239,11 @@ def risk(structure: Structure, parameters: Any, state: dict[str, Any], *, rule: 
 
 def solve(
     structure: Structure,
-    parameters: Any,
-    state: dict[str, Any],
-    times: Any,
+    parameters: Numbers,
+    state: State,
+    times: Given,
     *,
-    lr: Any = 0.0,
+    lr: Scalar | Schedule = 0.0,
     head_rate: Any = 1.0,
     batch: int = 1,
     finite: dict[str, Any] | None = None,
@@ -112,11 +255,62 @@ def solve(
     atol: float = integration.ATOL,
     mode: str = "reverse",
 ) -> dict[str, Any]:
-    """States at `times` (a leading time axis), or with last=True the state at the last of them; of runs (a leading axis of `state`) each.
+    """States at given times, differentiable with respect to lr, every number in ``parameters``, and ``state``.
 
-    Differentiable with respect to lr, every number in `parameters`, and `state`: mode="reverse" by `jax.grad` and `jax.jacrev`
-    (checkpointed), "forward" by `jax.jvp` and `jax.jacfwd`, also nested, "both" by either and by `jax.hessian`, at a higher cost.
-    Explicit, with 2000 steps at most (stiff=True: implicit, with 20000); beyond them states are infinite (`sgd.solve_ode` goes on).
+    Parameters
+    ----------
+    structure : Structure
+        ``problem.structure``, static.
+    parameters : dict
+        ``problem.parameters``.
+    state : dict
+        What ``functional.state`` returns, of one run or (a leading axis) of several.
+    times : array_like
+        Increasing times t = lr steps/d.
+    lr : float, default 0.0
+        The learning rate.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    batch : int, default 1
+        Samples in a step, static.
+    finite : dict, optional
+        What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
+    rule : Rule, optional
+        What ``functional.rule`` returns, static; the default rule unless given.
+    flow : bool, default False
+        Leave the noise of SGD out (lr -> 0); static.
+    stiff : bool, default False
+        An implicit method, with 20000 steps at most; the explicit one has 2000. Beyond them states are infinite (``sgd.solve_ode`` goes
+        on).
+    last : bool, default False
+        Only the state at the last of the times.
+    rtol : float, default 1e-08
+        The relative accuracy wanted of the overlaps.
+    atol : float, default 1e-10
+        The absolute accuracy wanted of the overlaps.
+    mode : str, default "reverse"
+        "reverse" goes with ``jax.grad`` and ``jax.jacrev`` (checkpointed), "forward" with ``jax.jvp`` and ``jax.jacfwd``, also nested,
+        "both" with either and ``jax.hessian``, at a higher cost.
+
+    Returns
+    -------
+    dict
+        States with a leading time axis (runs come before it), or with ``last`` the state at the last time.
+
+    Raises
+    ------
+    ValueError
+        If ``mode`` is none of these.
+
+    Examples
+    --------
+    >>> import jax
+    >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
+    >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> with jax.enable_x64(True):
+    ...     found = jax.jit(f.solve, static_argnums=0)(problem.structure, problem.parameters, state, np.array([0.5, 1.0]), lr=0.1)
+    >>> found["M"].shape
+    (2, 1, 2, 1)
     """
     checks.choice("mode", mode, tuple(ADJOINTS))
     rule = rule or Rule()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Tree
 from sgdynamics.precision import float64
 
 
@@ -26,7 +28,7 @@ def function_identity(function: Callable) -> dict[str, str]:
 
 
 @float64
-def traced_output(function: Callable, *arguments: Any) -> Any:
+def traced_output(function: Callable, *arguments: Tree) -> Any:
     """What a JAX function returns, as shapes and types; IndexError where it asks for an entry that is not there.
 
     JAX would answer that with the last entry. Traced in float64 as everything later: JAX keeps a closed-over array in the precision that
@@ -44,15 +46,130 @@ def traced_output(function: Callable, *arguments: Any) -> Any:
     return output
 
 
-def traced_shape(function: Callable, *arguments: Any) -> tuple[int, ...]:
+def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
     """The shape that a JAX function returns."""
     return traced_output(function, *arguments).shape
 
 
+# operations whose values are smooth functions of their operands, and those that only move numbers about
+_SMOOTH = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "div",
+        "pow",
+        "integer_pow",
+        "square",
+        "sqrt",
+        "rsqrt",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sinh",
+        "cosh",
+        "logistic",
+        "sin",
+        "cos",
+        "tan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "atan",
+        "erf",
+        "erfc",
+        "dot_general",
+        "reduce_sum",
+        "reduce_prod",
+        "cumsum",
+        "convert_element_type",
+        "broadcast_in_dim",
+        "reshape",
+        "transpose",
+        "squeeze",
+        "slice",
+        "dynamic_slice",
+        "gather",
+        "concatenate",
+        "pad",
+        "copy",
+        "stop_gradient",
+        "expand_dims",
+        "rev",
+        "iota",
+        "split",
+        "scatter",
+        "scatter-add",
+        "mul_add",
+        "add_any",
+    ]
+)
+
+
+_CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")
+
+
+@float64
+def looked_into(function: Callable, *arguments: Any) -> tuple[bool, list[bool]]:
+    """Whether a JAX function is smooth as far as its operations tell, and which of its arguments it uses at all.
+
+    Known to be smooth: sums, products, exp, tanh, erf and their kind; a maximum that is only subtracted, as softmax does. Whatever else
+    is in it (abs, where, sign, comparisons) counts as a kink, also where it is none.
+    """
+    closed = jax.make_jaxpr(function)(*arguments)
+    used = {id(one) for equation in closed.jaxpr.eqns for one in equation.invars} | {id(one) for one in closed.jaxpr.outvars}
+    counts = np.cumsum([0, *(len(jax.tree.leaves(argument)) for argument in arguments)])
+    variables = closed.jaxpr.invars
+    touched = [any(id(one) in used for one in variables[low:high]) for low, high in itertools.pairwise(counts)]
+    return _smooth(closed.jaxpr), touched
+
+
+def _smooth(jaxpr: Any) -> bool:
+    users: dict[int, list[Any]] = {id(one): [None] for one in jaxpr.outvars}
+    for equation in jaxpr.eqns:
+        for one in equation.invars:
+            users.setdefault(id(one), []).append(equation)
+
+    def held(variable: Any) -> bool:
+        """Whether all that is made of it is held constant."""
+        after = users.get(id(variable), [])
+        passed = ("broadcast_in_dim", "max", "reshape", "squeeze", "expand_dims")
+        return all(
+            one is not None and (one.primitive.name == "stop_gradient" or (one.primitive.name in passed and held(one.outvars[0])))
+            for one in after
+        )
+
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        inner = [part for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(part)]
+        if inner:
+            if name not in _CALLS or not all(_smooth(getattr(part, "jaxpr", part)) for part in inner):
+                return False
+        elif name not in _SMOOTH and not (name in ("reduce_max", "max") and held(equation.outvars[0])):
+            return False
+    return True
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
+
+
 def checked_function(
-    argument: str, function: Any, arguments: tuple[Any, ...], *, takes: str, call: str, differentiated: bool = True, label: Any = None
+    argument: str,
+    function: object,
+    arguments: tuple[Any, ...],
+    *,
+    takes: str,
+    call: str,
+    differentiated: bool = True,
+    label: str | None = None,
+    one_number: bool = True,
 ) -> None:
-    """Refuse what is no JAX function from these arguments to one real number, and say why.
+    """Refuse what is no JAX function from these arguments to one real number (or an array of them), and say why.
 
     `takes` names its arguments and `call` what it was called on. Where it is `differentiated`, whole numbers are refused too: no gradient
     goes through them. `label` is shown in place of the function, where that is a wrapper of the library's.
@@ -79,7 +196,7 @@ def checked_function(
     if shape is None or kind is None:
         what = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
         raise checks.reject(argument, shown, f"{call} must give one number, but it gave {what}")
-    if shape != ():
+    if one_number and shape != ():
         raise checks.reject(argument, shown, f"{call} must give one number, but it gave shape {shape}")
     if jnp.issubdtype(output.dtype, jnp.complexfloating):
         raise checks.reject(argument, shown, f"{call} must give one real number, but it gave a complex one: take its real part")

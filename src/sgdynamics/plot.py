@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.variables import VARIABLES
+
+if TYPE_CHECKING:  # drawing is imported where it is done
+    from matplotlib.axes import Axes
 
 TIME_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps"}
 MOST_POINTS = 25  # error bars on a curve before they run into one another
@@ -15,7 +19,7 @@ MOST_POINTS = 25  # error bars on a curve before they run into one another
 
 def risk(
     result: xr.Dataset,
-    ax: Any = None,
+    ax: Axes | None = None,
     *,
     x: str = "t",
     excess: bool | None = None,
@@ -25,8 +29,43 @@ def risk(
 ) -> tuple[Any, Any]:
     """The risk against time: a line for theory, the mean over runs with standard errors for a simulation.
 
-    excess=None shows the excess risk where it is defined; train=True the mean loss over the data set, where there is one.
-    On a log scale runs that share one curve stay apart from zero.
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver returned.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+    x : str, default "t"
+        The unit of time: "t", "alpha" or "step".
+    excess : bool, optional
+        The excess risk (True) or the risk (False); unless given the excess risk where it is defined.
+    train : bool, default False
+        The mean loss over the data set instead, where there is one.
+    log : bool, default True
+        A logarithmic axis; runs that share one curve stay apart from zero on it.
+    label : str, optional
+        In the legend; unless given what the result says of itself.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If the result does not have what is asked for.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> fig, ax = sgd.plot.risk(result, x="alpha")
+    >>> ax.get_ylabel()
+    'excess risk'
     """
     _checked(result)
     _time(result, x)
@@ -43,18 +82,97 @@ def risk(
     fig, ax = _axes(ax)
     _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None)
     ax.set_xlabel(_time_label(result, x))
-    ax.set_ylabel({"excess_risk": "excess risk", "risk": "risk", "train_risk": "training risk"}[chosen])
+    ax.set_ylabel(VARIABLES[chosen].label)
     if log:
         ax.set_yscale("log")
     ax.legend(frameon=False)
     return fig, ax
 
 
-def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
-    """Every entry of M (or of Q with name="Q", a with name="a") against time, one colour an entry."""
-    _checked(result)
+def overlaps(result: xr.Dataset, ax: Axes | None = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
+    """Every entry of M (or Q, or a) against time, one colour an entry; ``variable`` draws any other.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver returned.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+    x : str, default "t"
+        The unit of time: "t", "alpha" or "step".
+    name : str, default "M"
+        "M", "Q" or "a".
+    label : str, optional
+        In the legend; unless given what the result says of itself.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If the result does not have what is asked for.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> fig, ax = sgd.plot.overlaps(result, name="Q")
+    >>> len(ax.lines)
+    3
+    """
     checks.choice("name", name, ("M", "Q", "a"))
     checks.result("result", result, name, fix="give a result with overlaps; those of a spiked tensor are m and r2")
+    return variable(result, name, ax, x=x, label=label)
+
+
+def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = "t", label: str | None = None) -> tuple[Any, Any]:
+    """Any variable of a result against time, one colour an entry: overlaps, risks, and what ``record`` and ``evaluate`` have added.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver returned.
+    name : str
+        The variable, with axes (run, time, ...).
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+    x : str, default "t"
+        The unit of time: "t", "alpha" or "step".
+    label : str, optional
+        Of the runs in the legend; the method's name unless given.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If the result has no such variable along its runs and times.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> cosine = lambda state: state["M"][0, 0] / state["Q"][0, 0] ** 0.5
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], record={"cosine": cosine})
+    >>> fig, ax = sgd.plot.variable(path, "cosine")
+    >>> ax.get_ylabel()
+    'cosine'
+    """
+    _checked(result)
+    checks.result("result", result, name)
+    if result[name].dims[:2] != ("run", "time"):
+        raise checks.reject("name", name, f"it has the axes {result[name].dims}: give a variable along runs and times")
     _time(result, x)
     label = _text("label", label)
     fig, ax = _axes(ax)
@@ -64,15 +182,25 @@ def overlaps(result: xr.Dataset, ax: Any = None, *, x: str = "t", name: str = "M
         entries = [entry for entry in entries if list(entry) == sorted(entry)]
     theory = _is_theory(result)
     for position, entry in enumerate(entries):
-        shown = f"${name}_{{{''.join(str(index + 1) for index in entry)}}}$" if theory and len(entries) <= 8 else None
+        shown = _entry(result, name, entry) if theory and len(entries) <= 8 else None
         if position == 0 and not theory:
             shown = label or _label(result)
         _draw(ax, _time(result, x), values[(slice(None), slice(None), *entry)], _style(result), shown, f"C{position % 10}")
     ax.set_xlabel(_time_label(result, x))
-    ax.set_ylabel({"M": "overlaps with the signals $M$", "Q": "overlaps of the rows $Q$", "a": "head $a$"}[name])
+    ax.set_ylabel(VARIABLES[name].label if name in VARIABLES else name)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, ncols=2)
     return fig, ax
+
+
+def _entry(result: xr.Dataset, name: str, entry: tuple[int, ...]) -> str:
+    """What a legend calls one entry of a variable."""
+    if name == "evaluated_risk":
+        return str(result["evaluation"].values[entry[0]])
+    if not entry:
+        return name
+    number = "".join(str(index + 1) for index in entry)
+    return f"${name}_{{{number}}}$" if len(name) == 1 else f"{name} {number}"
 
 
 REGION_COLOURS = {
@@ -84,13 +212,41 @@ REGION_COLOURS = {
 }
 
 
-def regime_map(regimes: Any, ax: Any = None) -> tuple[Any, Any]:
-    """The map of the regimes with one setting on it, or several: a `Regime`, a list of them, or a dictionary from label to `Regime`.
+def regime_map(regimes: Any, ax: Axes | None = None) -> tuple[Any, Any]:
+    """The map of the regimes with one setting on it, or several.
 
+    Parameters
+    ----------
+    regimes : Regime, list of Regime or dict of str to Regime
+        What ``sgd.regime`` returns; a dictionary says what the legend calls each.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If these are no regimes.
+
+    Notes
+    -----
     Across: how wide the network is (one over the size of its finite-width term, which grows as p); up: the size of the noise of SGD, which
     grows as lr/(p B). So lr -> 0 goes down, p -> infinity at fixed lr down to the right, and d -> infinity moves the upper borders up:
     they are those of the first setting. Settings of another dimension have theirs as dotted lines of their own colour (where runs begin to
     scatter), and every marker is filled with the colour of the regime that it is in. lr = 0 lies on the lower edge.
+
+    Examples
+    --------
+    >>> here = sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000)
+    >>> fig, ax = sgd.plot.regime_map({"mine": here})
+    >>> ax.get_title()
+    'borders for $d$ = 1000'
     """
     # here, because the analysis draws on the solvers, and plots should not load them
     from sgdynamics.analysis.regimes import LARGE, SMALL, Regime
@@ -131,7 +287,7 @@ def regime_map(regimes: Any, ax: Any = None) -> tuple[Any, Any]:
     return fig, ax
 
 
-def _limits(ax: Any, point: tuple[float, float], border: tuple[float, float], top: float) -> None:
+def _limits(ax: Axes, point: tuple[float, float], border: tuple[float, float], top: float) -> None:
     """Arrows of the three limits: two from a setting, and d -> infinity on the border that it moves."""
     arrow = {"arrowstyle": "-|>", "color": "0.3", "lw": 1.2, "shrinkA": 6}
     for name, factors in (("lr → 0", (1.0, 0.35)), ("p → ∞", (5.0, 0.2))):
@@ -150,7 +306,7 @@ def _scatter_borders(one: Any, sizes: tuple[float, float]) -> tuple[float, float
     return (ratio * sizes[0] ** 2, ratio * sizes[1] ** 2)
 
 
-def _region(ax: Any, name: str, x: tuple[float, float], y: tuple[float, float], method: str) -> None:
+def _region(ax: Axes, name: str, x: tuple[float, float], y: tuple[float, float], method: str) -> None:
     """A coloured rectangle with its name, where there is room for it."""
     if y[1] <= y[0]:
         return
@@ -160,12 +316,56 @@ def _region(ax: Any, name: str, x: tuple[float, float], y: tuple[float, float], 
 
 
 def phase_diagram(
-    dataset: xr.Dataset, x: str, y: str, value: str | None = None, ax: Any = None, *, log: bool | None = None, label: str | None = None
+    dataset: xr.Dataset,
+    x: str,
+    y: str,
+    value: str | None = None,
+    ax: Axes | None = None,
+    *,
+    log: bool | None = None,
+    label: str | None = None,
 ) -> tuple[Any, Any]:
     """A heat map of one number over two swept parameters: cells centred on the points, logarithmic axes where the grid is.
 
-    `value`: a variable over x and y (a mean is taken over `run`); it may be left out where there is only one. log=None: logarithmic
-    colours where the values are positive and span more than a factor of 100. Failed points are hatched, points without a value grey.
+    Failed points are hatched, points without a value grey.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        What ``sgd.sweep`` returned.
+    x : str
+        The swept number across.
+    y : str
+        The swept number up.
+    value : str, optional
+        A variable over x and y (a mean is taken over ``run``); it may be left out where there is only one.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+    log : bool, optional
+        Logarithmic colours; unless given where the values are positive and span more than a factor of 100.
+    label : str, optional
+        Of the colour bar; unless given the long name of the variable.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If x or y is no swept number of two values or more, or the variable is not over both alone.
+
+    Examples
+    --------
+    >>> def product(lr, noise):
+    ...     return {"product": lr * noise}
+    >>> grid = sgd.sweep(product, over={"lr": [0.1, 0.2, 0.4], "noise": [1.0, 2.0]}, workers=1, progress=False)
+    >>> fig, ax = sgd.plot.phase_diagram(grid, x="lr", y="noise")
+    >>> ax.get_xscale(), ax.get_yscale()
+    ('log', 'linear')
     """
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Patch, Rectangle
@@ -247,7 +447,7 @@ def _cell_edges(points: np.ndarray) -> tuple[np.ndarray, str]:
     return (np.exp(edges), "log") if log else (edges, "linear")
 
 
-def _axes(ax: Any, size: tuple[float, float] = (6, 4)) -> tuple[Any, Any]:
+def _axes(ax: Axes | None, size: tuple[float, float] = (6, 4)) -> tuple[Any, Axes]:
     import matplotlib.pyplot as plt
 
     if ax is None:
@@ -316,7 +516,7 @@ def _label(result: xr.Dataset) -> str:
     return label + (f", {result.sizes['run']} runs" if result.sizes["run"] > 1 and not _is_theory(result) else "")
 
 
-def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], label: str | None, color: str | None) -> None:
+def _draw(ax: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any], label: str | None, color: str | None) -> None:
     """Lines for theory (one a run), points with standard errors for a simulation (points alone where it is a single run)."""
     if not style:
         for index, row in enumerate(values):
@@ -333,8 +533,45 @@ def _draw(ax: Any, x: np.ndarray, values: np.ndarray, style: dict[str, Any], lab
     ax.errorbar(x[::every], mean[::every], error[::every], lw=1, capsize=2, label=label, color=color, **style)
 
 
-def mean_field_density(result: xr.Dataset, time: int = -1, ax: Any = None, *, run: int | None = None, bins: int = 60) -> tuple[Any, Any]:
-    """The density mu_t of the particles at a save point, all runs or one: of (m, q) for one signal, of (m_1, m_2) for more."""
+def mean_field_density(
+    result: xr.Dataset, time: int = -1, ax: Axes | None = None, *, run: int | None = None, bins: int = 60
+) -> tuple[Any, Any]:
+    """The density mu_t of the particles at a save point: of (m, q) for one signal, of (m_1, m_2) for more.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What ``sgd.solve_mean_field`` returned.
+    time : int, default -1
+        Which save point, counted from 0; -1 is the last.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure unless given.
+    run : int, optional
+        Which run; all of them unless given.
+    bins : int, default 60
+        Of the histogram, in each direction.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The figure.
+    ax : matplotlib.axes.Axes
+        Its axis.
+
+    Raises
+    ------
+    ValueError
+        If the result is of another kind, has no such save point or run, or has diverged by then.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=64, activation="erf")
+    >>> begin = sgd.mean_field_random_start(problem, dimension=200)
+    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> fig, ax = sgd.mean_field_density(result, bins=20)
+    >>> ax.get_title()
+    '$t/p$ = 1'
+    """
     checks.result("result", result, "q", "M", "time", "signal", "run", "t", fix="give what solve_mean_field returns")
     point = result.isel(time=_place("time", time, result.sizes["time"], "save points", ""))
     bins = checks.whole("bins", bins, 1, 10_000)

@@ -53,7 +53,7 @@ RECORDED = ("dimension", "seed", "dtype", "paths", "replicates", "tolerance", "h
 
 
 @dataclass(frozen=True)
-class Plan:
+class FilePlan:
     """What a file states: `record` is the file in plain values, `calls` the arguments of each method."""
 
     record: dict[str, Any]
@@ -154,7 +154,7 @@ def _rows(first: Any, blocks: bool, sphere: bool) -> dict[str, Any]:
     return {"M": M if blocks else M[:, 0], "Q": Q if blocks else Q[:, 0], "a": first.a}
 
 
-def plans(path: str | Path) -> list[Plan]:
+def plans(path: str | Path) -> list[FilePlan]:
     """The solver calls of a file: one plan of a TOML file, one for each statement of a NetCDF file."""
     made = [plan(one) for one in (statements(path) if Path(path).suffix == ".nc" and Path(path).is_file() else [read(path)])]
     methods = [method for one in made for method in one.calls]
@@ -164,7 +164,7 @@ def plans(path: str | Path) -> list[Plan]:
     return made
 
 
-def plan(record: Mapping[str, Any]) -> Plan:
+def plan(record: Mapping[str, Any]) -> FilePlan:
     """The solver calls that [run] states."""
     table = _table(record, "run")
     checks.known_names("[run]", table, ("methods", *WHEN, *COMMON, *METHODS))
@@ -186,10 +186,10 @@ def plan(record: Mapping[str, Any]) -> Plan:
         for key, least in (("dimension", 1), ("runs", 1), ("seed", 0)):
             if calls[name].get(key) is not None:
                 checks.whole(f"run.{key}", calls[name][key], least)
-    return Plan(dict(record), problem, algorithm, _start(problem, record, table), _when("[run]", table), calls)
+    return FilePlan(dict(record), problem, algorithm, _start(problem, record, table), _when("[run]", table), calls)
 
 
-def solve(made: Plan, method: str, progress: bool | None = None) -> xr.Dataset:
+def solve(made: FilePlan, method: str, progress: bool | None = None) -> xr.Dataset:
     """One method of a plan; the result says in its attribute `statement` what it was made from."""
     solver = METHODS[method][0]
     arguments, when = dict(made.calls[method]), dict(made.when)
@@ -310,13 +310,13 @@ def _when(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
     return {given[0]: _points(where, given[0], table[given[0]])}
 
 
-def _points(where: str, name: str, value: Any) -> list[Any]:
+def _points(where: str, name: str, value: object) -> list[Any]:
     """Save points; the numbers of a range of steps are rounded."""
     points = _values(f"{where.strip('[]')}.{name}", value)
     return np.unique(np.rint(points)).astype(int).tolist() if name == "steps" and isinstance(value, Mapping) else points
 
 
-def _values(name: str, value: Any) -> list[Any]:
+def _values(name: str, value: object) -> list[Any]:
     """A list as it is, or the numbers of a range."""
     if isinstance(value, list):
         if not value:
@@ -344,5 +344,5 @@ def _arguments(solver: Callable[..., Any], without: tuple[str, ...]) -> tuple[st
     return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.name not in left_out)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

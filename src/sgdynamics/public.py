@@ -14,6 +14,7 @@ from sgdynamics.analysis.certify import certify as certify
 from sgdynamics.analysis.exit_times import ExitTimes as ExitTimes
 from sgdynamics.analysis.exit_times import exit_time as exit_time
 from sgdynamics.analysis.exit_times import exit_time_of as exit_time_of
+from sgdynamics.analysis.expect import expect as expect
 from sgdynamics.analysis.exponents import generative_exponent as generative_exponent
 from sgdynamics.analysis.exponents import hermite_coefficients as hermite_coefficients
 from sgdynamics.analysis.exponents import hermite_series as hermite_series
@@ -43,6 +44,7 @@ from sgdynamics.limits.effective_scaling import EffectiveScaling as EffectiveSca
 from sgdynamics.limits.effective_scaling import effective_scaling as effective_scaling
 from sgdynamics.limits.mean_field import mean_field_random_start as mean_field_random_start
 from sgdynamics.limits.mean_field import solve_mean_field as solve_mean_field
+from sgdynamics.observables import on_train as on_train
 from sgdynamics.plot import mean_field_density as mean_field_density
 from sgdynamics.problems import Activation as Activation
 from sgdynamics.problems import GaussianMixture as GaussianMixture
@@ -55,6 +57,8 @@ from sgdynamics.problems import polynomial as polynomial
 from sgdynamics.problems import random_start as random_start
 from sgdynamics.problems import start as start
 from sgdynamics.problems.bridge import overlaps_of as overlaps_of
+from sgdynamics.problems.losses import Move as Move
+from sgdynamics.problems.rule import Rule as Rule
 from sgdynamics.results import algorithm_of as algorithm_of
 from sgdynamics.results import load as load
 from sgdynamics.results import problem_of as problem_of

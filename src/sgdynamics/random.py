@@ -8,23 +8,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Num
 
+from sgdynamics.arrays import Keys, Numeric, OneKey, Whole
 from sgdynamics.precision import float64
 
 
 @float64
-def run_keys(seed: int, chosen: np.ndarray) -> Any:
+def run_keys(seed: int, chosen: np.ndarray) -> Keys:
     """One key a run, independent of how many runs there are."""
     root = jax.random.key(seed)
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 
 
-def step_key(key: Any, number: Any) -> Any:
+def step_key(key: OneKey, number: Whole) -> OneKey:
     """The key of a step, by two folds: a step counter has 64 bits, fold_in takes 32."""
     return jax.random.fold_in(jax.random.fold_in(key, number >> 32), number & 0xFFFFFFFF)
 
 
-def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
+def bartlett(
+    lower: Float[Numeric, "... lower"], chi: Float[Numeric, "... columns"], free: Float[Numeric, "blocks columns"], columns: int
+) -> Float[Numeric, "... columns columns"]:
     """The lower-triangular factor of a Wishart matrix from its normals and chi variables; columns beyond the space are zero."""
     rows, cols = np.tril_indices(columns, -1)
     kept = jnp.where(free[:, cols] > 0, lower, 0.0)
@@ -35,7 +39,7 @@ def bartlett(lower: Any, chi: Any, free: Any, columns: int) -> Any:
     return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, kept], axis=-1)[..., place]
 
 
-def normals_and_uniforms(key: Any, normals: int, uniforms: int) -> tuple[Any, Any]:
+def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any, Any]:
     """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
 
     The bits are SplitMix64: a counter from a random place, mixed. Threefry, which makes the keys, would take seven times as long
@@ -59,7 +63,7 @@ SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for 
 COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in range(12))
 
 
-def _turn(u: Any) -> tuple[Any, Any]:
+def _turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     """cos(2 pi u), sin(2 pi u) for u in (0, 1) to 1e-15, by the series of half the angle: twice as fast as two calls of the library's."""
     v = u - 0.5
     w = v * v
@@ -72,7 +76,7 @@ def _turn(u: Any) -> tuple[Any, Any]:
     return 2 * s * s - 1, -2 * s * c
 
 
-def chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
+def chi(key: OneKey, free: Num[Numeric, "..."], proposal: Float[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
 
     jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
@@ -81,7 +85,7 @@ def chi(key: Any, free: Any, proposal: Any, uniform: Any) -> Any:
     raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
     width = 1 / jnp.sqrt(9 * raised)
 
-    def attempt(x: Any, u: Any) -> tuple[Any, Any]:
+    def attempt(x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
         v = (1 + width * x) ** 3
         positive = v > 0
         bound = 0.5 * x**2 + raised - raised * v + raised * jnp.log(jnp.where(positive, v, 1.0))

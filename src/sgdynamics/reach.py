@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ YEAR = 365.25 * 86400.0
 SHARE_OF_MEMORY = 0.9  # of what is free, for arrays whose size is known exactly
 
 
-def check_steps(argument: str, value: Any, steps: float, fix: str = "give less") -> None:
+def check_steps(argument: str, value: object, steps: float, fix: str = "give less") -> None:
     """Refuse a number of steps of one run that no machine gets through."""
     if not steps <= MOST_STEPS:
         years = steps / STEPS_A_SECOND / YEAR
@@ -42,7 +41,7 @@ def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> 
         )
 
 
-def check_memory(argument: str, value: Any, needed: float, what: str, fix: str) -> None:
+def check_memory(argument: str, value: object, needed: float, what: str, fix: str) -> None:
     """Refuse arrays that do not fit into the memory that is free."""
     if needed < 1 << 28:  # asking the system costs more than these
         return

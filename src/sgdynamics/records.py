@@ -84,7 +84,7 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
     return random_start(problem, **{"dimension": dimension, **values})
 
 
-def _plain_record(what: str, record: Any) -> dict[str, Any]:
+def _plain_record(what: str, record: object) -> dict[str, Any]:
     if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
         raise checks.reject(what, record, "give a record, a dictionary such as {'kind': ...}")
     return dict(record)

@@ -21,6 +21,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
+from sgdynamics.reach import check_memory
 from sgdynamics.records import algorithm_from, problem_from
 from sgdynamics.version import __version__
 
@@ -38,11 +39,17 @@ def trajectory(
     diverged_at: np.ndarray,
     ran_out_at: np.ndarray | None = None,
     made: Any = xr.Dataset,
+    more: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The Dataset of a solve or a simulation of a dynamics, from its variables with axes (run, time, ...); or its `Parts`."""
+    """The Dataset of a solve or a simulation of a dynamics, from its variables with axes (run, time, ...); or its `Parts`.
+
+    `more` are variables and coordinates with their axes, as a Dataset takes them.
+    """
     meanings = dynamics.meanings()
     variables = {name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]}) for name, value in values.items()}
     coordinates = time_coordinates(clock, diverged_at, dynamics.letter, dynamics.has_data, ran_out_at)
+    for name, part in (more or {}).items():
+        (variables if part[0][:1] == ("run",) else coordinates)[name] = part
     # many answers of one definition need not each say what it is
     attributes = record(dynamics.problem, dynamics.algorithm, method, attributes) if made is xr.Dataset else attributes | {"method": method}
     return made(variables, coordinates | dynamics.coordinates(), attributes)
@@ -105,12 +112,60 @@ def _plain(value: Any) -> Any:
 
 
 def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
-    """The problem that a result records, made again."""
+    """The problem that a result records, made again.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver of this library returned, or ``sgd.load``.
+
+    Returns
+    -------
+    Problem or SpikedTensor
+        Equal to the one that was solved.
+
+    Raises
+    ------
+    ValueError
+        If there is no record, it has been damaged, or it names a user's function, which cannot be made again.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.problem_of(result) == problem
+    True
+    """
     return problem_from(_recorded(result, "problem"))
 
 
 def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
-    """The algorithm that a result records, made again."""
+    """The algorithm that a result records, made again.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver of this library returned, or ``sgd.load``.
+
+    Returns
+    -------
+    OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+        Equal to the one that was used.
+
+    Raises
+    ------
+    ValueError
+        If there is no record, it has been damaged, or it names a user's function, which cannot be made again.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.algorithm_of(result)
+    OnePassSGD(lr=0.1, batch=1, head_rate=1.0, update=None)
+    """
     return algorithm_from(_recorded(result, "algorithm"))
 
 
@@ -136,7 +191,33 @@ def decode(argument: str, text: Any) -> dict[str, Any]:
 
 
 def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
-    """Go on from where a result ended: an int counts save points (-1: the last), a float is a time t (the nearest save point)."""
+    """Go on from where a result ended.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What a solver returned.
+    time : int or float, default -1
+        An int counts save points (-1: the last), a float is a time t (the nearest save point).
+
+    Returns
+    -------
+    Start, MeanFieldStart, SpikedStart or dict
+        The state there as a start, of the result's kind (a dictionary of arrays for a dynamics of one's own).
+
+    Raises
+    ------
+    ValueError
+        If there is no such save point, or runs have diverged by then.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.start_from(result, time=0).M.round(3).tolist()
+    [[[0.566], [0.189]]]
+    """
     checks.result("result", result, "time", "run", "t")
     count = result.sizes["time"]
     if isinstance(time, (int, np.integer)) and not isinstance(time, bool):
@@ -149,16 +230,41 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
         if not len(times) or not times[0] <= time <= times[-1]:
             raise checks.reject("time", time, f"the result runs from t = {times[0]:g} to {times[-1]:g}" if len(times) else "no save points")
         index = int(np.argmin(np.abs(times - time)))
-    point = result.isel(time=index)
-    kind, axes = _start_form(result)
-    checks.result("result", result, *axes)
-    values = {name: _values(point, name, ("run", *dims)) for name, dims in axes.items()}
+    kind, values = _states_of(result.isel(time=index), ("run",))
     bad = ~np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()], axis=0)
     if bad.any():
         raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
-    if kind is Start and "M" in values:  # one block
-        values = {name: value[:, None] if name != "a" else value for name, value in values.items()}
     return values if kind is None else kind(*values.values())
+
+
+def _states_of(result: xr.Dataset, lead: tuple[str, ...]) -> tuple[Any, dict[str, np.ndarray]]:
+    """The states of a result, arrays with these leading axes, overlaps block by block; and what a start of them is."""
+    kind, axes = _start_form(result)
+    checks.result("result", result, *axes)
+    values = {name: _values(result, name, (*lead, *dims)) for name, dims in axes.items()}
+    if kind is Start and "M" in values:  # one block
+        values = {name: np.expand_dims(value, len(lead)) if name != "a" else value for name, value in values.items()}
+    return kind, values
+
+
+def field_states(result: xr.Dataset, gram: np.ndarray) -> dict[str, np.ndarray]:
+    """The states M, Q (block by block) and a of a result of fields, with axes (run, time) first.
+
+    Particles are rows that are orthogonal outside of the signals, whose Gram matrix is `gram`. `alpha` (on fixed data t) is where numbers
+    of a problem are read that depend on it.
+    """
+    checks.result("result", result, "time", "run", "t")
+    kind, values = _states_of(result, ("run", "time"))
+    if kind not in (Start, MeanFieldStart):
+        raise checks.reject("result", result.attrs.get("method"), "its states have no fields: give a result of a problem of fields")
+    M, second, a = values.values()
+    if kind is MeanFieldStart:
+        check_memory("result", second.shape, 8.0 * second.size * second.shape[-1], "their overlaps", "take fewer units, runs or times")
+        along = M @ np.linalg.solve(gram[0], np.swapaxes(M, -1, -2))
+        M, second = M[:, :, None], (along + second[..., None] * np.eye(M.shape[-2]))[:, :, None]
+    fixed_data = "samples_per_dimension" in _recorded(result, "algorithm")
+    when = result["t" if fixed_data or "alpha" not in result.coords else "alpha"]
+    return {"M": M, "Q": second, "a": a, "alpha": np.broadcast_to(np.asarray(when, dtype=np.float64), a.shape[:2])}
 
 
 def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
@@ -166,7 +272,8 @@ def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
     if "r2" in result:
         return SpikedStart, {"m": (), "r2": ()}
     if "M" not in result and "a" not in result and len(result) > 1:
-        return None, {str(name): tuple(map(str, part.dims[2:])) for name, part in result.items() if name != "risk"}
+        beside = ("risk", "evaluated_risk", *str(result.attrs.get("recorded", "")).split())
+        return None, {str(name): tuple(map(str, part.dims[2:])) for name, part in result.items() if name not in beside}
     if "q" in result:
         return MeanFieldStart, {"M": ("unit", "signal"), "q": ("unit",), "a": ("unit",)}
     blocks, tail = (("block",), "_block") if "M_block" in result else ((), "")
@@ -174,9 +281,9 @@ def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
 
 
 def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
-    """A variable at one time, with the axes that this library gives it."""
+    """A variable with the axes that this library gives it."""
     if point[name].dims != dims:
-        raise checks.reject(f"result.{name}", point[name].dims, f"at one time it has the axes {dims} in a result of this library's")
+        raise checks.reject(f"result.{name}", point[name].dims, f"it has the axes {dims} in a result of this library's")
     return checks.numbers(f"result.{name}", point[name].values, "give numbers")
 
 
@@ -184,6 +291,31 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
     """Write a result as NetCDF, or several by name as groups of one file.
 
     It is written under a temporary name first: a file of the final name is whole or not there.
+
+    Parameters
+    ----------
+    result : xarray.Dataset or mapping of str to xarray.Dataset
+        One result, or several by name.
+    path : str or path
+        The file; its folder must exist. A file of that name is replaced.
+
+    Returns
+    -------
+    pathlib.Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        If there is no result, a name is no plain text, or the path is a folder or in none.
+
+    Examples
+    --------
+    >>> import tempfile, xarray
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = sgd.save({"theory": xarray.Dataset({"x": 1.0})}, f"{folder}/results.nc")
+    ...     print(float(sgd.load(file, "theory")["x"]))
+    1.0
     """
     # a Dataset is a mapping too, of its variables
     parts = dict(result) if isinstance(result, Mapping) and not isinstance(result, xr.Dataset) else {None: result}
@@ -207,7 +339,33 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
-    """Read a result that `save` wrote; `group` is its name in a file of several."""
+    """Read a result that ``sgd.save`` wrote.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    group : str, optional
+        The name of the result in a file of several; left out where there is one.
+
+    Returns
+    -------
+    xarray.Dataset
+        In memory; the file is closed.
+
+    Raises
+    ------
+    ValueError
+        If the file is not there or cannot be read, or has several results and none is named.
+
+    Examples
+    --------
+    >>> import tempfile, xarray
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = sgd.save(xarray.Dataset({"x": 1.0}), f"{folder}/result.nc")
+    ...     print(float(sgd.load(file)["x"]))
+    1.0
+    """
     names = groups_in(path)
     if group is not None:
         checks.choice("group", group, names)

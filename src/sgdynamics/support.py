@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sgdynamics import checks
 
@@ -13,6 +12,7 @@ KINDS: dict[str, str] = {
     "mixture": "a Gaussian mixture, or inputs with means",
     "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps (and which is a mixture)",
     "several inputs": "samples of several inputs, or with own draws",
+    "rule": "a loss that reads overlaps, or a Rule",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "other update": "one-pass SGD with another update than plain steps",
@@ -26,6 +26,7 @@ _PLAIN = (
 )
 _FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
 _MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
+_PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
 _WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
 _SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
 _THEORY = {"other update": _PLAIN, "fixed data": _FRESH}
@@ -44,11 +45,13 @@ REFUSED: dict[str, Mapping[str, str]] = {
         **_THEORY,
         "mixture": _WIDE,
         "several inputs": _WIDE,
+        "rule": _WIDE,
         "spiked tensor": _WIDE,
         "own dynamics": _WIDE,
     },
     "solve_dmft": {
         "other update": "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm",
+        "rule": _PULLS,
         "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
         "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
     },
@@ -64,6 +67,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "hessian_spectrum": {
         "mixture": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
         "several inputs": "the Hessian is built for samples of one input; use fixed_points for stability",
+        "rule": "the Hessian is built for losses of the fields; use fixed_points for stability",
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
     },
@@ -72,6 +76,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
         **_THEORY,
         "mixture": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
         "several inputs": f"{_MAP}; these samples have several inputs",
+        "rule": f"{_MAP}; this moves rows along one another",
         "spiked tensor": f"{_MAP}; a spiked tensor has no width: see sgd.effective_scaling",
         "own dynamics": _MAP,
     },
@@ -80,22 +85,25 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
     },
+    "expect": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "certify": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "sweep": {},
 }
-WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "functional")  # they ask for none
+WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
 _ARGUMENT = {"other update": "update", "fixed data": "algorithm"}
 
 
-def require(question: str, problem: Any, algorithm: Any = None) -> None:
+def require(question: str, problem: object, algorithm: object = None) -> None:
     """Refuse what is no problem, and what this question is not answered for."""
     kinds = getattr(problem, "kinds", None)
     if kinds is None or isinstance(problem, type):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
     for kind in (*kinds, *getattr(algorithm, "kinds", ())):
         reason = REFUSED[question].get(kind)
+        if kind == "rule" and "fixed data" in getattr(algorithm, "kinds", ()):
+            reason = _PULLS  # whatever the question
         if kind == "other update" and "fields" not in kinds:
             reason = _PLAIN  # of problems that have no fields, whatever the question
         if reason is not None:
@@ -105,7 +113,18 @@ def require(question: str, problem: Any, algorithm: Any = None) -> None:
 
 
 def supported() -> str:
-    """The table of what is supported, as Markdown: questions in rows, kinds of problems and algorithms in columns, and why not."""
+    """The table of what is supported, as Markdown.
+
+    Returns
+    -------
+    str
+        Questions in rows, kinds of problems and algorithms in columns, and below it why not.
+
+    Examples
+    --------
+    >>> print(sgd.supported().splitlines()[0][:22])
+    | | fields | mixture |
+    """
     reasons: list[str] = []
     lines = ["| | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
     for question, refused in REFUSED.items():

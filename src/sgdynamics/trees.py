@@ -6,7 +6,7 @@ JAX puts tracers, and things that are no numbers at all, where the numbers are: 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -22,21 +22,21 @@ def number(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and not checks.is_traced(value) else value
 
 
-def traced(value: Any) -> Any:
+def traced(value: object) -> Any:
     """Numbers in float64; what is a tracer, or made of numbers, as it is."""
     return np.asarray(value, dtype=np.float64)[()] if isinstance(value, (int, float, np.generic, np.ndarray)) else value
 
 
-def settled(children: Any) -> Any:
+def settled(children: Sequence[Any]) -> Any:
     """Numbers that JAX has computed, as NumPy's: arithmetic with its own would lose digits wherever float64 is not switched on."""
 
-    def one(value: Any) -> Any:
+    def one(value: object) -> Any:
         return np.asarray(value)[()] if isinstance(value, jax.Array) and not checks.is_traced(value) else value
 
     return jax.tree.map(one, children)
 
 
-def same(self: Any, other: object) -> bool:
+def same(self: object, other: object) -> bool:
     """Whether two of the same kind have the same functions, shapes and numbers: an __eq__."""
     if type(self) is not type(other):
         return NotImplemented
@@ -44,7 +44,7 @@ def same(self: Any, other: object) -> bool:
     return form == other_form and all(np.array_equal(x, y) for x, y in zip(mine, theirs, strict=True))
 
 
-def form(self: Any) -> int:
+def form(self: object) -> int:
     """A __hash__: of what is static, as numbers may be arrays."""
     return hash(jax.tree.structure(self))
 
@@ -55,7 +55,7 @@ def numbered(*numbers: str) -> Callable[[type[Kind]], type[Kind]]:
     def register(cls: Any) -> type[Kind]:
         rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
 
-        def flatten(one: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        def flatten(one: object) -> tuple[list[Any], tuple[Any, ...]]:
             return [(jax.tree_util.GetAttrKey(name), getattr(one, name)) for name in numbers], tuple(getattr(one, name) for name in rest)
 
         def unflatten(static: tuple[Any, ...], children: Any) -> Any:

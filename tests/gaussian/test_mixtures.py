@@ -163,7 +163,7 @@ def test_fine_rule():
     v, M, R = nearly_parallel()
     means, labels = clusters(XOR, M)
     state = (means, (M @ M.T + R) / 100, v, labels)
-    finest = mixtures.Rule(line=12, inner=(8, 8, 24), outer=(10, 8, 16), graded=18, span=7.0)
+    finest = mixtures.MixtureRule(line=12, inner=(8, 8, 24), outer=(10, 8, 16), graded=18, span=7.0)
     fast, fine, truth = (found(*state, rule=rule) for rule in (None, mixtures.rule_for(4, fine=True), finest))
     for rule, values, tolerance in ((mixtures.rule_for(4), fast, 1e-5), (mixtures.rule_for(4, fine=True), fine, 1e-6)):
         gap = max(np.abs(one - other).max() for one, other in zip(values, truth, strict=True))
@@ -357,7 +357,7 @@ def test_wide_networks_against_monte_carlo(width):
     W = generator.standard_normal((width, width)) / 2
     covariance, means, head = W @ W.T, generator.standard_normal((2, width)) / 2, generator.standard_normal(width)
     labels = np.array([0.0, 1.0])
-    rule = mixtures.Rule(replicates=8)
+    rule = mixtures.MixtureRule(replicates=8)
     nodes = mixtures.nodes_for(rule, width)
     with jax.enable_x64(True):
         run = jax.jit(jax.vmap(lambda node: mixtures.cluster_moments(rule, node, means, covariance, head, labels)), compiler_options=QUICK)

@@ -66,7 +66,7 @@ def one_steps(problem, begin, dimension, length, count, higher_order, lr):
     """Increments of (M, Q upper) over one step of the scheme from one start, many times."""
     with jax.enable_x64(True):
         paths = sde.SdePaths(problem, sgd.OnePassSGD(lr=lr), begin, dimension, problem.block_dimensions(dimension), higher_order)
-        state = sde.Path(*(part[0] for part in paths.initial(np.array([0]))))
+        state = sde.SdeState(*(part[0] for part in paths.initial(np.array([0]))))
         numbers = (paths.nodes, paths.parameters, paths.algorithm, paths.numbers)
         after = _steps(paths.structure, paths.rule, higher_order, *numbers, state, length, jax.random.split(jax.random.key(5), count))
         return flat(after) - flat({"M": begin.M_blocks, "Q": begin.Q_blocks})

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics.analysis.spiked import spiked_fixed_points
-from sgdynamics.limits import spiked as limits
-from sgdynamics.limits.spiked import spiked_increment
-from sgdynamics.papers.effective_dynamics import spiked as paper
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.limits import spiked_equations as limits
+from sgdynamics.limits.spiked_equations import spiked_increment
+from sgdynamics.papers.effective_dynamics import spiked_formulas as paper
 from sgdynamics.papers.effective_dynamics.spiked_figures import figure_1
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start
 from sgdynamics.simulation import running
@@ -62,7 +62,7 @@ def test_the_pair_is_born_at_the_critical_snr():
 def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ridge):
     problem, algorithm = SpikedTensor(order=order, snr=12.0, ridge=ridge), sgd.OnePassSGD(lr=lr, batch=batch)
     found = spiked_fixed_points(problem, algorithm)
-    numbers = limits.numbers_of(problem, algorithm, None)
+    numbers = limits.equation_numbers(problem, algorithm, None)
     assert [point.risk for point in found] == sorted(point.risk for point in found)
     assert any(point.m == 0 and point.r2 == 0 for point in found)
     for point in found:
@@ -91,7 +91,7 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
 def test_no_fixed_point_is_missed(order, snr, ridge, count):
     """Against a search that knows nothing of the equations in one unknown: Newton from random places."""
     problem, algorithm = SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=1.0)
-    numbers = limits.numbers_of(problem, algorithm, None)
+    numbers = limits.equation_numbers(problem, algorithm, None)
     y = np.random.default_rng(order).uniform([-1.8, 0.0], [1.8, 1.2], (4000, 2))
     with np.errstate(all="ignore"):
         for _ in range(60):
@@ -192,7 +192,7 @@ def test_one_step_in_closed_form_and_by_quadrature():
         np.testing.assert_allclose(mean[0], first, rtol=1e-10)
         np.testing.assert_allclose(covariance[0], second, rtol=1e-9)
         # the drift at n is the mean increment, and the drift as n -> infinity its limit
-        numbers = limits.numbers_of(problem, algorithm, n)
+        numbers = limits.equation_numbers(problem, algorithm, n)
         np.testing.assert_allclose(np.array(limits.drift(numbers, m, r2)) * delta, first, rtol=1e-10)
 
 

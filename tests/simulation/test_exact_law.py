@@ -117,7 +117,7 @@ def test_one_step_pathwise(batch, options):
     generator = np.random.default_rng(batch)
     x = generator.standard_normal((batch, d))
     noise = generator.standard_normal(batch)
-    layout = compressed.Layout(problem.structure, batch, single=True)
+    grouping = compressed.Grouping(problem.structure, batch, single=True)
     weights = np.zeros((p, d))
     weights[:, :k], weights[:, k : k + p] = T[0], L[0]
     rate = 0.8 / d
@@ -135,18 +135,18 @@ def test_one_step_pathwise(batch, options):
         after, head = (np.asarray(part) for part in direct_step(*args)[:2])
         # what lies outside, up to a rotation: the lower-triangular factor of its Gram matrix (for a wide batch: of Q^T X)
         inside, outside = x[:, : k + p], x[:, k + p :]
-        if layout.wide_batch:
+        if grouping.wide_batch:
             fields = x @ weights.T
             signals = inside[:, :k] @ problem.parameters["frame"][0].T
             h, _ = compressed.sample_gradients(problem.structure, problem.parameters, fields, signals, begin.a[0], noise)
             outside = np.linalg.qr(np.asarray(h))[0].T @ outside
         lower = np.linalg.qr(outside.T, mode="r").T
-        rows = compressed.initial_rows(layout, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]))
-        beyond = np.zeros((batch, layout.columns)) if layout.wide_batch else lower
+        rows = compressed.initial_rows(grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]))
+        beyond = np.zeros((batch, grouping.columns)) if grouping.wide_batch else lower
         seen = np.concatenate([inside, beyond], axis=1)[:, None]
         sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
-        moved = compressed.one_step(layout, (problem.parameters, algorithm), rate, rows, sample)
-        folded = moved._replace(rows=compressed.fold(layout, moved.rows))
+        moved = compressed.one_step(grouping, (problem.parameters, algorithm), rate, rows, sample)
+        folded = moved._replace(rows=compressed.fold(grouping, moved.rows))
         for state in (moved, folded):
             found = compressed.overlaps(problem.structure, problem.parameters, state)
             np.testing.assert_allclose(found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12)
@@ -159,14 +159,14 @@ def test_random_numbers_have_their_laws():
     from scipy import stats
 
     problem = sgd.TeacherStudent(width=2, activation="square")
-    layout = compressed.Layout(problem.structure, 1)
+    grouping = compressed.Grouping(problem.structure, 1)
     with jax.enable_x64(True):
         keys = jax.random.split(jax.random.key(0), 3000)
-        draw = jax.jit(jax.vmap(lambda key, sizes: compressed.draw_span(layout, key, sizes), in_axes=(0, None)))
+        draw = jax.jit(jax.vmap(lambda key, sizes: compressed.draw_span(grouping, key, sizes), in_axes=(0, None)))
         for size in (3, 4, 7, 10**9):
             draws = draw(keys, jnp.array([float(size)]))
             outside = np.asarray(draws.outside)[:, 0, 0]
-            for column in range(min(3, layout.columns)):
+            for column in range(min(3, grouping.columns)):
                 free = size - 3 - column
                 chi = outside[:, column, column]
                 if free <= 0:

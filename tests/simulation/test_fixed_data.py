@@ -35,7 +35,7 @@ D, STEPS, SEED = 24, 12, 5
 def made(problem, algorithm, begin, d=D, together=None, **more):
     simulator = DirectFixedData(problem, algorithm, begin, d, problem.block_dimensions(d), seed=SEED, **more)
     if together is not None:
-        simulator.plan = simulator.plan._replace(together=together)
+        simulator.options = simulator.options._replace(together=together)
     return simulator
 
 
@@ -124,7 +124,7 @@ def test_a_numpy_loop_on_the_same_data_gives_the_same_runs(name):
         keys = run_keys(SEED, np.arange(3))
         state = simulator.initial(np.arange(3))
     for index in range(3):
-        x, signals, noise = (np.asarray(part if simulator.plan.shared else part[index]) for part in simulator.data)
+        x, signals, noise = (np.asarray(part if simulator.options.shared else part[index]) for part in simulator.data)
         np.testing.assert_allclose(signals, x[:, simulator.place.axes] @ simulator.place.signals.T, atol=1e-13)
         rows, head = np.asarray(state.rows)[index], np.asarray(state.head)[index]
         np.testing.assert_allclose(found["Q"][index, 0].sum(axis=0), begin.Q[index], atol=1e-12)

@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Numbers, Numeric, Scalar
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
@@ -39,8 +41,24 @@ class FixedData:
         object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
 
-    def replace(self, **changes: Any) -> Self:
-        """The same algorithm with some of its arguments changed, checked as when it was made: algorithm.replace(lr=0.02)."""
+    def replace(self, **changes: object) -> Self:
+        """The same algorithm with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name: ``algorithm.replace(lr=0.02)``.
+
+        Returns
+        -------
+        GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+            A new one of the same kind; this one stays as it is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such argument, or its value is refused.
+        """
         return checks.replaced(self, changes)
 
     @property
@@ -82,7 +100,23 @@ class FixedData:
             checked_values("temperature", temperature, times, "t")
 
     def samples(self, dimension: int) -> int:
-        """The size of the data set at dimension d."""
+        """The size of the data set at dimension d.
+
+        Parameters
+        ----------
+        dimension : int
+            The dimension d.
+
+        Returns
+        -------
+        int
+            samples_per_dimension times d, rounded.
+
+        Raises
+        ------
+        ValueError
+            If that is less than one sample, or beyond counting.
+        """
         count = self.samples_per_dimension * dimension
         if not count < checks.LARGEST_WHOLE:
             raise checks.reject("samples_per_dimension", self.samples_per_dimension, f"at d = {dimension} these are {count:.3g} samples")
@@ -94,7 +128,13 @@ class FixedData:
         return count
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result."""
+        """The algorithm as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+        """
         shown = {one.name: describe_schedule(getattr(self, one.name)) for one in fields(self)}
         record = {name: int(value) if isinstance(value, bool) else value for name, (value, _) in shown.items()}
         return {"kind": type(self).__name__, **record} | ({} if all(again for _, again in shown.values()) else {"rerunnable": False})
@@ -103,16 +143,65 @@ class FixedData:
 @trees.numbered(*NUMBERS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
-    """Full-batch gradient descent on a fixed data set of samples_per_dimension d samples, t = lr steps."""
+    """Full-batch gradient descent on a fixed data set.
+
+    ::
+
+        W <- W - lr d(mean loss)/dW,     a <- a - head_rate lr d(mean loss)/da,     t = lr steps
+
+    Parameters
+    ----------
+    lr : float, default 0.01
+        The learning rate: one step moves t by this much.
+    samples_per_dimension : float, default 3.0
+        The size n of the data set over the dimension d.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or ``lr`` is a function: on a fixed data set it is a number.
+
+    Examples
+    --------
+    >>> algorithm = sgd.GradientDescent(lr=0.05, samples_per_dimension=2.0)
+    >>> algorithm.samples(500)
+    1000
+    """
 
 
 @trees.numbered(*NUMBERS, "batch_fraction")
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
-    """Multi-pass SGD: at every step each sample is in the batch with probability batch_fraction, independently.
+    """Multi-pass SGD: at every step each sample of a fixed data set is in the batch with probability ``batch_fraction``, independently.
 
-    rescale=True divides by batch_fraction n (the mean over the batch); False by n.
+    Parameters
+    ----------
+    lr : float, default 0.01
+        The learning rate: one step moves t by this much.
+    samples_per_dimension : float, default 3.0
+        The size n of the data set over the dimension d.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    batch_fraction : float, default 0.5
+        The share of the samples in a batch, above 0 and at most 1.
+    rescale : bool, default True
+        Divide the sum over the batch by batch_fraction n (the mean over the batch); False: by n.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+
+    Notes
+    -----
     Source: Mignacco, Urbani, Zdeborova (2021), eq. (6); literal drawing with replacement would not be gradient descent at fraction 1.
+
+    Examples
+    --------
+    >>> sgd.MultiPassSGD(lr=0.01, batch_fraction=0.2).fraction
+    0.2
     """
 
     batch_fraction: float = 0.5
@@ -145,10 +234,37 @@ class MultiPassSGD(FixedData):
 @trees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
-    """Persistent SGD: a sample stays out of the batch for persistence_time (in t) on average, and in it so that the batch keeps its size.
+    """Persistent SGD: a sample stays out of the batch for ``persistence_time`` on average, and in it so that the batch keeps its size.
 
+    Parameters
+    ----------
+    lr : float, default 0.01
+        The learning rate: one step moves t by this much.
+    samples_per_dimension : float, default 3.0
+        The size n of the data set over the dimension d.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    batch_fraction : float, default 0.5
+        The share b of the samples in a batch, above 0 and at most 1.
+    rescale : bool, default True
+        Divide the sum over the batch by batch_fraction n (the mean over the batch); False: by n.
+    persistence_time : float, default 1.0
+        How long a sample stays out on average, in t.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or a sample would switch with a probability above 1 in a step.
+
+    Notes
+    -----
     Per step a sample comes in with probability lr/persistence_time and goes out with (1 - b) lr/(b persistence_time); it has a limit
     lr -> 0 that is not gradient flow. Source: Mignacco, Urbani, Zdeborova (2021), eq. (7), whose b is the batch fraction.
+
+    Examples
+    --------
+    >>> sgd.PersistentSGD(lr=0.01, batch_fraction=0.5, persistence_time=2.0).switching()
+    (0.005, 0.005)
     """
 
     persistence_time: float = 1.0
@@ -177,8 +293,30 @@ class PersistentSGD(MultiPassSGD):
 class Langevin(FixedData):
     """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).
 
-    `temperature` is a number or a function of t, such as `piecewise_rate([350.0], [1.0, 0.0])`, which switches it off at t = 350.
+    Parameters
+    ----------
+    lr : float, default 0.01
+        The learning rate: one step moves t by this much.
+    samples_per_dimension : float, default 3.0
+        The size n of the data set over the dimension d.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    temperature : float or callable, default 1.0
+        T, a number or a function of t: ``sgd.piecewise_rate([350.0], [1.0, 0.0])`` switches it off at t = 350.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+
+    Notes
+    -----
     A trained head receives sqrt(2 T head_rate lr/d) noise, so that without a constraint small steps sample exp(-d loss/T) of both layers.
+
+    Examples
+    --------
+    >>> sgd.Langevin(temperature=0.5).hot, sgd.Langevin(temperature=0.0).hot
+    (True, False)
     """
 
     temperature: Any = 1.0
@@ -202,16 +340,16 @@ def checked_fixed_data(value: Any) -> FixedData:
     return value
 
 
-def first_selection(algorithm: Any, uniform: Any) -> Any:
+def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
     """Which samples are in use at step 0, from one uniform number each."""
     return uniform < algorithm["fraction"]
 
 
-def next_selection(algorithm: Any, selected: Any, uniform: Any) -> Any:
+def next_selection(algorithm: Numbers, selected: Bool[Numeric, " n"], uniform: Float[Numeric, " n"]) -> Bool[Numeric, " n"]:
     """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
-def kick_size(algorithm: Any, dimension: Any) -> Any:
+def kick_size(algorithm: Numbers, dimension: Scalar) -> Float[Numeric, ""]:
     """sqrt(2 T lr/d)."""
     return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)

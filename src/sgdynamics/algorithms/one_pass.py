@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
+from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
 from sgdynamics.support import require
 
@@ -22,11 +24,37 @@ from sgdynamics.support import require
 @trees.numbered("lr", "head_rate", "update")
 @dataclass(frozen=True)
 class OnePassSGD:
-    """One-pass SGD: a fresh batch each step, W <- W - (lr/d) dloss/dW, a <- a - (head_rate lr/d) dloss/da, mean gradient.
+    """One-pass SGD: a fresh batch of samples each step, and the mean gradient over it.
 
-    lr = 0 stands for gradient flow, in theory only (time t = lr steps/d survives the limit; steps do not). lr may be a function of
-    alpha = samples/d (any JAX function, or `piecewise_rate`): then t is the integral of lr/batch over alpha.
-    `update`: None, or one of `sgd.updates` (momentum, reuse, normalised, clipped, sam), for finite-dimension simulation only.
+    ::
+
+        W <- W - (lr/d) dloss/dW,     a <- a - (head_rate lr/d) dloss/da,     t = lr steps/d,     alpha = samples/d
+
+    Parameters
+    ----------
+    lr : float or callable, default 0.1
+        The learning rate, of order 1 in these units. 0 stands for gradient flow, in theory only (t survives the limit, steps do not).
+        A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule: then t is the integral of lr/batch over alpha.
+    batch : int, default 1
+        Samples in a step.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    update : sgd.updates.Update, optional
+        Plain steps unless given; one of ``sgd.updates`` (momentum, reuse, normalised, clipped, sam, own) is for simulation at finite
+        dimension only.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range; the message names the argument, the value and what would be right.
+
+    Examples
+    --------
+    >>> algorithm = sgd.OnePassSGD(lr=0.5, batch=2)
+    >>> algorithm.replace(lr=0.2).lr
+    0.2
+    >>> algorithm.flow, sgd.OnePassSGD(lr=0.0).flow
+    (False, True)
     """
 
     lr: Any = 0.1
@@ -40,12 +68,29 @@ class OnePassSGD:
         updates.checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
-    def replace(self, **changes: Any) -> OnePassSGD:
-        """The same algorithm with some of its arguments changed, checked as when it was made: algorithm.replace(lr=0.2)."""
+    def replace(self, **changes: object) -> OnePassSGD:
+        """The same algorithm with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name: ``algorithm.replace(lr=0.2)``.
+
+        Returns
+        -------
+        OnePassSGD
+            A new one; this one stays as it is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such argument, or its value is refused.
+        """
         return checks.replaced(self, changes)
 
     @property
     def scheduled(self) -> bool:
+        """Whether the learning rate is a function of alpha."""
         return isinstance(self.lr, Schedule)
 
     @property
@@ -64,7 +109,23 @@ class OnePassSGD:
         return not self.scheduled and self.lr == 0.0
 
     def rates(self, alpha: np.ndarray) -> np.ndarray:
-        """The learning rate at each alpha; refuse a schedule that is negative or not finite there."""
+        """The learning rate at each alpha.
+
+        Parameters
+        ----------
+        alpha : ndarray
+            Samples over d.
+
+        Returns
+        -------
+        ndarray
+            One rate for each.
+
+        Raises
+        ------
+        ValueError
+            If a schedule is negative or not finite there.
+        """
         if not isinstance(self.lr, Schedule):
             return np.full(np.shape(alpha), self.lr)
         return checked_values("lr", self.lr, alpha, "alpha")
@@ -76,7 +137,13 @@ class OnePassSGD:
         return numbers if self.update is None else numbers | {"update": self.update.parameters}
 
     def describe(self) -> dict[str, Any]:
-        """The algorithm as plain values for the record of a result."""
+        """The algorithm as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments; "rerunnable" is False where a user's function is among them.
+        """
         shown, rerunnable = describe_schedule(self.lr)
         record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
         if self.update is not None:
@@ -94,7 +161,7 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     return float(algorithm.lr)
 
 
-def checked_algorithm(value: Any, question: str | None = None, problem: Any = None) -> OnePassSGD:
+def checked_algorithm(value: object, question: str | None = None, problem: Any = None) -> OnePassSGD:
     """An algorithm as an argument: refuse what is none, and what a question is not answered for with this problem."""
     if question is not None:
         require(question, problem, value)
@@ -114,7 +181,14 @@ class Stride(NamedTuple):
     weight_decay: Any
     structure: Any
 
-    def move(self, rows: Any, head: Any, pulls: tuple[Any, Any], kick: Any = None, head_kick: Any = None) -> tuple[Any, Any]:
+    def move(
+        self,
+        rows: Float[Numeric, "p columns"],
+        head: Float[Numeric, " p"],
+        pulls: tuple[Any, Any],
+        kick: Float[Numeric, "p columns"] | None = None,
+        head_kick: Float[Numeric, " p"] | None = None,
+    ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         """Rows (p x columns of any orthonormal frame) and head after a step against their gradients; the kicks are added to them."""
         rows = rows * (1.0 - self.size * self.weight_decay) - self.size * pulls[0]
         if kick is not None:
@@ -136,13 +210,20 @@ class Rows(NamedTuple):
 
 
 def take_step(
-    law: updates.Law | None, algorithm: Any, state: Rows, gradient: Gradient, stride: Stride, dimension: Any, number: Any
+    law: updates.Law | None, algorithm: Numbers, state: Rows, gradient: Gradient, stride: Stride, dimension: Scalar | None, number: Whole
 ) -> Rows:
     """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless an update has its `law`."""
     if law is None:
         return Rows(*stride.move(state.rows, state.head, gradient(state.rows, state.head)))
 
-    def move(rows: Any, head: Any, G: Any, g: Any, decay: Any, **kicks: Any) -> tuple[Any, Any]:
+    def move(
+        rows: Float[Numeric, "p columns"],
+        head: Float[Numeric, " p"],
+        G: Float[Numeric, "p columns"],
+        g: Float[Numeric, " p"],
+        decay: Scalar,
+        **kicks: Any,
+    ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         return stride._replace(weight_decay=decay).move(rows, head, (G, g), **kicks)
 
     setting = (stride.weight_decay, algorithm["lr"], algorithm["head_rate"], dimension, number, stride.structure.trained)

@@ -1,12 +1,12 @@
 """Updates other than plain SGD that commute with rotations of the input space, and so close in the compressed space.
 
 An update is a function of rows (p x columns of any orthonormal frame) and of the gradient there, G = dloss/dW of a batch (mean loss,
-without weight decay) and g = dloss/da. Written once, it serves the exact chain and the direct simulation. |(G, g)| is the
-norm over all trained parameters: the root of |G|_F^2, plus |g|^2 where the head is trained.
+without weight decay) and g = dloss/da. Written once, it serves the exact chain and the direct simulation. ``|(G, g)|`` is the
+norm over all trained parameters: the root of ``|G|_F^2``, plus ``|g|^2`` where the head is trained.
 
-Weight decay: `momentum` and `reuse` treat it as part of the loss in every move; `normalised`, `clipped` and `sam` change the gradient
-of the data's loss only, and the decay is added afterwards. On the sphere the rows are normalised after every move. The clock does not
-change: a step is one batch, t = lr steps/d.
+Weight decay: ``momentum`` and ``reuse`` treat it as part of the loss in every move; ``normalised``, ``clipped`` and ``sam`` change the
+gradient of the data's loss only, and the decay is added afterwards. On the sphere the rows are normalised after every move. The clock
+does not change: a step is one batch, t = lr steps/d.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Numeric, Scalar, Whole
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
@@ -43,7 +45,23 @@ class Law:
 @trees.numbered("numbers")
 @dataclass(frozen=True)
 class Update:
-    """How a gradient becomes a step: its law (compiled code depends on it) and its numbers (traced). Made by the functions below."""
+    """How a gradient becomes a step: its law, on which compiled code depends, and its numbers, which are traced.
+
+    Made by the functions below, not by hand.
+
+    Attributes
+    ----------
+    law : Law
+        The step, and what a run keeps beside its weights.
+    numbers : dict
+        The numbers of the step by name.
+
+    Examples
+    --------
+    >>> update = sgd.updates.momentum(0.9)
+    >>> update.replace(beta=0.5)
+    momentum(beta=0.5)
+    """
 
     law: Law
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +75,7 @@ class Update:
 
     @property
     def kind(self) -> str:
+        """What it is called."""
         return self.law.name
 
     @property
@@ -65,22 +84,65 @@ class Update:
         return {name: trees.traced(value) for name, value in self.numbers.items()}
 
     def describe(self) -> dict[str, Any]:
-        """The update as plain values for the record of a result."""
+        """The update as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the numbers; "rerunnable" is False for a user's own.
+        """
         own = {} if self.kind in MAKERS else {**function_identity(self.law.step.function), "rerunnable": False}
         return {"kind": self.kind, **{name: trees.number(value) for name, value in self.numbers.items()}, **own}
 
-    def replace(self, **changes: Any) -> Update:
-        """The same update with some of its numbers changed, checked as when it was made."""
+    def replace(self, **changes: object) -> Update:
+        """The same update with some of its numbers changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Numbers by name: ``update.replace(beta=0.5)``.
+
+        Returns
+        -------
+        Update
+            A new one; this one stays as it is.
+        """
         checks.known_names(self.kind, changes, self.numbers)
         return MAKERS[self.kind](**{**self.numbers, **changes}) if changes else self
 
 
 def momentum(beta: float) -> Update:
-    """Heavy ball: V <- beta V + dloss/dW, W <- W - (lr/d) V, from V = 0, with 0 <= beta < 1; a trained head has its own velocity.
+    """Heavy ball: steps along a velocity that remembers past gradients.
 
-    In the compressed space the rows of V are stacked under those of W, so that the exact chain needs d >= signals + 2 width.
-    A result holds no velocity: what goes on from `start_from` starts at rest again. On the sphere V is not projected.
-    Source: Polyak 1964, (9); as a stochastic method, Sutskever et al. 2013, (1)-(2).
+    ::
+
+        V <- beta V + dloss/dW,     W <- W - (lr/d) V,     from V = 0
+
+    Parameters
+    ----------
+    beta : float
+        What is left of the velocity after a step, 0 <= beta < 1.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If beta is outside of [0, 1).
+
+    Notes
+    -----
+    A trained head has its own velocity. In the compressed space the rows of V are stacked under those of W, so that the exact chain needs
+    d >= signals + 2 width. A result holds no velocity: what goes on from ``start_from`` starts at rest again. On the sphere V is not
+    projected. Source: Polyak 1964, (9); as a stochastic method, Sutskever et al. 2013, (1)-(2).
+
+    Examples
+    --------
+    >>> sgd.OnePassSGD(lr=0.1, update=sgd.updates.momentum(0.9)).update
+    momentum(beta=0.9)
     """
     beta = checks.number("beta", beta, 0.0)
     if beta >= 1:
@@ -89,36 +151,126 @@ def momentum(beta: float) -> Update:
 
 
 def reuse(times: int) -> Update:
-    """Each batch serves for `times` moves in a row: W <- W - (lr/d) dloss/dW (W; the same batch), the fields computed again in between.
+    """Each batch serves for several moves in a row, the fields computed again in between.
 
-    alpha counts samples, and t = lr steps/d counts batches: gradient-flow time is `times` t. Source: Dandi et al. 2024
+    Parameters
+    ----------
+    times : int
+        How many moves ``W <- W - (lr/d) dloss/dW(W; the same batch)`` a batch serves for.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If times is no whole number of 1 or more, or too large.
+
+    Notes
+    -----
+    alpha counts samples, and t = lr steps/d counts batches: gradient-flow time is ``times`` t. Source: Dandi et al. 2024
     (The benefits of reusing batches for gradient descent in two-layer networks).
+
+    Examples
+    --------
+    >>> sgd.updates.reuse(2)
+    reuse(times=2)
     """
     return Update(REUSE, {"times": checks.whole("times", times, 1, MOST_MOVES)})
 
 
 def normalised() -> Update:
-    """Steps of one length: (G, g) -> sqrt(d) (G, g)/|(G, g)|, where G = 0 stays 0.
+    """Steps of one length.
 
+    ::
+
+        (G, g) -> sqrt(d) (G, g)/|(G, g)|,     where G = 0 stays 0
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Notes
+    -----
     The gradient of one sample has a norm of order sqrt(d), so that lr keeps its meaning: a step has length lr/sqrt(d).
     Source: Nesterov 1984; Cutkosky and Mehta 2020.
+
+    Examples
+    --------
+    >>> sgd.updates.normalised().kind
+    'normalised'
     """
     return Update(NORMALISED)
 
 
 def clipped(threshold: float) -> Update:
-    """Steps of a bounded length: (G, g) -> (G, g) min(1, threshold sqrt(d)/|(G, g)|), with threshold > 0.
+    """Steps of a bounded length.
 
+    ::
+
+        (G, g) -> (G, g) min(1, threshold sqrt(d)/|(G, g)|)
+
+    Parameters
+    ----------
+    threshold : float
+        The largest norm of a gradient, in units of sqrt(d); above 0.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If threshold is not above 0.
+
+    Notes
+    -----
     Source: Pascanu, Mikolov and Bengio 2013, Algorithm 1, with the threshold in units of sqrt(d).
+
+    Examples
+    --------
+    >>> sgd.updates.clipped(1.5)
+    clipped(threshold=1.5)
     """
     return Update(CLIPPED, {"threshold": checks.number("threshold", threshold, above=0.0)})
 
 
 def sam(radius: float) -> Update:
-    """Sharpness-aware minimisation: the gradient of the same batch at (W, a) + radius (G, g)/|(G, g)|, radius >= 0, applied at (W, a).
+    """Sharpness-aware minimisation: the gradient of the same batch at a point uphill, applied at (W, a).
 
-    An ascent of this length moves the field of a sample by about radius sqrt(d): with radius of order 1/sqrt(d) it survives d -> infinity.
+    ::
+
+        gradient at (W, a) + radius (G, g)/|(G, g)|
+
+    Parameters
+    ----------
+    radius : float
+        The length of the ascent, 0 or more. It moves the field of a sample by about radius sqrt(d): with a radius of order 1/sqrt(d) it
+        survives d -> infinity.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If radius is negative.
+
+    Notes
+    -----
     On the sphere the point of ascent is not normalised. Source: Foret et al. 2021, (2)-(3) and Algorithm 1, there with p = 2.
+
+    Examples
+    --------
+    >>> sgd.updates.sam(0.05)
+    sam(radius=0.05)
     """
     return Update(SAM, {"radius": checks.number("radius", radius, 0.0)})
 
@@ -126,14 +278,46 @@ def sam(radius: float) -> Update:
 def own(
     step: Callable[..., Any], rows: Iterable[str] = (), scalars: Iterable[str] = (), memory: str = "none", *, rereads: bool = True
 ) -> Update:
-    """An update of your own: step(state, gradient, lr, D, number) -> increments, a dictionary with the same names and shapes as `state`.
+    """An update of your own.
 
-    state["weights"] is (p, columns) in whatever orthonormal frame of the input space, where the head is trained with one more column for
-    it; so is every set of `rows`, and each of the `scalars` is a number, all 0 at first. gradient(rows, shift=0) is dloss/dW of the batch
-    at rows + shift. A plain step is -lr/D gradient(state["weights"]), D = d; `number` counts the steps. The head's share of the weights'
-    increment is multiplied by head_rate, weight decay is added to it, and on the sphere the rows are normalised afterwards.
-    It has to commute with rotations of the columns (not of the head's), which is tried when it is made. rereads=False, for an update that
-    asks once a step for the gradient, saves work where the batch is larger than the width. `memory`: "none", "slow" (O(d) steps), "fast".
+    Parameters
+    ----------
+    step : callable
+        ``step(state, gradient, lr, D, number)`` returns increments, a dictionary with the same names and shapes as ``state``.
+        ``state["weights"]`` is (p, columns) in whatever orthonormal frame of the input space, where the head is trained with one more
+        column for it; so is every set of ``rows``, and each of the ``scalars`` is a number. ``gradient(rows, shift=0)`` is dloss/dW of the
+        batch at rows + shift. A plain step is ``-lr / D * gradient(state["weights"])``, D = d; ``number`` counts the steps.
+    rows : iterable of str, default ()
+        Names of sets of rows that a run keeps beside its weights, all 0 at first.
+    scalars : iterable of str, default ()
+        Names of numbers that it keeps, all 0 at first.
+    memory : str, default "none"
+        How long it remembers: "none", "slow" (O(d) steps) or "fast" (O(1) steps).
+    rereads : bool, default True
+        False, for an update that asks once a step for the gradient, saves work where the batch is larger than the width.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If names repeat, increments have other names or shapes, or the step does not commute with rotations of the columns, which is
+        tried when it is made.
+
+    Notes
+    -----
+    The head's share of the weights' increment is multiplied by head_rate, weight decay is added to it, and on the sphere the rows are
+    normalised afterwards. The step has to commute with rotations of the columns (not of the head's).
+
+    Examples
+    --------
+    >>> def halved(state, gradient, lr, D, number):
+    ...     return {"weights": -lr / (2 * D) * gradient(state["weights"])}
+    >>> sgd.updates.own(halved, rereads=False).kind
+    'own'
     """
     names = {"rows": tuple(rows), "scalars": tuple(scalars)}
     every = ("weights", *names["rows"], *names["scalars"])
@@ -141,25 +325,25 @@ def own(
         raise checks.reject("rows and scalars", names, 'give different names, such as rows=("velocity",), scalars=("norm",)')
     checks.choice("memory", memory, ("none", "slow", "fast"))
     _try_own(step, **names)
-    return Update(Law("own", _Own(step, **names), **names, rereads=checks.flag("rereads", rereads), memory=memory))
+    return Update(Law("own", _OwnStep(step, **names), **names, rereads=checks.flag("rereads", rereads), memory=memory))
 
 
 @dataclass(frozen=True)
-class _Own:
+class _OwnStep:
     """A user's step in terms of increments, as one of sets of rows and scalars."""
 
     function: Callable[..., Any]
     rows: tuple[str, ...]
     scalars: tuple[str, ...]
 
-    def __call__(self, numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
-        def joined(rows: Any, head: Any) -> Any:
+    def __call__(self, numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
+        def joined(rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> Any:
             return jnp.concatenate([rows, head[:, None]], axis=1) if ground.trained else rows
 
-        def parted(both: Any) -> tuple[Any, Any]:
+        def parted(both: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
             return (both[:, :-1], both[:, -1]) if ground.trained else (both, jnp.zeros_like(sets[0][1]))
 
-        def gradient(rows: Any, shift: Any = 0.0) -> Any:
+        def gradient(rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
             W, a = parted(rows + shift)
             return joined(*ground.gradient(W, a if ground.trained else sets[0][1]))
 
@@ -181,7 +365,7 @@ def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str
     state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {name: np.float64(1.3) for name in scalars}
 
     def increments(turn: np.ndarray) -> dict[str, Any]:
-        def gradient(rows: Any, shift: Any = 0.0) -> Any:
+        def gradient(rows: Float[Numeric, "p columns"], shift: Any = 0.0) -> Any:
             return jnp.tanh((rows + shift) @ (X @ turn).T) @ (X @ turn) / 3
 
         turned = {name: one if one.ndim == 0 else one @ turn for name, one in state.items()}
@@ -210,7 +394,7 @@ MAKERS: dict[str, Callable[..., Update]] = {
 }
 
 
-def checked_update(value: Any) -> Update | None:
+def checked_update(value: Update | None) -> Update | None:
     """`update=` as an argument: refuse what does not close on overlaps, and say why."""
     if value is None or isinstance(value, Update):
         return value
@@ -251,7 +435,7 @@ class Ground(NamedTuple):
     trained: bool
 
 
-def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
     (W, a), (V, v) = sets
     G, g = ground.gradient(W, a)
     V = numbers["beta"] * V + G + ground.weight_decay * W
@@ -259,8 +443,8 @@ def _momentum(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any)
     return [ground.move(W, a, V, v, 0.0), (V, v)], scalars
 
 
-def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
-    def again(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
+    def again(_: Whole, state: tuple[Any, Any]) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         return ground.move(*state, *ground.gradient(*state), ground.weight_decay)
 
     return [jax.lax.fori_loop(0, numbers["times"].astype(jnp.int32), again, sets[0])], scalars
@@ -269,7 +453,7 @@ def _reuse(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) ->
 def _scaled(factor: Callable[[dict[str, Any], Any], Any]) -> Callable[..., tuple[Sets, Any]]:
     """A step along the gradient times a factor of (numbers, |(G, g)|/sqrt(d))."""
 
-    def step(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+    def step(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
         G, g = ground.gradient(*sets[0])
         share = factor(numbers, _length(ground, G, g) / jnp.sqrt(jnp.asarray(ground.dimension, G.dtype)))
         return [ground.move(*sets[0], share * G, share * g, ground.weight_decay)], scalars
@@ -277,7 +461,7 @@ def _scaled(factor: Callable[[dict[str, Any], Any], Any]) -> Callable[..., tuple
     return step
 
 
-def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> tuple[Sets, Any]:
+def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: tuple[Scalar, ...]) -> tuple[Sets, Any]:
     rows, head = sets[0]
     G, g = ground.gradient(rows, head)
     share = numbers["radius"] * _inverse(_length(ground, G, g))
@@ -285,11 +469,11 @@ def _sam(numbers: dict[str, Any], ground: Ground, sets: Sets, scalars: Any) -> t
     return [ground.move(rows, head, *ground.gradient(rows + share * G, up), ground.weight_decay)], scalars
 
 
-def _length(ground: Ground, G: Any, g: Any) -> Any:
+def _length(ground: Ground, G: Float[Numeric, "p columns"], g: Float[Numeric, " p"]) -> Float[Numeric, ""]:
     return jnp.sqrt(jnp.sum(G**2) + (jnp.sum(g**2) if ground.trained else 0.0))
 
 
-def _inverse(length: Any) -> Any:
+def _inverse(length: Scalar) -> Float[Numeric, ""]:
     """1/length, and 0 where there is no gradient."""
     return jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0)
 

@@ -24,11 +24,59 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `certify` found: the checks, the numbers behind them, and the same in words.
+    """What ``sgd.certify`` found: the checks, the numbers behind them, and the same in words.
 
-    `spread` (geometric mean over entries and times), `gap` (root mean square of mean - theory) and `gap_noise` (what its noise alone
-    would give) have one number a dimension. The error budget: `error_quadrature` and `error_integrator` are relative errors of the theory's
-    risk, `error_sampling` is the largest standard error of a mean overlap at the largest dimension.
+    Attributes
+    ----------
+    problem : Problem
+        What was tested.
+    algorithm : OnePassSGD or an algorithm on fixed data
+        How it was learned.
+    checks : tuple of Check
+        Each with its name, value, what is expected, and whether it was passed.
+    times : ndarray
+        The save points, in t.
+    dimension : int
+        Where exact and direct runs were compared.
+    dimensions : tuple of int
+        Where runs were compared with the theory.
+    runs : int
+        At each dimension.
+    level : float
+        The probability that a problem for which all holds fails.
+    comparisons : int
+        How many single tests share that level.
+    theory : str
+        Which theory.
+    seed : int
+        Of the random numbers.
+    remarks : tuple of str
+        What else there is to say.
+    spread : ndarray
+        Geometric mean of the spreads over entries and times, one number a dimension.
+    spread_slope : float
+        The exponent of d in it, -1/2 in theory.
+    spread_slope_error : float
+        Its standard error.
+    gap : ndarray
+        Root mean square of mean - theory, one number a dimension.
+    gap_noise : ndarray
+        What its noise alone would give.
+    error_quadrature : float
+        Relative error of the theory's risk, from its expectations.
+    error_integrator : float
+        The same from its integrator.
+    error_sampling : float
+        The largest standard error of a mean overlap at the largest dimension.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> certificate = sgd.certify(
+    ...     problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=10, dimensions=[10, 20, 40], runs=200, progress=False)
+    >>> certificate.paragraph[:22]
+    'We checked theory and '
     """
 
     problem: Any

@@ -15,11 +15,13 @@ Two claims, each tested on the problem, algorithm and start at hand.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
+import xarray as xr
 from scipy import stats
 
 from sgdynamics import checks
@@ -27,6 +29,7 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.analysis.certificate import Certificate, Check
+from sgdynamics.arrays import Given
 from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
@@ -59,9 +62,9 @@ def certify(
     algorithm: OnePassSGD | FixedData,
     start: Start,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int | None = None,
     dimensions: Any = None,
     runs: int | None = None,
@@ -72,14 +75,61 @@ def certify(
 ) -> Certificate:
     """Test theory and simulation on a problem of one's own: exact against direct runs in law, and runs against theory as d grows.
 
-        X_exact = X_direct in law at `dimension`;   spread of X ~ d^-1/2 and mean of X = theory + O(1/d) over `dimensions`,
+    ::
 
-    for every entry X of M, Q, a trained head and, on a fixed data set, the train risk, at every save point (at most one of `times`,
-    `alpha`, `steps`; alpha = 1, 2, 4 unless given, on a fixed data set steps 4, 8, 16). A problem for which all of this holds fails with
-    probability `level` at most (Bonferroni over all entries, times and tests). The theory is `solve_ode` (with schedules and batches) or,
-    for an algorithm on a fixed data set, `solve_dmft` with `paths`; other updates than plain SGD have none, and only the law is tested.
-    `runs` at each dimension: 1000 unless given, 400 on a fixed data set. `.passed`, `.checks`, `.paragraph` for an appendix; print it for
-    a table. Assumes a start of one run, and `dimensions` large enough that terms beyond 1/d are below the errors.
+        X_exact = X_direct in law at one dimension;   spread of X ~ d^-1/2 and mean of X = theory + O(1/d) over several,
+
+    for every entry X of M, Q, a trained head and, on a fixed data set, the train risk, at every save point.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned, with Gaussian inputs.
+    algorithm : OnePassSGD or an algorithm on fixed data
+        How. The theory is ``solve_ode`` (with schedules and batches) or, on a fixed data set, ``solve_dmft``; other updates than plain SGD
+        have none, and only the law is tested.
+    start : Start
+        Where, of one run.
+    times : array_like, optional
+        Save points in t; at most one of times, alpha, steps.
+    alpha : array_like, optional
+        Save points in samples/d; 1, 2, 4 unless one of the three is given.
+    steps : array_like, optional
+        Save points in steps; on a fixed data set 4, 8, 16 unless one of the three is given.
+    dimension : int, optional
+        Where exact and direct runs are compared; as small as rows and signals allow unless given.
+    dimensions : sequence of int, optional
+        Where runs are compared with the theory, three or more that increase, so large that terms beyond 1/d are below the errors; chosen
+        unless given.
+    runs : int, optional
+        At each dimension; 1000 unless given, 400 on a fixed data set.
+    level : float, default 0.001
+        A problem for which all of this holds fails with this probability at most (Bonferroni over all entries, times and tests).
+    paths : int, default 16384
+        Of ``solve_dmft``, on a fixed data set.
+    seed : int, default 0
+        Of the random numbers.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+
+    Returns
+    -------
+    Certificate
+        ``.passed``, ``.checks``, ``.paragraph`` for an appendix; print it for a table.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> certificate = sgd.certify(
+    ...     problem, sgd.OnePassSGD(lr=0.1), begin, steps=[10], dimension=10, dimensions=[10, 20, 40], runs=200, progress=False)
+    >>> certificate.passed
+    True
     """
     dynamics = dynamics_of("certify", problem, algorithm)
     fixed = dynamics.has_data
@@ -99,7 +149,7 @@ def certify(
         # theory has no steps, and runs of other dimensions need the same times: they are those of these steps at `dimension`
         given = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
         when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
-    setting = _Setting(dynamics, begin, runs, seed, when)
+    setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
     limit = "other update" not in algorithm.kinds
     with meter("certificate", 2.0 + (1 + len(growing)) * limit, progress) as bar:
@@ -139,7 +189,7 @@ def certify(
     )
 
 
-def _dimensions(dynamics: Dynamics, dimension: Any, dimensions: Any) -> tuple[int, tuple[int, ...]]:
+def _dimensions(dynamics: Dynamics, dimension: int | None, dimensions: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
@@ -163,7 +213,7 @@ def _dimensions(dynamics: Dynamics, dimension: Any, dimensions: Any) -> tuple[in
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _SharedRuns:
     """What all runs of a certificate share."""
 
     dynamics: Dynamics
@@ -242,7 +292,7 @@ class _Theory:
     relative: float  # error of the values, beside `errors`: a share of how far they have moved
 
 
-def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
+def _ode(setting: _SharedRuns, clocks: list[Any]) -> _Theory:
     """One solution, at the whole steps of every dimension."""
     points = [np.asarray(one.alpha, dtype=np.float64) for one in clocks]
     every, where = np.unique(np.concatenate(points), return_inverse=True)
@@ -255,7 +305,7 @@ def _ode(setting: _Setting, clocks: list[Any]) -> _Theory:
     return _Theory(parts, None, quadrature, integrator, quadrature + integrator)
 
 
-def _dmft(setting: _Setting, paths: int) -> _Theory:
+def _dmft(setting: _SharedRuns, paths: int) -> _Theory:
     steps = setting.steps(1)
     settings = {"paths": paths, "replicates": REPLICATES, "seed": setting.seed, "progress": False}
     found = solve_dmft(setting.dynamics.problem, setting.dynamics.algorithm, setting.begin, steps=steps, **settings)
@@ -268,7 +318,7 @@ def _dmft(setting: _Setting, paths: int) -> _Theory:
     return _Theory([values], errors, share, math.nan, 0.0)
 
 
-def _blocks(found: Any, add: bool = False, suffix: str = "") -> dict[str, np.ndarray]:
+def _blocks(found: xr.Dataset | Mapping[str, Any], add: bool = False, suffix: str = "") -> dict[str, np.ndarray]:
     """Overlaps of a result in the form of a simulator's, with a block axis."""
     names = {name: name if add or f"{name}_block" not in found else f"{name}_block" for name in ("M", "Q")}
     result = {name: np.asarray(found[source + suffix]) for name, source in names.items()}

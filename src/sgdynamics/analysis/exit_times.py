@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
+from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
 from sgdynamics.clock import Clock, plan_steps
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
@@ -39,7 +42,40 @@ SDE_STEPS = 400  # steps of the SDE on the way out, at least
 
 @dataclass(frozen=True)
 class ExitTimes:
-    """Exit times of runs, in t; NaN where a run had not left by `max_time` or had diverged, never averaged in silently."""
+    """Exit times of runs, in t; NaN where a run had not left by ``max_time`` or had diverged, never averaged in silently.
+
+    Attributes
+    ----------
+    times : ndarray
+        One a run, in t = lr steps/d.
+    threshold : float
+        What had to be passed.
+    criterion : str
+        "risk", "overlap", or the name of a function.
+    method : str
+        How the runs were made.
+    max_time : float
+        How long they were followed, in t.
+    dimension : int or None
+        The dimension d; None for d -> infinity.
+    lr : float or None
+        The learning rate; None where it is not known.
+    batch : int
+        Samples in a step.
+    diverged : ndarray of bool
+        Which runs diverged.
+    ran_out : ndarray of bool
+        Which runs ran out of steps of the integrator before ``max_time``.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> found = sgd.exit_time_of(path, 0.2)
+    >>> found.left, found.runs, found.quantile(0.5) == found.mean
+    (1, 1, True)
+    """
 
     times: np.ndarray
     threshold: float
@@ -54,6 +90,7 @@ class ExitTimes:
 
     @property
     def runs(self) -> int:
+        """How many runs there were."""
         return len(self.times)
 
     @property
@@ -63,7 +100,7 @@ class ExitTimes:
 
     @property
     def mean(self) -> float:
-        """The mean over the runs that left (all of them, unless `left` < `runs`: then a warning was given)."""
+        """The mean over the runs that left (all of them, unless ``left`` < ``runs``: then a warning was given)."""
         return float(np.nanmean(self.times)) if self.left else float("nan")
 
     @property
@@ -71,8 +108,24 @@ class ExitTimes:
         """Of the mean; NaN for one run."""
         return float(np.nanstd(self.times, ddof=1) / np.sqrt(self.left)) if self.left > 1 else float("nan")
 
-    def quantile(self, level: Any) -> Any:
-        """Quantiles over all runs: one that did not leave counts as later than any that did, so a quantile among them is infinite."""
+    def quantile(self, level: ArrayLike) -> Any:
+        """Quantiles over all runs: one that did not leave counts as later than any that did, so a quantile among them is infinite.
+
+        Parameters
+        ----------
+        level : float or array_like
+            Between 0 and 1.
+
+        Returns
+        -------
+        float or ndarray
+            In t, one for each level.
+
+        Raises
+        ------
+        ValueError
+            If a level is not between 0 and 1.
+        """
         level = np.asarray(level, dtype=np.float64)
         if np.any((level < 0) | (level > 1)):
             raise checks.reject("level", level.tolist(), "give numbers between 0 and 1")
@@ -109,7 +162,7 @@ class _See:
     watch: Watch
     between: bool
 
-    def __call__(self, given: Any, seen: dict[str, Any], made: Any, state: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, given: Tree, seen: dict[str, Any], made: Whole, state: dict[str, Any]) -> dict[str, Any]:
         value = self.watch.value(given, state)
         now = (seen["left"] < 0) & (value < seen["level"])
         when = jnp.asarray(made, jnp.float64)
@@ -119,7 +172,7 @@ class _See:
 
 
 @partial(jax.jit, static_argnums=0)
-def _values(watch: Watch, shared: Any, states: Any) -> Any:
+def _values(watch: Watch, shared: Numbers, states: State) -> Any:
     return jax.vmap(partial(watch.value, shared))(states)
 
 
@@ -140,11 +193,59 @@ def exit_time(
 ) -> ExitTimes:
     """The first time at which the excess risk is below (1 - threshold) of its start (Escaping mediocrity, (21)).
 
-    method: "ode" (d -> infinity, or with `dimension` the mean increment at that d), "sde", "exact" (the chain), "direct".
-    The time is found inside the run: by an event in the ODE, by a test after every step elsewhere. All runs stop once they have left.
-    criterion="overlap": the first time at which the largest |M| reaches `threshold` (section 4.1, where a trained head moves the risk
-    before anything is learned). A function of the state {"M", "Q", "a"} (JAX arrays of one run) stands in place of the risk.
-    Problems whose loss is not squared are judged by the risk. `max_time` (in t) is 50 times the width unless given.
+    Parameters
+    ----------
+    problem : Problem, SpikedTensor or Dynamics
+        What is learned.
+    algorithm : OnePassSGD
+        How.
+    start : Start, SpikedStart or dict
+        Where; a start of one run serves any number of runs.
+    threshold : float, default 0.2
+        The share of the excess risk to lose, or the overlap to reach.
+    method : str, default "ode"
+        "ode" (d -> infinity, or with ``dimension`` the mean increment at that d), "sde", "exact" (the chain) or "direct". The time is found
+        inside the run: by an event in the ODE, by a test after every step elsewhere. All runs stop once they have left.
+    dimension : int, optional
+        The dimension d; needed except for the ODE.
+    runs : int, optional
+        How many runs; unless given as many as the start has.
+    seed : int, default 0
+        Of the random numbers.
+    max_time : float, optional
+        How long runs are followed, in t; 50 times the width unless given.
+    criterion : str or callable, default "risk"
+        "overlap": the first time at which the largest entry of M, in absolute value, reaches ``threshold`` (section 4.1, where a trained
+        head moves the risk before anything is learned). A JAX function of the state, a dictionary of "M", "Q", "a" of one run, stands in
+        place of the risk.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+
+    Returns
+    -------
+    ExitTimes
+        ``.times``, ``.mean``, ``.standard_error``, ``.quantile(...)``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this problem is not followed by this method.
+
+    Warns
+    -----
+    UserWarning
+        Where runs did not leave by ``max_time``, or diverged.
+
+    Notes
+    -----
+    Problems whose loss is not squared are judged by the risk.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> round(sgd.exit_time(problem, sgd.OnePassSGD(lr=0.1), begin, threshold=0.5).mean, 3)
+    0.795
     """
     asked = prepare_exits(**locals())
     warn_if_no_growth(asked)
@@ -186,7 +287,7 @@ class Asked:
         return replace(case, each=each, shared=shared, states=states, watch=self.watch, levels=self.seen["level"][chosen])
 
 
-def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Any) -> Asked:
+def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> Asked:
     """The checks of exit_time, whose defaults hold for what is not given."""
     checks.outside_jit("exit_time")
     bound = inspect.signature(exit_time).bind(problem, algorithm, start, **given)
@@ -251,7 +352,7 @@ def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.nda
     return result
 
 
-def _threshold(value: Any) -> float:
+def _threshold(value: object) -> float:
     threshold = checks.number("threshold", value)
     if not 0 < threshold < 1:
         raise checks.reject("threshold", value, "give a number between 0 and 1 (the relative fall of the risk that counts as leaving)")
@@ -278,7 +379,7 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         noiseless = replace(asked, dimension=None)
         reach = or_raise(run_cases([noiseless.case(np.arange(begin.runs) == 0)])[0])
         scale = end if np.isnan(reach.exits[0, 0]) else float(min(end, 2 * reach.exits[0, 0]))
-        length = min(dynamics.sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
+        length = min(dynamics.longest_sde_step(begin, d, asked.sizes, scale, True)[0], scale / SDE_STEPS)
         simulator = dynamics.paths_of_sde(begin, d, asked.sizes, True)
         simulator.set_steps(*plan_steps(np.array([end]), length))
         length = float(simulator.lengths[0])
@@ -294,8 +395,32 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
 def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "risk") -> ExitTimes:
     """Exit times of a trajectory at hand, interpolated linearly between its save points: as fine as those are.
 
-    The first time at which the excess risk (the risk, where there is none) is below (1 - threshold) of its value at the first save
-    point, or with criterion="overlap" at which the largest |M| reaches `threshold`.
+    Parameters
+    ----------
+    trajectory : xarray.Dataset
+        What a solver returned.
+    threshold : float
+        The share of the excess risk (the risk, where there is none) to lose from the first save point on, or the overlap to reach.
+    criterion : str, default "risk"
+        "risk", or "overlap": the largest entry of M, in absolute value, reaches ``threshold``.
+
+    Returns
+    -------
+    ExitTimes
+        One time a run, in t.
+
+    Raises
+    ------
+    ValueError
+        If the trajectory does not have what is asked for.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.exit_time_of(path, 0.2).times.round(2).tolist()
+    [0.7]
     """
     threshold = _threshold(threshold)
     checks.choice("criterion", criterion, ("risk", "overlap"))
@@ -383,8 +508,16 @@ def _plateau(problem: Problem, batch: int, Q: np.ndarray, head: np.ndarray) -> t
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _plateau_slopes(structure: Structure, rule: Rule, batch: int, nodes: Any, parameters: Any, Q: Any, head: Any) -> tuple[Any, Any]:
-    def rate(M: Any, lr: Any) -> Any:
+def _plateau_slopes(
+    structure: Structure,
+    rule: Rule,
+    batch: int,
+    nodes: Nodes,
+    parameters: Numbers,
+    Q: Float[Numeric, "blocks p p"],
+    head: Float[Numeric, " p"],
+) -> tuple[Any, Any]:
+    def rate(M: Float[Numeric, "blocks p K"], lr: Scalar) -> Any:
         algorithm = {"lr": lr, "head_rate": 1.0}
         return drift(structure, rule, nodes, parameters, algorithm, {"M": M, "Q": Q, "a": head}, batch=batch)["M"]
 

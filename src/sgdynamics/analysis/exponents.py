@@ -25,6 +25,7 @@ import numpy as np
 from scipy import linalg
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function
 from sgdynamics.gaussian.mehler import hermite_functions
 from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
 from sgdynamics.precision import float64
@@ -71,7 +72,19 @@ class LinkSample(NamedTuple):
 
 @dataclass(frozen=True)
 class HermiteSeries:
-    """Coefficients c_0..c_n in the orthonormal Hermite basis, their estimated errors, and |f| = sqrt(E[f^2]), |f - E f|."""
+    """Coefficients in the orthonormal Hermite basis, with their estimated errors.
+
+    Attributes
+    ----------
+    coefficients : ndarray
+        c_0 ... c_n.
+    errors : ndarray
+        Estimated errors of these.
+    norm : float
+        sqrt(E[f^2]).
+    deviation : float
+        sqrt(E[(f - E f)^2]).
+    """
 
     coefficients: np.ndarray
     errors: np.ndarray
@@ -79,7 +92,7 @@ class HermiteSeries:
     deviation: float
 
 
-def _kinks(kinks: Any) -> tuple[float, ...]:
+def _kinks(kinks: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted(set(checked_kinks(kinks))))
 
 
@@ -88,7 +101,7 @@ def _compiled(activation: Activation) -> Callable[[Any], Any]:
     return jax.jit(activation.derivative(0))
 
 
-def as_link(f: Any, kinks: Any) -> Link:
+def as_link(f: Function, kinks: Sequence[float]) -> Link:
     extra = _kinks(kinks)
     if isinstance(f, (str, Activation)) or not callable(f):
         known = find_activation(f, "f")
@@ -126,7 +139,7 @@ def _evaluate(argument: str, function: Callable[[Any], Any], points: np.ndarray)
         except Exception:  # not a function of arrays: the next way
             continue
 
-    def one(point: Any) -> float:
+    def one(point: np.ndarray) -> float:
         try:
             return float(function(point))
         except OverflowError:  # math.exp and its like, far out
@@ -218,21 +231,71 @@ def _resolve(
 
 
 @float64
-def hermite_series(f: Any, n: int, *, kinks: Sequence[float] = ()) -> HermiteSeries:
-    """The coefficients c_0..c_n of `hermite_coefficients` with their estimated errors, |f| and |f - E f|."""
+def hermite_series(f: Function, n: int, *, kinks: Sequence[float] = ()) -> HermiteSeries:
+    """The coefficients of ``hermite_coefficients`` with their estimated errors, and the norms of f and f - E f.
+
+    Parameters
+    ----------
+    f : str, Activation or callable
+        A function of one number, as in ``hermite_coefficients``.
+    n : int
+        The highest order.
+    kinks : sequence of float, default ()
+        Where f or a derivative of it jumps.
+
+    Returns
+    -------
+    HermiteSeries
+        ``.coefficients``, ``.errors``, ``.norm``, ``.deviation``.
+
+    Raises
+    ------
+    ValueError
+        If f is no such function, or not square-integrable.
+
+    Examples
+    --------
+    >>> series = sgd.hermite_series("square", 2)
+    >>> round(series.norm, 4), round(series.deviation, 4)
+    (1.7321, 1.4142)
+    """
     order = checks.whole("n", n, 0)
     if order > MOST_ORDER:
         raise checks.reject("n", n, f"Hermite functions beyond order {MOST_ORDER} leave the range of the quadrature: give at most that")
     return _resolve(as_link(f, kinks), order)[0][0]
 
 
-def hermite_coefficients(f: Any, n: int, *, kinks: Sequence[float] = ()) -> np.ndarray:
+def hermite_coefficients(f: Function, n: int, *, kinks: Sequence[float] = ()) -> np.ndarray:
     """Coefficients of a function in the orthonormal (probabilists') Hermite basis.
+
+    ::
 
         c_k = E[f(x) He_k(x)] / sqrt(k!),   x ~ N(0, 1),   k = 0..n;     f = sum_k c_k h_k,   E[f^2] = sum_k c_k^2
 
-    f: an activation's name, an `Activation`, or a function of a number or an array (Python, NumPy or JAX), square-integrable under the
-    normal; `kinks`: where f or a derivative of it jumps, besides those that an `Activation` declares. Errors: `hermite_series`.
+    Parameters
+    ----------
+    f : str, Activation or callable
+        An activation's name, an ``Activation``, or a function of a number or an array (Python, NumPy or JAX), square-integrable under the
+        normal.
+    n : int
+        The highest order.
+    kinks : sequence of float, default ()
+        Where f or a derivative of it jumps, besides those that an ``Activation`` declares.
+
+    Returns
+    -------
+    ndarray
+        c_0 ... c_n; ``hermite_series`` has their errors.
+
+    Raises
+    ------
+    ValueError
+        If f is no such function, or not square-integrable.
+
+    Examples
+    --------
+    >>> (sgd.hermite_coefficients("square", 2).round(4) + 0.0).tolist()
+    [1.0, 0.0, 1.4142]
     """
     series = hermite_series(f, n, kinks=kinks)
     worst = float(series.errors.max())
@@ -282,14 +345,40 @@ def resolved_series(link: Link, order: int, tolerance: float | None = None) -> t
 
 
 @float64
-def information_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def information_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
     """The information exponent of a link, the order of its first non-zero Hermite coefficient after the constant.
+
+    ::
 
         kappa = min {k >= 1 : c_k != 0},     c_k = E[f(x) h_k(x)]
 
-    A coefficient counts as zero below `tolerance` |f - E f| or 20 times its error; where the error is too large to tell, and where f is
-    constant or not square-integrable, a ValueError says so. Orders up to 40 are searched. f and `kinks` as in `hermite_coefficients`.
+    Parameters
+    ----------
+    f : str, Activation or callable
+        The link, as in ``hermite_coefficients``.
+    kinks : sequence of float, default ()
+        Where f or a derivative of it jumps.
+    tolerance : float, default 1e-07
+        A coefficient counts as zero below this share of the norm of f - E f, or 20 times its error.
+
+    Returns
+    -------
+    int
+        Orders up to 40 are searched.
+
+    Raises
+    ------
+    ValueError
+        If the error is too large to tell, or f is constant or not square-integrable.
+
+    Notes
+    -----
     Ben Arous, Gheissari and Jagannath, JMLR 22 (2021), Definition 1.2 (for Gaussian inputs and squared or correlation loss).
+
+    Examples
+    --------
+    >>> sgd.information_exponent("square"), sgd.information_exponent("he3")
+    (2, 3)
     """
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     link = as_link(f, kinks)
@@ -297,15 +386,42 @@ def information_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: floa
 
 
 @float64
-def generative_exponent(f: Any, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
+def generative_exponent(f: Function, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
     """The generative exponent of a link: the smallest information exponent of T(f) over all transformations T of the label.
+
+    ::
 
         k* = min {k >= 1 : E[h_k(x) | f(x)] != 0} = min over T of kappa(T o f)
 
-    T runs over f itself and cos(j theta), sin(j theta), theta = 2 atan((f - E f)/|f - E f|), j = 1..12. The circle is covered once, so that
-    these are dense in all T as j grows, and complete for f of up to 25 values; the answer is an upper bound, too large only if
-    E[h_k | f] is invisible (below `tolerance`) to every one of them. Labels without noise.
+    Parameters
+    ----------
+    f : str, Activation or callable
+        The link, as in ``hermite_coefficients``; labels are without noise.
+    kinks : sequence of float, default ()
+        Where f or a derivative of it jumps.
+    tolerance : float, default 1e-07
+        Below which a coefficient counts as zero.
+
+    Returns
+    -------
+    int
+        An upper bound, too large only if ``E[h_k | f]`` is invisible (below ``tolerance``) to every transformation that is tried.
+
+    Raises
+    ------
+    ValueError
+        If f is constant or not square-integrable, or the error is too large to tell.
+
+    Notes
+    -----
+    T runs over f itself and cos(j theta), sin(j theta), theta = 2 atan((f - E f)/norm), j = 1..12. The circle is covered once, so that
+    these are dense in all T as j grows, and complete for f of up to 25 values.
     Damian, Pillaud-Vivien, Lee and Bruna, "Computational-statistical gaps in Gaussian single-index models" (2024), section 2.
+
+    Examples
+    --------
+    >>> sgd.generative_exponent("he3")
+    1
     """
     tolerance = checks.number("tolerance", tolerance, above=0.0)
     link = as_link(f, kinks)
@@ -382,16 +498,45 @@ class _Tensor:
 def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
     """The leap of a target of several directions: the largest number of new degrees that it has to be learned by at once.
 
+    ::
+
         g(z) = sum_alpha c_alpha prod_i h_{alpha_i}(z_i);   leap = min over orders of the alpha with c_alpha != 0 of
         the largest sum of alpha_i over those i that no alpha before has
 
-    g takes the vector of `variables` coordinates, z ~ N(0, I), square-integrable; `kinks` are where it breaks along any axis.
-    The greedy order is optimal. With the variables V known, a step of new degrees beta exists iff E[g h_beta | z_V] != 0, which is what is
-    computed: no degree in known variables is cut off. One variable: the information exponent.
+    Parameters
+    ----------
+    g : callable
+        A function of the vector z ~ N(0, I) of ``variables`` coordinates, square-integrable.
+    variables : int
+        How many coordinates.
+    kinks : sequence of float, default ()
+        Where it breaks along any axis.
+    tolerance : float, default 1e-07
+        Below which a coefficient counts as zero.
+
+    Returns
+    -------
+    int
+        For one variable the information exponent.
+
+    Raises
+    ------
+    ValueError
+        If g is no such function, constant, or not square-integrable.
+
+    Notes
+    -----
+    The greedy order is optimal. With the variables V known, a step of new degrees beta exists iff ``E[g h_beta | z_V] != 0``, which is what
+    is computed: no degree in known variables is cut off.
     The leap belongs to the basis: z1 + z2 + z1 z2 has leap 1, and 2 in the basis (z1 +- z2)/sqrt(2). SGD with isotropic inputs does not
     know the basis, and the largest leap over all rotations is what bounds it.
     Abbe, Boix-Adsera and Misiakiewicz, "SGD learning on neural networks: leap complexity and saddle-to-saddle dynamics" (2023),
     Definition 1.
+
+    Examples
+    --------
+    >>> sgd.leap_complexity(lambda z: z[0] + z[0] * z[1], 2), sgd.leap_complexity(lambda z: z[0] * z[1], 2)
+    (1, 2)
     """
     count = checks.whole("variables", variables, 1)
     tolerance = checks.number("tolerance", tolerance, above=0.0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.analysis.spiked import spiked_fixed_points
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -54,10 +57,45 @@ EDGE = 1e-5  # smooth problems on the edge of the physical region are differenti
 class FixedPoint:
     """One root of the drift.
 
-    `eigenvalues` (complex, growing first) are those of the drift's Jacobian. `verdict`: "saddle" if one grows; "stable" if all decay but
-    for the `manifold_dimension` directions along a family of roots through this one; "marginal" if others are null too, so that the
-    linear part does not decide (wide networks that have learnt are: they decay as a power law). `residual` is the norm of the
-    drift; `error` what the error of the expectations may move the root by; `found` how many starts ended here.
+    Attributes
+    ----------
+    M : ndarray
+        Overlaps with the signals, (unit, signal).
+    Q : ndarray
+        Gram matrix of the rows, (unit, unit).
+    a : ndarray
+        The head, (unit,).
+    risk : float
+        The population risk there.
+    excess_risk : float
+        Less the label noise's share, where that is defined.
+    residual : float
+        The norm of the drift.
+    eigenvalues : ndarray of complex
+        Those of the drift's Jacobian, growing first.
+    verdict : str
+        "saddle" if one grows; "stable" if all decay but for the ``manifold_dimension`` directions along a family of roots through this one;
+        "marginal" if others are null too, so that the linear part does not decide (wide networks that have learnt are: they decay as a
+        power law).
+    manifold_dimension : int
+        Of the family of roots that it belongs to.
+    physical : bool
+        Whether Omega is positive semi-definite, so that there are such rows.
+    error : float
+        What the error of the expectations may move the root by.
+    found : int
+        How many starts ended here.
+    M_blocks : ndarray
+        M in each covariance block.
+    Q_blocks : ndarray
+        Q in each covariance block.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear")
+    >>> points = sgd.fixed_points(problem, sgd.OnePassSGD(lr=0.1), tries=8)
+    >>> points[0].stable, points[0].start.M.round(6).tolist()
+    (True, [[[1.0]]])
     """
 
     M: np.ndarray
@@ -77,11 +115,12 @@ class FixedPoint:
 
     @property
     def stable(self) -> bool:
+        """Whether the verdict is "stable"."""
         return self.verdict == "stable"
 
     @property
     def start(self) -> Start:
-        """The point as a start, for the solvers and `hessian_spectrum`."""
+        """The point as a start, for the solvers and ``hessian_spectrum``."""
         return Start(self.M_blocks[None], self.Q_blocks[None], self.a[None])
 
 
@@ -98,17 +137,52 @@ def fixed_points(
 ) -> list[Any]:
     """Fixed points of the ODE as d -> infinity (lr = 0: of gradient flow), by increasing risk, each once up to symmetry.
 
+    ::
+
         drift(M, Q, a) = 0        (equations (1) to (4) of the theory page; Saad and Solla 1995 for erf)
 
-    Searched from `tries` random starts (generic rows, rows in the signals' span or orthogonal to it, equal rows, small rows) and from
-    `starts`: as roots, which finds saddles too, and from a quarter of them (and all of `starts`) by following the dynamics. It is a list
-    of what was found, not a proof that there is nothing else: raise `tries` for more. Roots with the same risk and the same Jacobian
-    eigenvalues count once, for every symmetry of the problem (relabelled units, signs that the loss does not see, signals that it treats
-    alike) leaves both alone; so do the points of a continuous family, of one risk and dimension. Roots whose Omega is not positive
-    semi-definite to 1e-9 belong to no rows and are left out unless `unphysical`. A fixed head is that of `starts`, or ones.
-    `tolerance`: largest norm of the drift at a root, 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
-    With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is "marginal".
-    Of a `SpikedTensor` all fixed points are found, from its closed equations; then the other arguments have no meaning.
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned. Of a ``SpikedTensor`` all fixed points are found, from its closed equations; then the other arguments have no
+        meaning.
+    algorithm : OnePassSGD
+        Plain one-pass SGD with a constant rate.
+    starts : Start, optional
+        States to search from besides. A fixed head is that of ``starts``, or ones.
+    tries : int, default 64
+        How many random starts (generic rows, rows in the signals' span or orthogonal to it, equal rows, small rows).
+    seed : int, default 0
+        Of the random starts.
+    tolerance : float, optional
+        Largest norm of the drift at a root; 1e-12 unless given (1e-6 for a user's own loss with kinks, which is sampled).
+    unphysical : bool, default False
+        Keep roots whose Omega is not positive semi-definite to 1e-9, which belong to no rows.
+
+    Returns
+    -------
+    list of FixedPoint
+        What was found, not a proof that there is nothing else: raise ``tries`` for more. Spiked tensors have points of their own.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the question is not answered for this problem or algorithm.
+
+    Notes
+    -----
+    They are searched as roots, which finds saddles too, and from a quarter of the starts (and all of ``starts``) by following the dynamics.
+    Roots with the same risk and the same Jacobian eigenvalues count once, for every symmetry of the problem (relabelled units, signs that
+    the loss does not see, signals that it treats alike) leaves both alone; so do the points of a continuous family, of one risk and
+    dimension. With kinks and lr > 0 the noise has a cusp where units are parallel: no linear part exists there, and the verdict is
+    "marginal".
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear")
+    >>> points = sgd.fixed_points(problem, sgd.OnePassSGD(lr=0.1), tries=8)
+    >>> [point.verdict for point in points]
+    ['stable']
     """
     checked_algorithm(algorithm, "fixed_points", problem)
     if "spiked tensor" in problem.kinds:
@@ -139,13 +213,13 @@ def fixed_points(
 
 def _found(
     problem: Problem, algorithm: OnePassSGD, rule: Rule, X: np.ndarray, a: np.ndarray, runs: int, limit: float
-) -> tuple[_System, _Points]:
+) -> tuple[_System, _Candidates]:
     """Roots from these rows and heads, by a rule that is fine enough for them."""
     while True:
         system = _System(problem, algorithm, rule)
         roots = _search(system, X, a, limit)
         if runs:
-            roots = _Points(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
+            roots = _Candidates(*map(np.concatenate, zip(roots, _descend(system, X[:runs], a[:runs], limit), strict=True)))
         roots = roots.take(roots.residual <= limit)
         lengths = system.overlaps(roots)["Q"]
         needed = np.array([rule_for(problem, Q[None], 1.0).terms for Q in lengths], dtype=int)
@@ -158,7 +232,7 @@ def _found(
         rule = replace(rule, terms=int(needed[near].max()))
 
 
-class _Points(NamedTuple):
+class _Candidates(NamedTuple):
     """Many states: coordinates y (n, m), what they are counted from (n, full), the drift and its Jacobian there."""
 
     y: np.ndarray
@@ -171,27 +245,36 @@ class _Points(NamedTuple):
         size = np.linalg.norm(self.drift, axis=1)
         return np.where(np.isfinite(size), size, np.inf)
 
-    def take(self, index: Any) -> _Points:
-        return _Points(*(part[index] for part in self))
+    def take(self, index: np.ndarray | Sequence[int]) -> _Candidates:
+        return _Candidates(*(part[index] for part in self))
 
-    def put(self, index: Any, other: _Points) -> None:
+    def put(self, index: np.ndarray | Sequence[int], other: _Candidates) -> None:
         for mine, new in zip(self, other, strict=True):
             mine[index] = new
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _rates(structure: Structure, rule: Rule, batch: int, flow: bool, numbers: Any, y: Any, base: Any, edge: Any) -> tuple[Any, Any]:
+def _rates(
+    structure: Structure,
+    rule: Rule,
+    batch: int,
+    flow: bool,
+    numbers: tuple[Nodes, Numbers, Numbers, Numbers],
+    y: Float[Numeric, "... coordinates"],
+    base: Float[Numeric, "... entries"],
+    edge: Scalar,
+) -> tuple[Any, Any]:
     """The drift of a chunk of states (point, replicate, coordinate), and its Jacobian at states moved by `edge`."""
     B, p, K = structure.blocks, structure.width, structure.signals
     nodes, parameters, algorithm, frame = numbers
 
-    def one(node: Any, y: Any, base: Any) -> Any:
+    def one(node: Nodes, y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]) -> Any:
         M, Q, a = jnp.split(base + frame["out"] @ y, (B * p * K, B * p * (K + p)))
         state = {"M": M.reshape(B, p, K), "Q": Q.reshape(B, p, p), "a": a}
         rate = drift(structure, rule, node, parameters, algorithm, state, batch=batch, flow=flow)
         return frame["back"] @ jnp.concatenate([rate["M"].reshape(-1), rate["Q"].reshape(-1), rate["a"]])
 
-    def every(y: Any, base: Any) -> Any:
+    def every(y: Float[Numeric, "... coordinates"], base: Float[Numeric, "... entries"]) -> Any:
         return jax.vmap(one, (0, None, None))(nodes, y, base)
 
     def both(point: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -234,7 +317,7 @@ class _System:
         self.frame = {"out": out, "back": np.linalg.pinv(out)}
         self.edge = EDGE if not structure.kinks else 10 * EDGE if expectation_of(structure).sampled(self.flow) else 0.0
 
-    def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    def rates(self, y: np.ndarray, base: np.ndarray, edge: float, nodes: Nodes | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Drift (point, replicate, coordinate) and Jacobian, in chunks."""
         numbers = (nodes or self.nodes, self.problem.parameters, self.algorithm.parameters, self.frame)
         found = []
@@ -246,11 +329,11 @@ class _System:
         rates, jacobians = (np.concatenate(part)[: len(y)] for part in zip(*found, strict=True))
         return rates, jacobians
 
-    def at(self, y: np.ndarray, base: np.ndarray) -> _Points:
+    def at(self, y: np.ndarray, base: np.ndarray) -> _Candidates:
         rates, jacobians = self.rates(y, base, 1e-4 * self.edge)  # a Jacobian for Newton need not be exact, but finite
-        return _Points(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
+        return _Candidates(y.copy(), base.copy(), rates.mean(axis=1), jacobians)
 
-    def overlaps(self, points: _Points) -> dict[str, np.ndarray]:
+    def overlaps(self, points: _Candidates) -> dict[str, np.ndarray]:
         """M, Q (block by block) and a."""
         full = points.base + points.y @ self.frame["out"].T
         cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])[:-1]
@@ -308,7 +391,7 @@ def _first_rows(problem: Problem, given: Start | None, tries: int, seed: int) ->
     return X, a
 
 
-def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Candidates:
     """Levenberg-Marquardt on the drift, in rows and head, every start at its own pace; then the polish."""
 
     def normal(rows: np.ndarray) -> np.ndarray:
@@ -336,7 +419,7 @@ def _search(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Poi
     return _polish(system, points, limit)
 
 
-def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Points:
+def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Candidates:
     """Where the ODE leads: implicit Euler steps that lengthen, but not past what grows, so that a saddle is left as fast as it can be."""
     draw = np.random.default_rng(11)
     X = X + 1e-2 * draw.standard_normal(X.shape)  # off the subspaces that the dynamics would keep
@@ -360,7 +443,7 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Po
     return _polish(system, points, limit)
 
 
-def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -> _Points:
+def _polish(system: _System, points: _Candidates, limit: float, cut: float = 1e-9) -> _Candidates:
     """Newton in the overlaps with a pseudo-inverse, steps halved while they do not help; past the limit, as far as rounding allows."""
     step, live = np.ones(len(points.y)), np.arange(len(points.y))
     for _ in range(POLISH_STEPS):
@@ -376,7 +459,7 @@ def _polish(system: _System, points: _Points, limit: float, cut: float = 1e-9) -
     return points
 
 
-def _jacobians(system: _System, points: _Points) -> np.ndarray:
+def _jacobians(system: _System, points: _Candidates) -> np.ndarray:
     """Jacobians at roots; on the edge of the physical region those of smooth problems are limits from inside, extrapolated."""
     jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
     state = system.overlaps(points)
@@ -395,7 +478,7 @@ def _null_space(jacobian: np.ndarray) -> np.ndarray:
     return right[values <= NULL * max(values[0], 1e-300)].T
 
 
-def _settled(system: _System, roots: _Points, limit: float) -> _Points:
+def _settled(system: _System, roots: _Candidates, limit: float) -> _Candidates:
     """Degenerate roots are known badly (a triple root to 1e-4): put small parts to 0 and close rows together, if that is a root."""
     degenerate = [index for index, jacobian in enumerate(roots.jacobian) if _null_space(jacobian).shape[1]]
     if not degenerate:
@@ -422,7 +505,7 @@ def _settled(system: _System, roots: _Points, limit: float) -> _Points:
     return roots
 
 
-def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: float) -> int:
+def _family_dimension(system: _System, root: _Candidates, null: np.ndarray, limit: float) -> int:
     """The dimension of the family of roots through a root: nearby starts are sent to their own roots, whose moves are counted.
 
     Only moves along null directions of the Jacobian can belong to a family; a null direction that leads back is none.
@@ -446,32 +529,24 @@ def _family_dimension(system: _System, root: _Points, null: np.ndarray, limit: f
     return int(np.sum(np.linalg.svd(moves, compute_uv=False) > 0.03 * STEP * np.sqrt(max(len(moves), 1))))
 
 
-def _described(system: _System, roots: _Points, limit: float, unphysical: bool) -> list[FixedPoint]:
+def _described(system: _System, roots: _Candidates, limit: float, unphysical: bool) -> list[FixedPoint]:
     """Roots as fixed points: physical, each once, with risk, stability and family."""
     problem = system.problem
     roots = _settled(system, roots, limit)
     state = system.overlaps(roots)
-    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
-    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
-    physical = lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+    physical = _physical(problem, state)
     risk = risks_by(problem.structure, system.rule, [problem.parameters], [state])[0].risk
-    jacobians = _jacobians(system, roots)
-    rates = system.rates(roots.y, roots.base, 0.0)[0]
-    if system.coarse_nodes is not None:
-        rates = np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+    jacobians, rates = _jacobians(system, roots), _rates_twice(system, roots)
     found: list[FixedPoint] = []
     for n in np.argsort(np.round(risk, 9), kind="stable"):
         on_kink = 0.0 in problem.structure.kinks and np.einsum("bii->i", state["Q"][n]).min() <= PHYSICAL
         if on_kink or not (physical[n] or unphysical) or not np.isfinite(jacobians[n]).all():
             continue
         values = np.array(sorted(np.linalg.eigvals(jacobians[n]).tolist(), key=lambda value: (-value.real, value.imag)), dtype=complex)
-        scale = float(np.abs(values).max())
-        # what replicates, or two grids, disagree on, as a move of the root
-        moves = (rates[n] - rates[n].mean(axis=0)) @ np.linalg.pinv(jacobians[n], rcond=NULL).T
-        error = float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+        error = _root_error(rates[n], jacobians[n])
         close = SAME + 10 * error
         level = [k for k, one in enumerate(found) if abs(one.risk - risk[n]) <= close * max(1.0, abs(risk[n]))]
-        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * scale]
+        same = [k for k in level if np.abs(found[k].eigenvalues - values).max() <= 10 * close * float(np.abs(values).max())]
         dimension = 0 if same else _family_dimension(system, roots.take([n]), _null_space(jacobians[n]), limit)
         same = same or [k for k in level if dimension and found[k].manifold_dimension == dimension]
         if same:
@@ -480,13 +555,41 @@ def _described(system: _System, roots: _Points, limit: float, unphysical: bool) 
         if expectation_of(problem.structure).series:
             own = {name: part[n : n + 1] for name, part in state.items()}
             error += risks_by(problem.structure, system.rule, [problem.parameters], [own])[0].worst * float(np.abs(roots.y[n]).max())
-        growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
         M, Q, a = (part[n] for part in state.values())
-        inner, lengths = Q.sum(axis=0), np.sqrt(np.abs(np.diag(Q.sum(axis=0))))
-        parallel = np.any(np.triu(inner - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
-        decided = system.flow or not problem.structure.kinks or not parallel
-        verdict = "marginal" if not decided else "saddle" if growing else "stable" if flat <= dimension else "marginal"
+        verdict = _verdict(system, values, dimension, Q.sum(axis=0))
         excess = float(risk[n]) - problem.noise_floor if problem.structure.has_excess else float("nan")
         numbers = (float(risk[n]), excess, float(roots.residual[n]), values, verdict, dimension, bool(physical[n]), error, 1)
         found.append(FixedPoint(M.sum(axis=0), Q.sum(axis=0), a, *numbers, M, Q))
     return found
+
+
+def _physical(problem: Problem, state: dict[str, np.ndarray]) -> np.ndarray:
+    """Whether there are rows with these overlaps: (n,)."""
+    omega = overlap_matrix(state["M"], state["Q"], problem.gram)
+    lowest = np.linalg.eigvalsh(omega).min(axis=(1, 2))
+    return lowest >= -PHYSICAL * np.maximum(1.0, np.abs(omega).max(axis=(1, 2, 3)))
+
+
+def _rates_twice(system: _System, roots: _Candidates) -> np.ndarray:
+    """The drift at the roots by every replicate, or by two grids where coarser nodes tell the error: (n, 1 or more, m)."""
+    rates = system.rates(roots.y, roots.base, 0.0)[0]
+    if system.coarse_nodes is None:
+        return rates
+    return np.concatenate([rates, 2 * system.rates(roots.y, roots.base, 0.0, system.coarse_nodes)[0] - rates], axis=1)
+
+
+def _root_error(rates: np.ndarray, jacobian: np.ndarray) -> float:
+    """What replicates, or two grids, disagree on, as a move of the root."""
+    moves = (rates - rates.mean(axis=0)) @ np.linalg.pinv(jacobian, rcond=NULL).T
+    return float(np.sqrt(np.mean(moves**2, axis=0).max() / max(len(moves) - 1, 1)))
+
+
+def _verdict(system: _System, values: np.ndarray, dimension: int, Q: np.ndarray) -> str:
+    """Stable, saddle or marginal, from the eigenvalues; at parallel rows the noise term of a kinked loss has no derivative to judge by."""
+    scale = float(np.abs(values).max())
+    growing, flat = (int(np.sum(chosen)) for chosen in (np.real(values) > NULL * scale, np.abs(np.real(values)) <= NULL * scale))
+    lengths = np.sqrt(np.abs(np.diag(Q)))
+    parallel = np.any(np.triu(Q - (1 - 1e-9) * np.outer(lengths, lengths), 1) > 0)
+    if not system.flow and system.problem.structure.kinks and parallel:
+        return "marginal"
+    return "saddle" if growing else "stable" if flat <= dimension else "marginal"

@@ -22,9 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.arrays import Nodes, Numbers, Numeric, State
 from sgdynamics.controls import Schedule
 from sgdynamics.gaussian import pairs
 from sgdynamics.gaussian.choice import expectation_of
@@ -69,10 +71,38 @@ class Term:
 class Regime:
     """Where (lr, d, p) lies on the map, the size of what each limit neglects there, and which solver to use.
 
-    `noise`: scale lr/(p B), largest entry of the SGD noise in dQ/dt over that of gradient flow. `fluctuation`: scale sqrt(lr/(p d B)), the
-    standard deviation over runs that t/p = HORIZON = 5 gives to an overlap. `finite_dimension`: scale lr/(p d B), what a finite d changes
-    in the mean increment, over gradient flow. `finite_width`: scale 1/p, the excess risk that units have of their own (absent at p =
-    infinity) over all of it, or 1/p where that is less.
+    Attributes
+    ----------
+    name : str
+        Of the regime.
+    solver : str
+        Which solver fits it.
+    why : str
+        In words.
+    width : int
+        p.
+    signals : int
+        k.
+    dimension : int
+        d.
+    lr : float
+        The learning rate; with a schedule its largest.
+    batch : int
+        B, samples in a step.
+    noise : Term
+        Scale lr/(p B): the largest entry of the SGD noise in dQ/dt over that of gradient flow.
+    fluctuation : Term
+        Scale sqrt(lr/(p d B)): the standard deviation over runs that t/p = HORIZON = 5 gives to an overlap.
+    finite_dimension : Term
+        Scale lr/(p d B): what a finite d changes in the mean increment, over gradient flow.
+    finite_width : Term
+        Scale 1/p: the excess risk that units have of their own (absent at p = infinity) over all of it, or 1/p where that is less.
+
+    Examples
+    --------
+    >>> here = sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000)
+    >>> here.width, here.dimension, bool(here.noise.size > 0)
+    (2, 1000, True)
     """
 
     name: str
@@ -105,14 +135,43 @@ class Regime:
 def regime(problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: Start | None = None) -> Regime:
     """The regime of one-pass SGD at this learning rate, dimension and width, and the solver that fits it.
 
+    ::
+
         scales lr/(p B), sqrt(lr/(p d B)), 1/p;   a term counts as negligible below SMALL = 0.05 (scatter of runs: as too large for a
         diffusion above LARGE = 0.2)
 
-    Sizes are estimated for this problem, by sampling, at `start` (its first run), or at a state that is half learnt: row i has squared
-    overlap 1/2 with signal i mod k and a part of its own, norm 1, head ones. They are orders of magnitude, no error
-    bars: late in a run, and near saddles, small terms weigh more. A schedule counts by its largest rate (a user's function: over alpha up
-    to 1e4). Rates are those of f = (1/p) sum_i; for an own loss without the 1/p only the sizes have a meaning, not the limits in p.
-    Source: slides "Dimension-free limits of SGD" (the different regimes), where t is this library's t/p.
+    Parameters
+    ----------
+    problem : Problem
+        A network that learns from centred Gaussian inputs.
+    algorithm : OnePassSGD
+        Plain one-pass SGD; a schedule counts by its largest rate (a user's function: over alpha up to 1e4).
+    dimension : int
+        The dimension d.
+    start : Start, optional
+        The state at which sizes are estimated (its first run); unless given one that is half learnt: row i has squared overlap 1/2 with
+        signal i mod k and a part of its own, norm 1, head ones.
+
+    Returns
+    -------
+    Regime
+        ``.name``, ``.solver``, ``.why``, and the sizes of the terms.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the problem is not on this map.
+
+    Notes
+    -----
+    Sizes are estimated for this problem, by sampling. They are orders of magnitude, no error bars: late in a run, and near saddles, small
+    terms weigh more. Rates are those of f = (1/p) sum_i; for an own loss without the 1/p only the sizes have a meaning, not the limits in
+    p. Source: slides "Dimension-free limits of SGD" (the different regimes), where t is this library's t/p.
+
+    Examples
+    --------
+    >>> sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000).name
+    'finite-dimensional'
     """
     checked_algorithm(algorithm, "regime", problem)
     d = checks.whole("dimension", dimension, problem.signals + 1)
@@ -152,7 +211,14 @@ def _half_learnt(problem: Problem) -> Start:
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(structure: Structure, parameters: Any, students: Any, signals: Any, head: Any, draws: Any) -> tuple[Any, Any]:
+def _gradients(
+    structure: Structure,
+    parameters: Numbers,
+    students: Float[Numeric, "n p"],
+    signals: Float[Numeric, "n K"],
+    head: Float[Numeric, " p"],
+    draws: Float[Numeric, " n"],
+) -> tuple[Any, Any]:
     """Loss and dloss/dlambda of each sample."""
     return jax.vmap(jax.value_and_grad(lambda *fields: structure.loss(*fields, parameters)), (0, 0, None, 0))(
         students, signals, head, draws
@@ -261,10 +327,31 @@ def place(noise: float, fluctuation: float, width: float) -> str:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Where the excess risk of SGD on a matched teacher ends: `excess_risk` as d -> infinity, `leading` to first order in lr.
+    """Where the excess risk of SGD on a matched teacher ends.
 
-    M and Q are the fixed point, `rate` the slowest (in t) at which the ODE comes back to it, `closed` the excess risk in closed form where
-    there is one (else None), `error` the standard error that sampled expectations leave in it (0 where nothing is sampled).
+    Attributes
+    ----------
+    excess_risk : float
+        As d -> infinity.
+    leading : float
+        The same to first order in lr.
+    closed : float or None
+        The same in closed form, where there is one.
+    M : ndarray
+        Overlaps of the fixed point.
+    Q : ndarray
+        Gram matrix of the fixed point.
+    rate : float
+        The slowest (in t) at which the ODE comes back to it.
+    error : float
+        The standard error that sampled expectations leave in the excess risk (0 where nothing is sampled).
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    >>> end = sgd.plateau(problem, sgd.OnePassSGD(lr=0.2))
+    >>> round(end.closed, 5), round(end.correction, 3)
+    (0.00556, 0.111)
     """
 
     excess_risk: float
@@ -288,22 +375,49 @@ class Plateau:
 def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     """The excess risk at which one-pass SGD ends as d -> infinity, where a student can be its teacher but labels are noisy.
 
+    ::
+
         leading = (lr noise/(4 B)) l sum_i (a_i/p)^2 E[s'(w*_i.x)^2],   l the mean eigenvalue of the inputs
                 = lr noise E[s'^2]/(4 p B)   for unit heads, orthonormal teachers, isotropic inputs
 
+    Parameters
+    ----------
+    problem : TeacherStudent
+        With squared loss, p = k, the student's activation and fixed head those of the teacher, no weight decay; on the sphere teachers of
+        norm 1.
+    algorithm : OnePassSGD
+        Plain one-pass SGD with a constant rate.
+
+    Returns
+    -------
+    Plateau
+        0 at noise = 0 or lr = 0.
+
+    Raises
+    ------
+    ValueError
+        If the problem is none of these, or the rate is so large that there is no such end.
+
+    Notes
+    -----
     Near the teacher w_i = w*_i + u_i, with u orthogonal to all signals and Gram matrix V_b in covariance block b. The excess risk is
     sum_b l_b tr(H V_b)/2 and dV_b/dt = -l_b (H V_b + V_b H) + (lr/B) l_b f_b noise H, with the same H_ij = (a_i a_j/p^2) E[s'_i s'_j] as
     curvature and as noise: so V_b = lr noise f_b/(2 B) times the identity, whatever the teacher. Rows shift along the signals by O(lr),
     which adds O(lr^2) to the risk, on the sphere too. Relative corrections are O(lr/p), with kinks O(sqrt(lr/p)).
 
-    `excess_risk` holds to all orders in lr: the root of the drift that comes out of the teacher as lr grows, in closed form for
+    ``excess_risk`` holds to all orders in lr: the root of the drift that comes out of the teacher as lr grows, in closed form for ::
 
         linear:           (noise/2) c/(1 - c),  c = (lr/(2 B)) l sum_i (a_i/p)^2
         square:           (noise c/p)/(1 - 2 c (p + 2)/p^2),  c = (lr/B) a^2 |w*|^2, where P = |w*|^2 1 and heads are equal; there Q = P
         erf, p = |w*| = 1:  m^2 = 1 + q - y, y^2 = (1 + q)/2 on the free root, and lr from dq/dt = 0: a curve in q
 
-    Assumes squared loss, p = k, the student's activation and fixed head those of the teacher, no weight decay; on the sphere teachers of
-    norm 1. It is the high-dimensional plateau of the slides, derived here. At noise = 0 or lr = 0 it is 0.
+    It is the high-dimensional plateau of the slides, derived here.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    >>> round(sgd.plateau(problem, sgd.OnePassSGD(lr=0.2)).excess_risk, 5)
+    0.00556
     """
     _matched(problem)
     checked_algorithm(algorithm)
@@ -324,7 +438,7 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     return Plateau(float(every.mean()), leading, closed, M, Q, float(rates.mean()), error)
 
 
-def _matched(problem: Any) -> None:
+def _matched(problem: object) -> None:
     """Refuse problems whose student cannot sit on its teacher."""
     if not isinstance(problem, TeacherStudent):
         raise checks.reject("problem", problem, "a plateau is known for a student that can be its teacher: give sgd.TeacherStudent(...)")
@@ -345,7 +459,7 @@ def _matched(problem: Any) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _squared_slopes(structure: Structure, rule: Rule, variances: Any) -> Any:
+def _squared_slopes(structure: Structure, rule: Rule, variances: Float[Numeric, " n"]) -> Any:
     """E[s'(lambda)^2] for fields of these variances."""
     student = structure.loss.student
     return jnp.diagonal(pairs.moments(student, student, variances, variances, jnp.diag(variances), rule.terms)[2])
@@ -359,7 +473,7 @@ def _replicates(structure: Structure, rule: Rule) -> list[dict[str, np.ndarray]]
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _rates(
-    structure: Structure, rule: Rule, batch: int, nodes: Any, parameters: Any, algorithm: Any, states: Any
+    structure: Structure, rule: Rule, batch: int, nodes: Nodes, parameters: Numbers, algorithm: Numbers, states: State
 ) -> tuple[dict[str, Any], Any]:
     """The drift of many states, and the risk of the first."""
     rates = jax.vmap(lambda state: drift(structure, rule, nodes, parameters, algorithm, state, batch=batch))(states)
@@ -367,7 +481,7 @@ def _rates(
 
 
 def _root(
-    problem: TeacherStudent, algorithm: OnePassSGD, rule: Rule, nodes: Any, size: float
+    problem: TeacherStudent, algorithm: OnePassSGD, rule: Rule, nodes: Nodes, size: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """M_blocks, Q_blocks, slowest rate and excess risk of the root that comes out of the teacher as lr grows from 0.
 

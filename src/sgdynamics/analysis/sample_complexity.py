@@ -26,6 +26,7 @@ from sgdynamics.analysis.exponents import (
     sample_link,
     tail_share,
 )
+from sgdynamics.arrays import Function
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.precision import float64
 
@@ -37,9 +38,44 @@ MOST_OVERLAP = 0.75  # where that many terms leave 3e-13
 class SampleComplexity:
     """How many samples n one-pass SGD from a random start on the sphere needs for a link, and at which learning rate.
 
-    n ~ d, d log d, d^(kappa - 1) for kappa = 1, 2, >= 3, with learning rates lr d^-lr_power. Near m = 0, dm/dt = signal m^(kappa - 1) -
-    lr friction m. `prefactor`: n / d (kappa = 1: to the given overlap) or n / (d log d) (kappa = 2) as d -> infinity; infinite if that
-    lr does not get there, None where there is none (see `remark`). lr >= `largest_lr` does not leave the start.
+    n ~ d, d log d, d^(kappa - 1) for kappa = 1, 2, >= 3, with learning rates lr d^-lr_power. Near m = 0,
+    dm/dt = signal m^(kappa - 1) - lr friction m.
+
+    Attributes
+    ----------
+    link : str
+        What it is called.
+    information_exponent : int
+        kappa.
+    generative_exponent : int
+        k*, of which d^(k*/2) is a floor.
+    coefficient : float
+        c_kappa.
+    signal : float
+        kappa c_kappa^2.
+    friction : float
+        What the noise of SGD costs.
+    lr : float
+        The learning rate, times d^-lr_power.
+    lr_power : float
+        How it must fall with d.
+    largest_lr : float
+        At this one and above a run does not leave the start.
+    prefactor : float or None
+        n/d (kappa = 1: to the given overlap) or n/(d log d) (kappa = 2) as d -> infinity; infinite if that lr does not get there, None
+        where there is none (see ``remark``).
+    overlap : float
+        Where a run has arrived.
+    noise : float
+        The variance of the label noise.
+    remark : str
+        What else there is to say.
+
+    Examples
+    --------
+    >>> found = sgd.sample_complexity("square")
+    >>> found.information_exponent, found.samples
+    (2, 'd log d')
     """
 
     link: str
@@ -113,18 +149,49 @@ def _friction(sample: LinkSample, noise: float) -> tuple[np.ndarray, float, floa
 
 @float64
 def sample_complexity(
-    f: Any, *, lr: float | None = None, noise: float = 0.0, overlap: float = 0.5, kinks: Sequence[float] = ()
+    f: Function, *, lr: float | None = None, noise: float = 0.0, overlap: float = 0.5, kinks: Sequence[float] = ()
 ) -> SampleComplexity:
     """How many samples one-pass SGD needs to find the direction of a single-index target, from a random start on the sphere.
+
+    ::
 
         kappa = 1: n = (d/lr) int_0^overlap dm / (dm/dt);   kappa = 2: n = d log d / (2 lr (signal - lr friction));   else n ~ d^(kappa-1)
         signal = kappa c_kappa^2,   friction = E[s'(u)^2 ((s(v) - s(u))^2 + noise)]/2 with u, v independent
 
-    The student has the link as its activation, the loss is squared, d -> infinity, the overlap starts at +1/sqrt(d). lr None: the one that
-    needs the fewest samples (kappa = 2: signal/(2 friction)). For kappa >= 3 the rate must fall like d^-(kappa/2 - 1), and `lr` and
-    `largest_lr` = signal/friction are what multiplies that (the latter for a start at 1/sqrt(d)). f, `kinks`: see `hermite_coefficients`.
+    Parameters
+    ----------
+    f : str, Activation or callable
+        The link, as in ``hermite_coefficients``; the student has it as its activation, and the loss is squared.
+    lr : float, optional
+        The learning rate; unless given the one that needs the fewest samples (kappa = 2: signal/(2 friction)). For kappa >= 3 the rate must
+        fall like d^-(kappa/2 - 1), and this is what multiplies that.
+    noise : float, default 0.0
+        The variance of the label noise.
+    overlap : float, default 0.5
+        The overlap at which a run has arrived; it starts at +1/sqrt(d).
+    kinks : sequence of float, default ()
+        Where f or a derivative of it jumps.
+
+    Returns
+    -------
+    SampleComplexity
+        Print it for a sentence.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the link has no exponent.
+
+    Notes
+    -----
+    d -> infinity. ``largest_lr`` = signal/friction (for kappa >= 3 that of a start at 1/sqrt(d)).
     From dm/dt (top of this module); the scalings are Theorem 1.3 of Ben Arous, Gheissari and Jagannath, JMLR 22 (2021), and the floor
     d^(k*/2) of the generative exponent k* that of Damian, Pillaud-Vivien, Lee and Bruna (2024).
+
+    Examples
+    --------
+    >>> round(sgd.sample_complexity("square").prefactor, 3)
+    3.0
     """
     given = None if lr is None else checks.number("lr", lr, above=0.0)
     noise = checks.number("noise", noise, 0.0)

@@ -18,16 +18,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import optimize
+from scipy.optimize import OptimizeResult
 
 from sgdynamics import checks, functional
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Numbers, Numeric, Scalar, State
 from sgdynamics.controls import Schedule, piecewise_rate
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
-from sgdynamics.progress import meter
+from sgdynamics.progress import Meter, meter
 from sgdynamics.support import require
 
 RANGE = (1e-3, 30.0)  # where learning rates are searched unless the caller says, in units of the width
@@ -44,11 +47,44 @@ STAGES = (np.array([0.0, 0.5, 0.5, 1.0]), np.array([1.0, 2.0, 2.0, 1.0]) / 6)
 
 @dataclass(frozen=True)
 class OptimalSchedule:
-    """A schedule found by `optimal_schedule`: `rates[i]` holds for alpha in [edges[i], edges[i + 1]).
+    """A schedule found by ``sgd.optimal_schedule``: ``rates[i]`` holds for alpha in [edges[i], edges[i + 1]).
 
-    `risk` (the excess risk where the loss is squared) is what it reaches at alpha = edges[-1], `best_constant_risk` what the best constant
-    rate reaches, both to `error_integrator` (relative); `risks` and `constant_risks` are the same at every edge. `history` is the risk
-    after each iteration, from the constant rate on.
+    Attributes
+    ----------
+    schedule : Schedule
+        To be given as ``lr``.
+    rates : ndarray
+        The rates, one a piece.
+    edges : ndarray
+        Where pieces begin and end, in alpha, from 0 on.
+    risk : float
+        What it reaches at alpha = edges[-1] (the excess risk where the loss is squared).
+    best_constant_lr : float
+        The best constant rate.
+    best_constant_risk : float
+        What that reaches.
+    risks : ndarray
+        The risk at every edge.
+    constant_risks : ndarray
+        The same with the best constant rate.
+    history : ndarray
+        The risk after each iteration, from the constant rate on.
+    error_integrator : float
+        Relative error of the risks.
+    converged : bool
+        Whether the search came to its end.
+    batch : int
+        Samples in a step.
+    head_rate : float
+        The rate of a trained head relative to ``lr``.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    >>> begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
+    >>> found = sgd.optimal_schedule(problem, begin, alpha=5.0, pieces=4, iterations=20, progress=False)
+    >>> found.rates.shape, found.gain > 1, found.algorithm.batch
+    ((4,), True, 1)
     """
 
     schedule: Schedule
@@ -72,11 +108,12 @@ class OptimalSchedule:
 
     @property
     def alpha(self) -> float:
+        """The end, samples over d."""
         return float(self.edges[-1])
 
     @property
     def algorithm(self) -> OnePassSGD:
-        """One-pass SGD with this schedule, for `solve_ode` and `simulate`."""
+        """One-pass SGD with this schedule, for ``solve_ode`` and ``simulate``."""
         return OnePassSGD(lr=self.schedule, batch=self.batch, head_rate=self.head_rate)
 
     def __repr__(self) -> str:
@@ -87,7 +124,7 @@ class OptimalSchedule:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _Static:
     """All that is static, so that one program serves any numbers."""
 
     structure: Structure
@@ -96,14 +133,14 @@ class _Setting:
     steps: int
 
 
-def _states(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _states(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     """The states of all starts at the end of each piece, axes (run, piece)."""
     structure, parameters = setting.structure, numbers["parameters"]
     length = numbers["alpha"] / (log_rates.shape[0] * setting.steps)
     here = {"head_rate": numbers["head_rate"], "batch": setting.batch, "finite": numbers["finite"], "rule": setting.rule}
     places, weights = (jnp.asarray(values) for values in STAGES)
 
-    def step(state: Any, lr: Any) -> Any:
+    def step(state: State, lr: Scalar) -> Any:
         span = length * lr / setting.batch
 
         def stage(carry: tuple[Any, Any], coefficients: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
@@ -118,30 +155,30 @@ def _states(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
         (_, total), _ = jax.lax.scan(stage, (zero, zero), (places, weights))
         return jax.tree.map(lambda value, rate: value + span * rate, state, total)
 
-    def piece(state: Any, lr: Any) -> tuple[Any, Any]:
+    def piece(state: State, lr: Scalar) -> tuple[Any, Any]:
         state, _ = jax.lax.scan(lambda now, _: (step(now, lr), None), state, length=setting.steps)
         return state, state
 
     return jax.vmap(lambda state: jax.lax.scan(piece, state, jnp.exp(log_rates))[1])(numbers["states"])
 
 
-def _level(setting: _Setting, numbers: Any, states: Any) -> Any:
+def _level(setting: _Static, numbers: Numbers, states: State) -> Any:
     """The logarithm of the mean excess risk over starts; the risk itself where the loss has no excess risk."""
     structure, parameters = setting.structure, numbers["parameters"]
     risk = jnp.mean(jax.vmap(lambda state: functional.risk(structure, parameters, state, rule=setting.rule))(states))
     return jnp.log(risk - parameters["noise"] / 2) if structure.has_excess else risk
 
 
-def _final(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _final(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     states = _states(setting, numbers, log_rates)
     return _level(setting, numbers, jax.tree.map(lambda value: value[:, -1], states))
 
 
 @partial(jax.jit, static_argnums=0)
-def _path(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _path(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     """Levels at the end of each piece, for several schedules."""
 
-    def one(log_rates: Any) -> Any:
+    def one(log_rates: Float[Numeric, " pieces"]) -> Any:
         states = jax.tree.map(lambda value: jnp.moveaxis(value, 1, 0), _states(setting, numbers, log_rates))
         return jax.lax.map(partial(_level, setting, numbers), states)
 
@@ -149,17 +186,17 @@ def _path(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _start_level(setting: _Setting, numbers: Any) -> Any:
+def _start_level(setting: _Static, numbers: Numbers) -> Any:
     return _level(setting, numbers, numbers["states"])
 
 
 @partial(jax.jit, static_argnums=0)
-def _many(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _many(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     return jax.vmap(partial(_final, setting, numbers))(log_rates)
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_gradient(setting: _Setting, numbers: Any, log_rates: Any) -> Any:
+def _with_gradient(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:
     return jax.value_and_grad(partial(_final, setting, numbers))(log_rates)
 
 
@@ -181,11 +218,55 @@ def optimal_schedule(
 ) -> OptimalSchedule:
     """The piecewise-constant learning rate that minimises the (excess) risk after alpha = samples/d, from this start.
 
-    The ODE of `solve_ode` (d -> infinity, or with `dimension` the mean increment at that d) in equal pieces of alpha, each of a few
-    Runge-Kutta steps, doubled until the risk is known to 1e-6; L-BFGS on the logarithms of the rates, with the gradient in reverse mode,
-    from the best constant rate, which is found first, on grids. Of a start with several runs the mean risk is minimised: one schedule for
-    all of them. Rates stay within `lr` = (lowest, highest), (.001, 30) times the width unless given. What is found is a local minimum:
-    `restarts` tries as many more, from the best constant rate times random curves (by `seed`), and keeps the best.
+    Parameters
+    ----------
+    problem : Problem
+        What is learned.
+    start : Start
+        Where; of a start with several runs the mean risk is minimised, one schedule for all of them.
+    alpha : float
+        The end, samples over d.
+    pieces : int, default 50
+        How many rates, each for an equal share of alpha.
+    dimension : int, optional
+        The mean increment at that d; d -> infinity unless given.
+    batch : int, default 1
+        Samples in a step.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    lr : (float, float), optional
+        Rates stay within (lowest, highest); (.001, 30) times the width unless given.
+    iterations : int, default 300
+        Of the search, at most.
+    restarts : int, default 0
+        What is found is a local minimum: this tries as many more, from the best constant rate times random curves, and keeps the best.
+    seed : int, default 0
+        Of the random curves.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+
+    Returns
+    -------
+    OptimalSchedule
+        ``.schedule``, ``.rates``, ``.edges``, ``.risk``, ``.gain``, and ``.algorithm`` for the solvers.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the question is not answered for this problem.
+
+    Notes
+    -----
+    The ODE of ``solve_ode`` in equal pieces of alpha, each of a few Runge-Kutta steps, doubled until the risk is known to 1e-6; L-BFGS on
+    the logarithms of the rates, with the gradient in reverse mode, from the best constant rate, which is found first, on grids.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    >>> begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
+    >>> found = sgd.optimal_schedule(problem, begin, alpha=5.0, pieces=4, iterations=20, progress=False)
+    >>> round(found.risk, 3) < round(found.best_constant_risk, 3)
+    True
     """
     alpha = checks.number("alpha", alpha, above=0.0)
     checks.outside_jit("optimal_schedule")
@@ -208,7 +289,7 @@ def optimal_schedule(
         "states": {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a},
     }
     first = max(4, STEPS // pieces)
-    setting = _Setting(problem.structure, functional.rule(problem, begin), batch, first)
+    setting = _Static(problem.structure, functional.rule(problem, begin), batch, first)
     search = _Search(numbers, pieces, (math.log(low), math.log(high)), problem.structure.has_excess)
     with meter("optimal schedule", iterations * (1 + restarts), progress) as bar:
         log_rates, path = None, []
@@ -259,7 +340,7 @@ def optimal_schedule(
     )
 
 
-def _checked_range(problem: Problem, lr: Any) -> tuple[float, float]:
+def _checked_range(problem: Problem, lr: tuple[float, float] | None) -> tuple[float, float]:
     if lr is None:
         return RANGE[0] * problem.width, RANGE[1] * problem.width
     try:
@@ -280,7 +361,7 @@ class _Search:
     bounds: tuple[float, float]
     excess: bool
 
-    def levels(self, setting: _Setting, log_rates: np.ndarray) -> np.ndarray:
+    def levels(self, setting: _Static, log_rates: np.ndarray) -> np.ndarray:
         """The level of each row; infinite where the solution has diverged."""
         found = np.asarray(_many(setting, self.numbers, log_rates))
         return np.where(np.isfinite(found), found, np.inf)
@@ -288,7 +369,7 @@ class _Search:
     def risks(self, levels: np.ndarray) -> np.ndarray:
         return np.exp(levels) if self.excess else levels
 
-    def best_constant(self, setting: _Setting) -> tuple[float, float]:
+    def best_constant(self, setting: _Static) -> tuple[float, float]:
         """The best constant log-rate and its level, by grids that close in on it."""
         low, high = self.bounds
         best, level = low, math.inf
@@ -305,7 +386,7 @@ class _Search:
             low, high = grid[max(at - 1, 0)], grid[min(at + 1, GRID - 1)]
         return best, level
 
-    def descend(self, setting: _Setting, log_rates: np.ndarray, iterations: int, bar: Any) -> tuple[np.ndarray, float, list[float], bool]:
+    def descend(self, setting: _Static, log_rates: np.ndarray, iterations: int, bar: Meter) -> tuple[np.ndarray, float, list[float], bool]:
         """Log-rates at a local minimum, their level, the levels on the way, and whether it is a minimum."""
 
         def value(log_rates: np.ndarray) -> tuple[float, np.ndarray]:
@@ -317,7 +398,7 @@ class _Search:
 
         path: list[float] = []
 
-        def note(intermediate_result: Any) -> None:
+        def note(intermediate_result: OptimizeResult) -> None:
             path.append(float(intermediate_result.fun))
             bar.advance(1)
 

@@ -9,7 +9,7 @@ from sgdynamics.algorithms.one_pass import checked_algorithm
 from sgdynamics.dynamics.fields import FieldDynamics, FixedDataDynamics
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
-from sgdynamics.dynamics.spiked import SpikedDynamics
+from sgdynamics.dynamics.spiked_dynamics import SpikedDynamics
 from sgdynamics.support import require
 
 

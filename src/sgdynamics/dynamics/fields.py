@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numbers
 from sgdynamics.clock import Clock
 from sgdynamics.controls import numbers_at
 from sgdynamics.dynamics.interface import Dynamics, Prepared
@@ -19,7 +20,7 @@ from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, rates_at
-from sgdynamics.limits.sde import SdePaths, step_length
+from sgdynamics.limits.sde import SdePaths, sde_step_length
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.samples.spectrum import eigenvalues
@@ -29,6 +30,7 @@ from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.fixed_exact import ExactFixedData
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.stability import warn_unstable
+from sgdynamics.variables import VARIABLES
 
 KINKED_TOLERANCE = 1e-6  # where sampled expectations have kinks in the overlaps, an integrator cannot use, nor need, more
 WARN_ABOVE = 1e-4  # relative error of an expectation that a user should hear of
@@ -39,11 +41,7 @@ class FieldDynamics(Dynamics):
 
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct")
     assumptions: ClassVar[str] = "Gaussian inputs, one pass"
-    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-        "M": ("overlaps with the signals, W W*^T", ("unit", "signal")),
-        "Q": ("Gram matrix of the rows, W W^T", ("unit", "unit_other")),
-        "a": ("head", ("unit",)),
-    }
+    variables: ClassVar = {name: VARIABLES[name] for name in ("M", "Q", "a")}
 
     def __init__(self, problem: Problem, algorithm: Any) -> None:
         self.definition, self.algorithm = problem, algorithm
@@ -69,8 +67,17 @@ class FieldDynamics(Dynamics):
     def states(self, begin: Start) -> dict[str, np.ndarray]:
         return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}
 
-    def public_states(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return public_state(states, 1)
+    def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
+        return public_state(states, lead)
+
+    def beside(self, other: Any) -> Dynamics:
+        mine = (self.structure.width, self.structure.signals, self.structure.blocks)
+        if "fields" not in getattr(other, "kinds", ()) or (other.width, other.signals, other.structure.blocks) != mine:
+            raise checks.reject("evaluate", other, f"give a problem of the same (width, signals, blocks of the covariance) = {mine}")
+        if not np.allclose(other.gram, self.definition.gram, rtol=0, atol=1e-9):
+            fix = "its signals have another Gram matrix: state both problems with the same signals, and let each loss read those it needs"
+            raise checks.reject("evaluate", other, fix)
+        return (FixedDataDynamics if self.has_data else FieldDynamics)(other, self.algorithm)
 
     def prepare(
         self, begin: Start, when: Clock, dimension: int | None, rtol: Any = None, atol: Any = None, rule: Rule | None = None
@@ -134,8 +141,8 @@ class FieldDynamics(Dynamics):
         check_dimension(self.definition, dimension)
         return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
 
-    def sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
-        return step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
+    def longest_sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+        return sde_step_length(self.definition, self.algorithm, begin, dimension, sizes, end)
 
     def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
         watch = FieldWatch(self.structure, rule_for(self.definition, begin.Q_blocks, RULE_MARGIN), criterion)
@@ -160,24 +167,13 @@ class FieldDynamics(Dynamics):
             found |= {"M_block": M, "Q_block": Q}
         return found
 
-    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-        return MEANINGS
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
+        return VARIABLES
 
     def coordinates(self) -> dict[str, Any]:
         if self.structure.blocks == 1:
             return {}
         return {"eigenvalue": ("block", eigenvalues(self.parameters), {"long_name": "covariance eigenvalue"})}
-
-
-MEANINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    **FieldDynamics.variables,
-    "risk": ("population risk", ()),
-    "train_risk": ("mean loss over the data set", ()),
-    "excess_risk": ("excess risk", ()),
-    "accuracy": ("share classified right", ()),
-    "M_block": ("overlaps, block by block", ("block", "unit", "signal")),
-    "Q_block": ("Gram matrix, block by block", ("block", "unit", "unit_other")),
-}
 
 
 class FixedDataDynamics(FieldDynamics):
@@ -213,7 +209,7 @@ class FieldWatch(Watch):
     rule: Rule
     criterion: str | Callable[[dict[str, Any]], Any]
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
         structure, parameters = self.structure, shared["problem"]
         if self.criterion == "overlap":
             return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numbers, OneKey, Scalar, Tree
 from sgdynamics.clock import Clock
 from sgdynamics.controls import describe_schedule, numbers_at, scheduled
 from sgdynamics.functions import function_identity
@@ -74,17 +75,37 @@ class Path:
 class Dynamics:
     """A dynamics of one's own: named arrays, their mean step, one step at finite d, a risk. Subclass it and give it as the problem.
 
-    `variables`: name -> (what it is, names of its axes), such as {"m": ("overlap", ())}; a state is a dictionary of these arrays.
-    `parameters`: a dictionary of numbers. `numbers`, which every function below receives, has "problem" (these parameters), "algorithm"
-    (lr, head_rate), "batch", "dimension" (d, infinite for the limit) and "alpha", all JAX values: read at alpha where they change with it.
-    What is static (shapes, functions) may be attributes. A start is a dictionary of arrays, with a leading axis of runs or without.
+    Attributes
+    ----------
+    variables : dict
+        name -> (what it is, names of its axes), such as ``{"m": ("overlap", ())}``; a state is a dictionary of these arrays.
+    parameters : dict
+        Numbers, an attribute or a property. What is static (shapes, functions) may be other attributes.
+
+    Notes
+    -----
+    ``numbers``, which every function below receives, has "problem" (these parameters), "algorithm" (lr, head_rate), "batch", "dimension"
+    (d, infinite for the limit) and "alpha", all JAX values: read at alpha where they change with it. Only those functions are needed that
+    a solver calls: ``rate`` for ``solve_ode``, ``step`` for ``simulate``. A start is a dictionary of arrays, with a leading axis of runs or
+    without.
+
+    Examples
+    --------
+    >>> class Decay(sgd.Dynamics):
+    ...     variables = {"m": ("overlap", ())}
+    ...     parameters = {"rate": 2.0}
+    ...     def rate(self, numbers, state):
+    ...         return {"m": -numbers["problem"]["rate"] * state["m"]}
+    >>> found = sgd.solve_ode(Decay(), sgd.OnePassSGD(lr=0.1), {"m": 1.0}, times=[0.5, 1.0])
+    >>> found["m"].values.round(4).tolist()
+    [[0.3679, 0.1353]]
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("own dynamics",)
     letter: ClassVar[str] = "d"  # the dimension's name
     methods: ClassVar[tuple[str, ...]] = ("exact",)  # of simulate
     has_data: ClassVar[bool] = False  # whether a data set is read again and again
-    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
+    variables: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     algorithm: Any = None
     definition: Any = None
 
@@ -93,26 +114,84 @@ class Dynamics:
         return {}
 
     def rate(self, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-        """d state/dt at one state, t = lr steps/d: the mean increment of one step over lr/d. JAX."""
+        """d state/dt at one state, t = lr steps/d: the mean increment of one step over lr/d. JAX.
+
+        Parameters
+        ----------
+        numbers : dict
+            "problem", "algorithm", "batch", "dimension" and "alpha".
+        state : dict
+            The variables of one run.
+
+        Returns
+        -------
+        dict
+            The rates, of the shapes of the state.
+        """
         raise NotImplementedError
 
-    def step(self, numbers: dict[str, Any], state: dict[str, Any], key: Any) -> dict[str, Any]:
-        """The state after one step at dimension d, its random numbers from a JAX key. JAX."""
+    def step(self, numbers: dict[str, Any], state: dict[str, Any], key: OneKey) -> dict[str, Any]:
+        """The state after one step at dimension d. JAX.
+
+        Parameters
+        ----------
+        numbers : dict
+            "problem", "algorithm", "batch", "dimension" and "alpha".
+        state : dict
+            The variables of one run.
+        key : jax key
+            Where its random numbers come from.
+
+        Returns
+        -------
+        dict
+            The next state.
+        """
         raise NotImplementedError
 
     def risk(self, numbers: dict[str, Any], state: dict[str, Any]) -> Any:
-        """The population risk of one state. JAX."""
+        """The population risk of one state. JAX.
+
+        Parameters
+        ----------
+        numbers : dict
+            "problem", "algorithm", "batch", "dimension" and "alpha".
+        state : dict
+            The variables of one run.
+
+        Returns
+        -------
+        array
+            One number.
+        """
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for the record of a result."""
+        """Plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind", the parameters, and the identity of the class, which cannot be made again from them.
+        """
         numbers = jax.tree.map(
             lambda leaf: describe_schedule(leaf)[0] if scheduled(leaf) else np.asarray(leaf).tolist(), self.parameters, is_leaf=scheduled
         )
         return {"kind": type(self).__name__, "parameters": numbers, **function_identity(type(self)), "rerunnable": False}
 
     def replace(self, **changes: Any) -> Self:
-        """The same dynamics with other values of its fields, where it is a dataclass."""
+        """The same dynamics with other values of its fields, where it is a dataclass.
+
+        Parameters
+        ----------
+        **changes
+            Fields by name.
+
+        Returns
+        -------
+        Dynamics
+            A new one; this one stays as it is.
+        """
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     # what a solver calls; the ways below need no more than the functions above
@@ -162,9 +241,15 @@ class Dynamics:
         """A start as arrays with a leading axis of runs."""
         return begin.values
 
-    def public_states(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a user's function of a state sees."""
+    def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
+        """What a user's function of a state sees, of states with so many leading axes."""
         return states
+
+    def beside(self, other: Any) -> Dynamics:
+        """Another problem with the same states, for its risk along the way."""
+        if not isinstance(other, Dynamics) or set(other.variables) != set(self.variables) or not other.has("risk"):
+            raise checks.reject("evaluate", other, f"give a Dynamics with a risk, and with the variables {', '.join(self.variables)}")
+        return other.bound(self.algorithm)
 
     @property
     def controlled(self) -> bool:
@@ -299,7 +384,7 @@ class Dynamics:
         """The variables of a result."""
         return {**states, "risk": risk}
 
-    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
         """What each variable of a result is, and its axes after run and time."""
         return {**self.variables, "risk": ("population risk", ())}
 
@@ -315,7 +400,7 @@ class OwnField(Field):
     definition: Dynamics
     flow: bool
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: dict[str, Any]) -> Any:
         lr = shared["algorithm"]["lr"]
         alpha = t if scheduled(lr) or self.flow else t * shared["batch"] / lr
         now = {**numbers_at(shared, alpha), "alpha": alpha}
@@ -330,13 +415,13 @@ class OwnWatch(Watch):
     definition: Dynamics
     criterion: Any
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
         return jnp.asarray(self.criterion(state) if callable(self.criterion) else self.definition.risk({**shared, "alpha": 0.0}, state))
 
 
 @partial(jax.jit, static_argnums=0)
-def _own_risks(definition: Dynamics, numbers: Any, states: Any, alpha: Any) -> Any:
-    def one(alpha: Any, state: Any) -> Any:
+def _own_risks(definition: Dynamics, numbers: Numbers, states: dict[str, Any], alpha: Any) -> Any:
+    def one(alpha: Any, state: dict[str, Any]) -> Any:
         return definition.risk({**numbers_at(numbers, alpha), "alpha": alpha}, state)
 
     return jax.vmap(jax.vmap(one), (None, 0))(alpha, states)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
 from sgdynamics import checks, files
 from sgdynamics.gallery.claims import WORDS as WORDS
@@ -130,7 +131,7 @@ def _parameters(data: xr.Dataset) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 60)}
 
 
-def _close(fig: Any) -> None:
+def _close(fig: Figure) -> None:
     """Figures made by pyplot stay in memory until closed."""
     import matplotlib.pyplot as plt
 

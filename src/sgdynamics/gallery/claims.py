@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
+from sgdynamics.arrays import Reals
 from sgdynamics.sweeps.power_law import weighted_line
 
 RATE = 1e-4  # of a false "differs", a finding
@@ -96,15 +98,15 @@ def judged(words: str, *findings: Finding) -> Judgement:
 
 def agreement(
     claim: str,
-    measured: Any,
-    error: Any,
-    expected: Any,
+    measured: ArrayLike,
+    error: ArrayLike,
+    expected: ArrayLike,
     *,
-    scale: Any,
+    scale: ArrayLike,
     scale_words: str = "",
     tolerance: Any = 0.0,
     runs: int | None = None,
-    correlation: Any = None,
+    correlation: ArrayLike | None = None,
     rate: float = RATE,
 ) -> Finding:
     """Measured numbers are the expected ones: |E[measured] - expected| <= tolerance at every point.
@@ -184,7 +186,7 @@ def _rms(z: np.ndarray) -> float:
     return math.sqrt(float(np.mean(z**2)))
 
 
-def _statistic(points: int, free: float, correlation: Any, rate: float) -> _Statistic:
+def _statistic(points: int, free: float, correlation: ArrayLike | None, rate: float) -> _Statistic:
     axes = None
     if isinstance(correlation, str):
         if correlation != "independent":
@@ -264,7 +266,7 @@ def _least(power: Callable[[float], float]) -> float:
 
 
 def larger(
-    claim: str, difference: Any, error: Any, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
+    claim: str, difference: ArrayLike, error: ArrayLike, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
 ) -> Finding:
     """A difference is above 0: shown where it is so beyond its error, contradicted where it is surely less than `scale`.
 
@@ -285,7 +287,7 @@ def larger(
     return Finding(claim, said, float(found[worst]), float(limit * errors[worst]), seen, words, holds, above=True)
 
 
-def share(claim: str, count: Any, runs: int, expected: float, *, scale: float, rate: float = RATE) -> Finding:
+def share(claim: str, count: SupportsFloat, runs: int, expected: float, *, scale: float, rate: float = RATE) -> Finding:
     """A share of independent runs has the expected probability: the exact binomial test, which must see `scale` on both sides."""
     count, law = round(float(count)), stats.binom(runs, expected)
     low, high = (float(law.ppf(rate / 2)), float(law.isf(rate / 2)))
@@ -319,11 +321,11 @@ class Mean(NamedTuple):
     correlation: Any = None
     runs: Any = None
 
-    def over(self, scale: Any) -> Mean:
+    def over(self, scale: ArrayLike) -> Mean:
         """In units of positive numbers without error."""
         return self._replace(value=self.value / scale, error=self.error / scale)
 
-    def agrees(self, claim: str, expected: Any, **setting: Any) -> Finding:
+    def agrees(self, claim: str, expected: ArrayLike, **setting: Any) -> Finding:
         """`agreement` with the expected numbers."""
         return agreement(claim, self.value, self.error, expected, runs=self.runs, correlation=self.correlation, **setting)
 
@@ -332,7 +334,7 @@ class Mean(NamedTuple):
         return larger(claim, self.value, self.error, runs=self.runs, **setting)
 
 
-def mean_over_runs(values: Any) -> Mean:
+def mean_over_runs(values: Reals) -> Mean:
     """Of values (run, points...), all finite; points are flattened in the correlation."""
     values = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(values)) or len(values) < 3:
@@ -355,7 +357,7 @@ def difference(first: Mean, second: Mean) -> Mean:
     return Mean(first.value - second.value, error, R, min(first.runs, second.runs))
 
 
-def fitted_power(x: Any, y: Any, error: Any) -> tuple[float, float, float]:
+def fitted_power(x: Reals, y: Reals, error: ArrayLike) -> tuple[float, float, float]:
     """Exponent of y ~ x^exponent from independent points, its standard error, and the p-value of the power law itself."""
     x, y, error = (np.asarray(part, dtype=np.float64) for part in (x, y, error))
     found, covariance, chi2 = weighted_line(np.log(x), np.log(y), (y / error) ** 2)
@@ -363,20 +365,20 @@ def fitted_power(x: Any, y: Any, error: Any) -> tuple[float, float, float]:
     return float(found[1]), math.sqrt(covariance[1, 1]), float(stats.chi2.sf(chi2, free)) if free > 0 else math.nan
 
 
-def spanned(values: Any, digits: int = 3) -> str:
+def spanned(values: Reals, digits: int = 3) -> str:
     """The range of values, for the words of a verdict."""
     values = np.asarray(values)[np.isfinite(values)]
     low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
-def listed(values: Any) -> str:
+def listed(values: Reals) -> str:
     """Values one after the other, for the words of a verdict."""
     return ", ".join(f"{value:g}" for value in np.asarray(values))
 
 
 def direction(
-    claim: str, difference: Any, error: Any, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
+    claim: str, difference: ArrayLike, error: ArrayLike, *, scale: float, scale_words: str = "", runs: int | None = None, rate: float = RATE
 ) -> Finding:
     """A difference is above 0 at a size for which the document gives no number: contradicted where one is surely below 0.
 
@@ -392,7 +394,7 @@ def direction(
     return replace(found, holds=False if np.any(each + limit * errors < 0) else None)
 
 
-def occurs(claim: str, count: Any, runs: int, *, scale: float, rate: float = RATE) -> Finding:
+def occurs(claim: str, count: SupportsFloat, runs: int, *, scale: float, rate: float = RATE) -> Finding:
     """Something happens in some of the runs: once is enough; contradicted where it never does although a share `scale` would have shown.
 
     A share f is missed by all of n runs with the probability (1 - f)^n.

@@ -7,6 +7,7 @@ from functools import lru_cache
 from sgdynamics.gaussian.closed_pairs import ClosedPairs
 from sgdynamics.gaussian.clusters import Clusters
 from sgdynamics.gaussian.expectation import Expectation
+from sgdynamics.gaussian.few_fields import FewFields, few_fields
 from sgdynamics.gaussian.sampled import Sampled
 from sgdynamics.gaussian.signal_grids import SignalGrids
 from sgdynamics.problems.activations import NAMED
@@ -26,4 +27,6 @@ def expectation_of(structure: Structure) -> Expectation:
         return ClosedPairs(structure)
     if isinstance(loss, TargetLoss) and loss.outer in (squared, correlation):
         return SignalGrids(structure)
+    if few_fields(structure):
+        return FewFields(structure)
     return Sampled(structure)

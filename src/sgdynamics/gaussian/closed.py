@@ -7,11 +7,12 @@ the rest by Price's theorem, A = 2 dK/dq1, B = dK/dc.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian.nodes import safe_ratio, safe_root
 from sgdynamics.problems.activations import NAMED, Activation
 
@@ -27,19 +28,25 @@ def erf_offset(activation: Activation) -> float | None:
     return None
 
 
-def erf_value(kappa1: float, kappa2: float, q1: Any, q2: Any, c: Any) -> Any:
+def erf_value(
+    kappa1: float, kappa2: float, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> Float[Numeric, "m n"]:
     ratio = c / jnp.sqrt((kappa1 + q1)[:, None] * (kappa2 + q2)[None, :])
     return 2 / np.pi * jnp.arcsin(jnp.clip(ratio, -1.0, 1.0))  # past 1 by rounding only (sign with sign)
 
 
-def erf_moments(kappa2: float, q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
+def erf_moments(
+    kappa2: float, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """K, A, B for an erf student u and an erf or sign partner v."""
     al1, al2 = (1.0 + q1)[:, None], (kappa2 + q2)[None, :]
     root = jnp.sqrt(al1 * al2 - c**2)
     return erf_value(1.0, kappa2, q1, q2, c), -2 / np.pi * c / (al1 * root), 2 / np.pi / root
 
 
-def relu_parts(q1: Any, q2: Any, c: Any) -> tuple[Any, Any]:
+def relu_parts(
+    q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """sqrt(q1 q2 - c^2) and P(u > 0, v > 0), with the derivatives that hold at |rho| = 1 too."""
     product = q1[:, None] * q2[None, :]
     rest = product - c**2
@@ -48,18 +55,22 @@ def relu_parts(q1: Any, q2: Any, c: Any) -> tuple[Any, Any]:
     return gap, quadrant(safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :])))
 
 
-def quadrant(rho: Any) -> Any:
+def quadrant(rho: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """P(u > 0, v > 0) = 1/4 + asin(rho)/(2 pi); at |rho| = 1 with derivative 0, which is right along scalings."""
     inside = jnp.abs(rho) < 1
     return 0.25 + jnp.where(inside, jnp.arcsin(jnp.where(inside, rho, 0.0)), jnp.sign(rho) * np.pi / 2) / (2 * np.pi)
 
 
-def relu_moments(q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
+def relu_moments(
+    q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     gap, both = relu_parts(q1, q2, c)
     return gap / (2 * np.pi) + c * both, gap / (2 * np.pi * q1[:, None]), both
 
 
-def polynomial_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any) -> tuple[Any, Any, Any]:
+def polynomial_moments(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """K, A, B of two polynomials, by Wick: E[f(u) g(v)] = sum_n c^n/n! E[f^(n)(u)] E[g^(n)(v)], n contractions between u and v.
 
     Exact, without a square root or a quotient, so that it has all derivatives, at zero variance too.
@@ -75,7 +86,7 @@ def polynomial_moments(first: Activation, second: Activation, q1: Any, q2: Any, 
     return K, A, B
 
 
-def powers(x: Any, top: int) -> Any:
+def powers(x: Float[Numeric, "m n"], top: int) -> Float[Numeric, "m n top"]:
     """x^0, ..., x^top along a new last axis, by products (no pow: it has no derivative at 0)."""
     rows = [jnp.ones_like(x)]
     for _ in range(top):
@@ -83,7 +94,7 @@ def powers(x: Any, top: int) -> Any:
     return jnp.stack(rows, axis=-1)
 
 
-def derivative_means(activation: Activation, shift: int, degree: int, variance: Any) -> Any:
+def derivative_means(activation: Activation, shift: int, degree: int, variance: Float[Numeric, " n"]) -> Float[Numeric, "n m"]:
     """E[f^(shift + e)(sqrt(q) z)] for e = 0..degree and each variance q: (fields, degree + 1)."""
     columns = []
     for order in range(shift, shift + degree + 1):

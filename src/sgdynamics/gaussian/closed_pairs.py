@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import four_point, mehler, pairs
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.gaussian.networks import Networks, Pairs
@@ -24,15 +27,23 @@ class ClosedPairs(Networks):
         return (self.structure.loss.student, self.structure.loss.teacher)
 
     @property
-    def closed_noise(self) -> Any:
+    def closed_noise(self) -> Callable[..., Any] | None:
         return four_point.noise_term(*self.partners)
 
-    def residual(self, parameters: Any, head: Any) -> Any:
+    def residual(self, parameters: Numbers, head: Float[Numeric, " p"]) -> Float[Numeric, " fields"]:
         """c of the students, then of the teachers."""
         teachers = parameters["teacher_head"] / parameters["teacher_head"].shape[0]
         return jnp.concatenate([super().residual(parameters, head), teachers])
 
-    def parts(self, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, c: Any, own: Pairs) -> tuple[Any, Any, Any]:
+    def parts(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        omega: Float[Numeric, "fields fields"],
+        c: Float[Numeric, " fields"],
+        own: Pairs,
+    ) -> tuple[Float[Numeric, "p fields"], Float[Numeric, " p"], Float[Numeric, ""]]:
         """G_ib = E[s'_i lambda_b E0] = A_i Omega_ib + sum_c c_c B_ic Omega_cb (formulas of 004)."""
         p, (student, teacher) = self.structure.width, self.partners
         q = jnp.diagonal(omega)
@@ -53,7 +64,7 @@ class ClosedPairs(Networks):
         return True
 
     def label_series(
-        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
         teacher, weights = self.partners[1], parameters["teacher_head"] / self.structure.signals
         variances = np.sum(frame**2, axis=1)
@@ -64,7 +75,7 @@ class ClosedPairs(Networks):
         gram = pairs.value(teacher, teacher, jnp.asarray(variances), jnp.asarray(variances), frame @ frame.T, length)
         return found, float(weights @ np.asarray(gram) @ weights), 0.0
 
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """For squared activations and loss by Wick: E[(sum_b c_b lambda_b^2)^2] = (sum_b c_b Omega_bb)^2 + 2 sum_bc c_b c_c Omega_bc^2."""
         if not self.structure.loss.quadratic:
             return super().risk(rule, nodes, parameters, overlaps, head)
@@ -72,7 +83,7 @@ class ClosedPairs(Networks):
         mean = jnp.sum(c * jnp.diagonal(omega))
         return 0.5 * (mean**2 + 2 * jnp.sum(c[:, None] * c * omega**2) + parameters["noise"])
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         p, omega = self.structure.width, overlaps.covariance
         q = jnp.diagonal(omega)
         cross = pairs.error(*self.partners, q[:p], q[p:], omega[:p, p:], rule.terms)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import mixtures
 from sgdynamics.gaussian.expectation import Moments, Overlaps, Rule
 from sgdynamics.gaussian.sampled import Sampled
@@ -37,7 +38,7 @@ class Clusters(Sampled):
         best = mixtures.rule_for(self.structure.width, fine=True)
         return None if self.drift_sampled or best == self._rule(rule) else replace(rule, mixture=best)
 
-    def _rule(self, rule: Rule) -> mixtures.Rule:
+    def _rule(self, rule: Rule) -> mixtures.MixtureRule:
         return rule.mixture or mixtures.rule_for(self.structure.width)
 
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
@@ -51,13 +52,21 @@ class Clusters(Sampled):
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(rule, flow), None
 
-    def _means(self, parameters: Any, overlaps: Overlaps) -> tuple[Any, Any]:
+    def _means(self, parameters: Numbers, overlaps: Overlaps) -> tuple[Float[Numeric, "clusters p"], Float[Numeric, "p p"]]:
         """Means of the students, cluster by cluster, and their covariance."""
         p = self.structure.width
         return overlaps.means(parameters["cluster_coefficients"])[:, :p], overlaps.covariance[:p, :p]
 
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
         p = self.structure.width
         weights, coefficients = parameters["cluster_weights"], parameters["cluster_coefficients"]
@@ -83,18 +92,18 @@ class Clusters(Sampled):
             norms = outer * jnp.stack(slopes)
         return Moments(stein, outer * B, norms, pull, risk, shift)
 
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         if "plain" in nodes:
             return super().risk(rule, nodes, parameters, overlaps, head)
         return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         if self.drift_sampled:
             return super().error(rule, nodes, parameters, overlaps, head)
         every = jax.tree.map(lambda value: value[None], nodes)
         return mixtures.error(self._rule(rule), every, *self._means(parameters, overlaps), head, parameters["cluster_labels"])
 
-    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         if "plain" in nodes:
             return super().accuracy(rule, nodes, parameters, overlaps, head)
         found = mixtures.accuracy(self._rule(rule), nodes, *self._means(parameters, overlaps), head, parameters["cluster_labels"])

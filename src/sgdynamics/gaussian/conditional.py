@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian import pairs, polar
 from sgdynamics.gaussian.nodes import gauss_hermite
 from sgdynamics.problems.activations import NAMED, Activation
 
 
-def conditional_means(student: Activation, mean: Any, spread: Any) -> tuple[Any, Any, Any]:
+def conditional_means(
+    student: Activation, mean: Float[Numeric, "p n"], spread: Float[Numeric, "p n"]
+) -> tuple[Float[Numeric, "p n"], Float[Numeric, "p n"], Float[Numeric, "p n"]]:
     """E[s], E[s'], E[s''] of mean + spread xi, point masses of s'' included."""
     if student == NAMED["relu"]:
         return relu_conditional_means(mean, spread)
     return generic_conditional_means(student, mean, spread)
 
 
-def relu_conditional_means(mean: Any, spread: Any) -> tuple[Any, Any, Any]:
+def relu_conditional_means(
+    mean: Float[Numeric, "p n"], spread: Float[Numeric, "p n"]
+) -> tuple[Float[Numeric, "p n"], Float[Numeric, "p n"], Float[Numeric, "p n"]]:
     """The same for ReLU in closed form."""
     positive = jnp.where(spread > 0, spread, 1.0)
     ratio = mean / positive
@@ -29,7 +33,9 @@ def relu_conditional_means(mean: Any, spread: Any) -> tuple[Any, Any, Any]:
     return mean * chance + spread**2 * density, chance, density
 
 
-def generic_conditional_means(student: Activation, mean: Any, spread: Any) -> tuple[Any, Any, Any]:
+def generic_conditional_means(
+    student: Activation, mean: Float[Numeric, "p n"], spread: Float[Numeric, "p n"]
+) -> tuple[Float[Numeric, "p n"], Float[Numeric, "p n"], Float[Numeric, "p n"]]:
     """The same for any activation, by quadrature."""
     if not student.kinks:
         xi, weights = gauss_hermite(48)

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numbers, Numeric, Scalar
 from sgdynamics.gaussian import closed, mehler, pairs, polar
 from sgdynamics.gaussian.nodes import safe_ratio, sobol_normals
 from sgdynamics.problems.activations import Activation
@@ -69,7 +71,9 @@ def pair_curvature(first: Activation, second: Activation, terms: int, rows: np.n
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _smooth_table(first: Activation, second: Activation, terms: int, q1: Any, q2: Any, c: Any) -> Any:
+def _smooth_table(
+    first: Activation, second: Activation, terms: int, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]
+) -> Float[Numeric, "2 2 4 m n"]:
     """E[f^(i) g^(j)] for the orders that Stein's lemma needs: closed for erf and polynomials, else Mehler (all terms, and half of them)."""
     if pairs.method(first, second) == "erf":
         al1, al2 = (1.0 + q1)[:, None], ((closed.erf_offset(second) or 0.0) + q2)[None, :]
@@ -96,13 +100,15 @@ def _smooth_table(first: Activation, second: Activation, terms: int, q1: Any, q2
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _kinked_table(first: Activation, second: Activation, nodes: int, s1: Any, s2: Any, angle: Any) -> Any:
+def _kinked_table(
+    first: Activation, second: Activation, nodes: int, s1: Float[Numeric, " m"], s2: Float[Numeric, " n"], angle: Float[Numeric, "m n"]
+) -> Float[Numeric, "2 2 4 m n"]:
     """E[F (1, x1^2 - 1, x1 x2, x2^2 - 1)] for F = f''(u) g(v) and f'(u) g'(v), by quadrature at two resolutions.
 
     u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)).
     """
 
-    def one(a: Any, b: Any, theta: Any, resolution: int) -> Any:
+    def one(a: Float[Numeric, ""], b: Float[Numeric, ""], theta: Float[Numeric, ""], resolution: int) -> Float[Numeric, "2 4"]:
         masses_of_f = _line(first, 1, second, 0, a, b, theta, resolution, flip=False)
         masses_of_g = _line(second, 0, first, 1, b, a, theta, resolution, flip=True)
         return _plane(first, second, a, b, theta, resolution) + jnp.stack([masses_of_f, masses_of_g])
@@ -114,11 +120,13 @@ def _kinked_table(first: Activation, second: Activation, nodes: int, s1: Any, s2
     return jnp.stack([table(nodes), table(nodes * 2 // 3)])
 
 
-def _weights(x1: Any, x2: Any) -> Any:
+def _weights(x1: Float[Numeric, "*s"], x2: Float[Numeric, "*s"]) -> Float[Numeric, "4 ..."]:
     return jnp.stack([jnp.ones_like(x1), x1**2 - 1, x1 * x2, x2**2 - 1])
 
 
-def _plane(first: Activation, second: Activation, s1: Any, s2: Any, angle: Any, nodes: int) -> Any:
+def _plane(
+    first: Activation, second: Activation, s1: Float[Numeric, ""], s2: Float[Numeric, ""], angle: Float[Numeric, ""], nodes: int
+) -> Float[Numeric, "2 4"]:
     """The smooth pieces: (2, 4)."""
     points = polar.plane_points(first.kinks, second.kinks, s1, s2, angle, nodes)
     u, v = points.u, points.v
@@ -127,8 +135,17 @@ def _plane(first: Activation, second: Activation, s1: Any, s2: Any, angle: Any, 
 
 
 def _line(
-    masses: Activation, order: int, other: Activation, other_order: int, s: Any, t: Any, angle: Any, nodes: int, *, flip: bool
-) -> Any:
+    masses: Activation,
+    order: int,
+    other: Activation,
+    other_order: int,
+    s: Float[Numeric, ""],
+    t: Float[Numeric, ""],
+    angle: Float[Numeric, ""],
+    nodes: int,
+    *,
+    flip: bool,
+) -> Float[Numeric, "4"]:
     """What the point masses of a derivative add: sum over kinks of jump p(field = kink) E[other (1, ...) | field = kink].
 
     With `flip` the masses are those of v, whose direction is (cos, sin) of the angle in the frame of u.
@@ -142,7 +159,9 @@ def _line(
         density = jnp.where(s > 0, jnp.exp(-(near**2) / 2) / (np.sqrt(2 * np.pi) * jnp.where(s > 0, s, 1.0)), 0.0)
         mean, spread = t * near * cosine, t * sine * (-1.0 if flip else 1.0)
 
-        def weighted(xi: Any, near: Any = near, mean: Any = mean, spread: Any = spread) -> Any:
+        def weighted(
+            xi: Float[Numeric, "*s"], near: Scalar = near, mean: Scalar = mean, spread: Scalar = spread
+        ) -> Float[Numeric, "4 ..."]:
             x = (near * cosine - xi * sine, near * sine + xi * cosine) if flip else (near * jnp.ones_like(xi), xi)
             return _weights(*x) * other.derivative(other_order)(mean + spread * xi)
 
@@ -151,7 +170,15 @@ def _line(
     return total
 
 
-def of_network(table: Any, first: Any, second: Any, lead: Any, c: Any, rows: Any, fields: Any) -> Curvature:
+def of_network(
+    table: Float[Numeric, "2 4 p fields"],
+    first: Float[Numeric, "p fields D"],
+    second: Float[Numeric, "p fields D"],
+    lead: Float[Numeric, " p"],
+    c: Float[Numeric, " fields"],
+    rows: Float[Numeric, "p D"],
+    fields: Float[Numeric, "fields D"],
+) -> Curvature:
     """E[h_ij x x^T] from h_ij = lead_i [delta_ij s''_i sum_c c_c g_c + c_j s'_i s'_j]."""
     p, D = rows.shape
     ww, wv = (lead[:, None] * c) * table[0], (lead[:, None] * c) * table[1]
@@ -165,7 +192,7 @@ def of_network(table: Any, first: Any, second: Any, lead: Any, c: Any, rows: Any
     inside = np.einsum("ij,ijm,ijn->imjn", wv[1, :, :p], a, a) + np.einsum("ij,ijm,ijn->imjn", wv[3, :, :p], b, b)
     inside = inside + cross + np.swapaxes(cross, 1, 3) + np.einsum("ij,mn->imjn", outside, np.eye(D))
     inside[np.arange(p), :, np.arange(p), :] += own
-    return Curvature(inside, outside, gradient)
+    return Curvature(inside, np.asarray(outside), np.asarray(gradient))
 
 
 def reduced(rows: np.ndarray, signals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -185,7 +212,7 @@ def lifted(found: tuple[Any, Any], axes: np.ndarray) -> Curvature:
     return Curvature(inside, outside, gradient[:, :-1] @ axes.T)
 
 
-def sampled(structure: Structure, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray) -> list[Curvature]:
+def sampled(structure: Structure, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray) -> list[Curvature]:
     """Any loss at all, from points: replicates."""
     fields, axes = reduced(rows, signals)
     every = sobol_normals(fields.shape[1] + 1, LOG2_POINTS, REPLICATES, whiten=True)
@@ -193,14 +220,20 @@ def sampled(structure: Structure, parameters: Any, head: np.ndarray, rows: np.nd
 
 
 @partial(jax.jit, static_argnums=0)
-def _sampled_slope(structure: Structure, parameters: Any, points: Any, head: Any, fields: Any) -> tuple[Any, Any]:
+def _sampled_slope(
+    structure: Structure,
+    parameters: Numbers,
+    points: Float[Numeric, "n columns_and_noise"],
+    head: Float[Numeric, " p"],
+    fields: Float[Numeric, "fields columns"],
+) -> tuple[Any, Any]:
     """E[h z] (p, columns) and E[h_ij z z^T], lambda = fields @ z.
 
     What a kink contributes to h_ij is a point mass: the jump of h_i where lambda_j meets it, averaged over the points of that plane.
     """
     p, z, noise = structure.width, points[:, : fields.shape[1]], points[:, -1]
 
-    def h(values: Any, draw: Any) -> Any:
+    def h(values: Float[Numeric, " fields"], draw: Scalar) -> Float[Numeric, " p"]:
         return jax.grad(structure.loss)(values[:p], values[p:], head, draw, parameters)
 
     values = z @ fields.T

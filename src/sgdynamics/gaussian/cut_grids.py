@@ -9,12 +9,13 @@ are turned first, so that those along which nothing is cut come last, where Gaus
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian.nodes import gauss_hermite_grid, gauss_legendre, safe_ratio
 
 REACH = 8.3  # a standard normal is beyond with probability 1e-16
@@ -22,7 +23,9 @@ NODES = {(1, 1): 32, (2, 1): 32, (2, 2): 24, (3, 1): 24, (3, 2): 14}  # of a pie
 UNCUT = {0: 1, 1: 40, 2: 18}  # nodes along each of so many others
 
 
-def turned_grid(normals: Any, levels: Any, cut: int, *, coarse: bool = False) -> tuple[Any, Any]:
+def turned_grid(
+    normals: Float[Numeric, "planes K"], levels: Float[Numeric, " planes"], cut: int, *, coarse: bool = False
+) -> tuple[Float[Numeric, "m K"], Float[Numeric, " m"]]:
     """Points (count, n) and weights of n standard normals, cut along planes whose normals (m, n) span the first `cut` of them.
 
     `coarse` takes three quarters of the nodes, for an error estimate.
@@ -39,7 +42,7 @@ def turned_grid(normals: Any, levels: Any, cut: int, *, coarse: bool = False) ->
     return points @ turn.T, jnp.outer(weights, jnp.asarray(shares)).reshape(-1)
 
 
-def _turn(normals: Any, cut: int, dimensions: int) -> Any:
+def _turn(normals: Float[Numeric, "n K"], cut: int, dimensions: int) -> Float[Numeric, "K K"]:
     """An orthogonal matrix whose first `cut` columns span the normals, smooth in them so that derivatives go through it."""
     if cut == dimensions:
         return jnp.eye(dimensions)
@@ -56,7 +59,9 @@ def _turn(normals: Any, cut: int, dimensions: int) -> Any:
     return jnp.stack([first, second, jnp.cross(first, second)], axis=1)
 
 
-def cut_grid(normals: Any, levels: Any, nodes: int) -> tuple[Any, Any]:
+def cut_grid(
+    normals: Float[Numeric, "planes n"], levels: Float[Numeric, " planes"], nodes: int
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, " m"]]:
     """Points (count, n) and weights of n standard normals, cut along the planes normals (m, n) . z = levels (m)."""
     count, dimensions = normals.shape
     if dimensions == 0:
@@ -70,7 +75,7 @@ def cut_grid(normals: Any, levels: Any, nodes: int) -> tuple[Any, Any]:
     offsets = jnp.concatenate([alone * levels, own[j] * levels[i] - own[i] * levels[j]])
     outer, weights = cut_grid(projected, offsets, nodes) if dimensions > 1 else cut_grid(jnp.zeros((0, 0)), jnp.zeros(0), nodes)
 
-    def line(point: Any) -> tuple[Any, Any]:
+    def line(point: Float[Numeric, " n"]) -> tuple[Float[Numeric, " m"], Float[Numeric, " m"]]:
         place = safe_ratio(levels - rest @ point, own)
         cuts = jnp.clip(jnp.where(own == 0, REACH, place), -REACH, REACH)
         edges = jnp.sort(jnp.concatenate([jnp.array([-REACH, 0.0, REACH]), cuts]))

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import curvature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
@@ -32,6 +34,7 @@ class Rule:
     log2_circles: int = 8
     replicates: int = 4
     mixture: Any = None  # a rule of gaussian.mixtures, where that is how
+    per_deviation: int = 4  # points of a grid over a few fields in one standard deviation
 
 
 class Overlaps(NamedTuple):
@@ -40,14 +43,37 @@ class Overlaps(NamedTuple):
     blocks: Any  # Omega_b, (blocks, fields, fields)
     covariance: Any  # Omega = sum_b eigenvalue_b Omega_b: of the fields about their mean
 
-    def means(self, coefficients: Any) -> Any:
+    def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
         """The mean of the fields, (..., fields), where that of the inputs has these coefficients (..., signals) on the signals."""
         return coefficients @ jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
 
 
 class Moments(NamedTuple):
-    """H (p x fields), C (p x p), E[h h^T (|x_b|^2 - eigenvalue_b d_b)] (blocks x p x p; None at infinite d), E[dloss/da], E[loss], and
-    where inputs have means `shift` (p x signals): E[h_i x] has their part sum_r shift_ir w*_r."""
+    """What the theory needs of one sample's gradient h = dloss/dlambda, at one state.
+
+    Attributes
+    ----------
+    stein : array
+        H_ic = E[dh_i/dlambda_c], (p, fields).
+    noise : array
+        C = E[h h^T], (p, p).
+    norms : array or None
+        E[h h^T (x_b^2 - eigenvalue_b d_b)], x_b^2 the squared length in block b, (blocks, p, p); None at infinite d.
+    head_gradient : array
+        E[dloss/da], (p,).
+    risk : array
+        E[loss].
+    shift : array or None
+        Where inputs have means, (p, signals): E[h_i x] has their part sum_r shift_ir w*_r.
+    pull : array or None
+        Where a loss or rule reads overlaps, (p, fields): the mean of its coefficients [A | B] on rows and signals.
+
+    Examples
+    --------
+    >>> moments = sgd.Moments(stein=np.ones((1, 2)), noise=np.eye(1), norms=None, head_gradient=np.zeros(1), risk=0.5)
+    >>> moments.shift is None
+    True
+    """
 
     stein: Any
     noise: Any
@@ -55,10 +81,24 @@ class Moments(NamedTuple):
     head_gradient: Any
     risk: Any
     shift: Any = None
+    pull: Any = None
 
-    def coefficients(self, parameters: Any) -> Any:
-        """E[h_i x] in block b on the rows and signals, (blocks, p, fields)."""
+    def coefficients(self, parameters: Numbers) -> Float[Numeric, "blocks p fields"]:
+        """The mean of what a sample moves rows against, in each block on the rows and signals: E[h_i x], and ``pull``.
+
+        Parameters
+        ----------
+        parameters : dict
+            The numbers of the problem.
+
+        Returns
+        -------
+        array
+            (blocks, p, fields).
+        """
         found = spectrum.scaled(parameters, self.stein)
+        if self.pull is not None:
+            found = found + self.pull
         if self.shift is None:
             return found
         rest = jnp.zeros((self.shift.shape[0], self.stein.shape[1] - self.shift.shape[1]), self.shift.dtype)
@@ -66,12 +106,37 @@ class Moments(NamedTuple):
 
 
 class Expectation(ABC):
-    """How the expectations of one problem are taken; frozen and hashable, as compiled code depends on it.
+    """How the expectations of one problem are taken.
 
-    `moments` and `risk` are all that one of your own must have, `sgd.Problem(..., expectation=own)`: pure JAX functions of the numbers
-    `parameters`, the `overlaps` (their `.covariance` is that of the fields, students first) and the head. What is fixed once, such as
-    points, comes from `nodes`, arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them;
-    how fine these are is the `rule`. With `flow` the noise is not needed, and `norms` only where `finite`.
+    An own one is a frozen and hashable subclass, as compiled code depends on it, given as ``sgd.Problem(..., expectation=own)``.
+
+    Notes
+    -----
+    ``moments`` and ``risk`` are all that one of your own must have: pure JAX functions of the numbers ``parameters``, the ``overlaps``
+    (their ``.covariance`` is that of the fields, students first) and the head. What is fixed once, such as points, comes from ``nodes``,
+    arrays with a leading axis of replicates (of one, where nothing is sampled), and they receive one of them; how fine these are is the
+    ``rule``. With ``flow`` the noise is not needed, and ``norms`` only where ``finite``.
+
+    Examples
+    --------
+    The mean of one field less one signal, squared, over two:
+
+    >>> from dataclasses import dataclass
+    >>> import jax.numpy as jnp
+    >>> @dataclass(frozen=True)
+    ... class Linear(sgd.Expectation):
+    ...     def risk(self, rule, nodes, parameters, overlaps, head):
+    ...         left = jnp.array([1.0, -1.0])
+    ...         return left @ overlaps.covariance @ left / 2
+    ...     def moments(self, rule, nodes, parameters, overlaps, head, *, finite=False, flow=False):
+    ...         risk = self.risk(rule, nodes, parameters, overlaps, head)
+    ...         return sgd.Moments(jnp.array([[1.0, -1.0]]), 2 * risk[None, None], None, jnp.zeros(1), risk)
+    >>> problem = sgd.Problem(lambda f, s, a, z: (f[0] - s[0]) ** 2 / 2, width=1, signals=1, expectation=Linear())
+    >>> begin = sgd.functional.state(sgd.start(problem, M=[[0.5]], Q=[[1.0]]))
+    >>> import jax
+    >>> with jax.enable_x64(True):
+    ...     print(float(sgd.functional.risk(problem.structure, problem.parameters, begin)))
+    0.5
     """
 
     series = False  # whether `error` is that of a series, which other nodes would not show
@@ -79,36 +144,155 @@ class Expectation(ABC):
 
     @abstractmethod
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
-        """All of it at one state."""
+        """All of it at one state.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        nodes : dict
+            One replicate of what ``nodes`` returned.
+        parameters : dict
+            The numbers of the problem.
+        overlaps : Overlaps
+            The overlaps in every block, and the fields' covariance.
+        head : array
+            The second layer, (p,).
+        finite : bool, default False
+            Whether ``norms`` are needed, for the mean increment at finite d.
+        flow : bool, default False
+            Gradient flow: the noise is not needed.
+
+        Returns
+        -------
+        Moments
+            JAX values.
+        """
 
     @abstractmethod
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
-        """E[loss] at one state, with the nodes of `risk_nodes`."""
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+        """E[loss] at one state, with the nodes of ``risk_nodes``.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        nodes : dict
+            One replicate of what ``risk_nodes`` returned.
+        parameters : dict
+            The numbers of the problem.
+        overlaps : Overlaps
+            The overlaps in every block, and the fields' covariance.
+        head : array
+            The second layer, (p,).
+
+        Returns
+        -------
+        array
+            One number.
+        """
 
     def rule(self, largest: float) -> Rule:
-        """The rule that is fine enough for fields up to the variance `largest`."""
+        """The rule that is fine enough at the start of a run.
+
+        Parameters
+        ----------
+        largest : float
+            The largest variance of a field.
+
+        Returns
+        -------
+        Rule
+            How finely to integrate.
+        """
         return Rule()
 
     def finer(self, rule: Rule, largest: float) -> Rule | None:
-        """A finer rule for states at which this one is not accurate, where there is one."""
+        """A finer rule for states at which one is not accurate.
+
+        Parameters
+        ----------
+        rule : Rule
+            The one that was not.
+        largest : float
+            The largest variance of a field.
+
+        Returns
+        -------
+        Rule or None
+            None where there is no finer one.
+        """
         return None
 
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        """The points that `moments` needs, as arrays with a leading axis of replicates."""
+        """The points that ``moments`` needs.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        flow : bool
+            Whether the noise is left out.
+
+        Returns
+        -------
+        dict of ndarray
+            With a leading axis of replicates.
+        """
         return {"none": np.zeros((1, 1))}
 
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        """The points that `risk` needs, likewise ("plain" where they serve nothing else); `quick` for many states, where 1e-4 is plenty."""
+        """The points that ``risk`` needs.
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        quick : bool, default True
+            For many states, where 1e-4 is plenty.
+
+        Returns
+        -------
+        dict of ndarray
+            With a leading axis of replicates ("plain" where they serve nothing else).
+        """
         return self.nodes(rule, flow=True)
 
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         """Nodes with which `moments` is smooth up to the edge of the physical region, and coarser ones where these tell the error."""
         return self.nodes(rule, flow), None
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
-        """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead)."""
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
+        """Estimated relative error of what is not sampled, at one state (sampling has its replicates instead).
+
+        Parameters
+        ----------
+        rule : Rule
+            How finely to integrate.
+        nodes : dict
+            One replicate of the nodes.
+        parameters : dict
+            The numbers of the problem.
+        overlaps : Overlaps
+            The overlaps in every block, and the fields' covariance.
+        head : array
+            The second layer, (p,).
+
+        Returns
+        -------
+        array
+            One number; 0 unless given.
+        """
         return jnp.asarray(0.0)
 
     def sampled(self, flow: bool) -> bool:
@@ -120,7 +304,7 @@ class Expectation(ABC):
         """Whether the drift itself is, not only the noise term."""
         return False
 
-    def accuracy(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """P(the output has the label's sign) of a network that classifies, f = 0 counted as 1/2, with the nodes of `risk_nodes`."""
         raise NotImplementedError("only a network that classifies clusters has an accuracy")
 
@@ -135,7 +319,7 @@ class Expectation(ABC):
         return False
 
     def label_series(
-        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
         """E[y(C zeta) h_alpha(zeta)] of the noiseless label, signals C zeta, for alpha = powers (n, K), |alpha| < terms; E[y^2]; an error.
 
@@ -144,7 +328,7 @@ class Expectation(ABC):
         raise NotImplementedError("only the label of a network has a series")
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
     ) -> tuple[list[curvature.Curvature], bool]:
         """E[h_ij x x^T] at whitened rows, more than once: a fine and a coarse version, or (True) equally good replicates."""
         return curvature.sampled(structure, parameters, head, rows, signals), True

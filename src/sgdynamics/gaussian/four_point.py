@@ -14,7 +14,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian.closed import derivative_means, erf_offset, powers, quadrant
 from sgdynamics.gaussian.nodes import PIVOT, gauss_legendre, safe_ratio, safe_root
 from sgdynamics.problems.activations import NAMED, Activation
@@ -46,7 +48,9 @@ def _quadruples(p: int, fields: int) -> tuple[np.ndarray, np.ndarray]:
     return index, np.where(index[:, 2] == index[:, 3], 1.0, 2.0)
 
 
-def _quadruple_sum(omega: Any, c: Any, p: int, four: Callable[[Any, np.ndarray, int], Any]) -> Any:
+def _quadruple_sum(
+    omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int, four: Callable[[Any, np.ndarray, int], Any]
+) -> Float[Numeric, "p p"]:
     """sum_bc c_b c_c E[s'_i s'_j g_b g_c], each symmetric quadruple computed once."""
     fields = omega.shape[0]
     index, count = _quadruples(p, fields)
@@ -55,14 +59,14 @@ def _quadruple_sum(omega: Any, c: Any, p: int, four: Callable[[Any, np.ndarray, 
     return _symmetric(upper, p)
 
 
-def _symmetric(upper: Any, p: int) -> Any:
+def _symmetric(upper: Float[Numeric, " n"], p: int) -> Float[Numeric, "p p"]:
     rows, columns = np.triu_indices(p)
     position = np.empty((p, p), dtype=int)
     position[rows, columns] = position[columns, rows] = np.arange(len(rows))
     return upper[position]
 
 
-def square_noise(omega: Any, c: Any, p: int) -> Any:
+def square_noise(omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int) -> Float[Numeric, "p p"]:
     """N for squared activations (student and teacher), by Wick: 4 E[lambda_i lambda_j (sum_b c_b lambda_b^2)^2].
 
     With D = diag(c) and tau = Tr(D Omega): 4 [(tau^2 + 2 Tr (D Omega)^2) Omega + 4 tau Omega D Omega + 8 Omega D Omega D Omega]_ij.
@@ -74,7 +78,7 @@ def square_noise(omega: Any, c: Any, p: int) -> Any:
     return 4 * full[:p, :p]
 
 
-def erf_four(kappa: float, omega: Any, index: np.ndarray, p: int) -> Any:
+def erf_four(kappa: float, omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int) -> Float[Numeric, " n"]:
     """I4 = E[g1' g2' g3 g4] for erf (kappa = 1) and sign (kappa = 0, slots 3 and 4 beyond the students)."""
     i, j, b, c = index.T
     al1, al2 = 1.0 + omega[i, i], 1.0 + omega[j, j]
@@ -95,7 +99,7 @@ def erf_four(kappa: float, omega: Any, index: np.ndarray, p: int) -> Any:
 # ReLU: E[1_i 1_j relu_b relu_c] is a second moment on the orthant of the distinct fields among i, j, b, c.
 
 
-def relu_four(omega: Any, index: np.ndarray, p: int) -> Any:
+def relu_four(omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int) -> Float[Numeric, " m"]:
     """E[s'_i s'_j s_b s_c] for ReLU, by the number of distinct fields (a repeated field is one constraint, not two).
 
     Exact where fields coincide, and to about 1e-11 elsewhere, except for different fields within 1e-6 of each other, whose
@@ -115,7 +119,7 @@ def relu_four(omega: Any, index: np.ndarray, p: int) -> Any:
     return total
 
 
-def _orthant_moment(C: Any, first: np.ndarray, second: np.ndarray) -> Any:
+def _orthant_moment(C: Float[Numeric, "n m m"], first: np.ndarray, second: np.ndarray) -> Float[Numeric, " n"]:
     """E[prod_s 1(lambda_s > 0) lambda_first lambda_second] for (n, m, m) covariances, m <= 4.
 
     Stein twice: C_ab P(S) + sum_{q != r} C_aq C_{br|q} p(lambda_q = 0) p(lambda_r = 0 | q) P(rest > 0 | lambda_q = lambda_r = 0).
@@ -134,7 +138,7 @@ def _orthant_moment(C: Any, first: np.ndarray, second: np.ndarray) -> Any:
     return result
 
 
-def orthant(C: Any) -> Any:
+def orthant(C: Float[Numeric, "n m m"]) -> Float[Numeric, " n"]:
     """P(all of m <= 4 Gaussian variables > 0)."""
     m = C.shape[-1]
     if m == 1:
@@ -162,12 +166,12 @@ def orthant(C: Any) -> Any:
     return total
 
 
-def _variance_left(conditional: Any, full: Any) -> Any:
+def _variance_left(conditional: Float[Numeric, "*s"], full: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """A conditional variance, 0 where it is only rounding: two fields that coincide."""
     return jnp.where(conditional > PIVOT * full, conditional, 0.0)
 
 
-def _conditional(C: Any, a: int, b: int, i: int, j: int) -> Any:
+def _conditional(C: Float[Numeric, "*s n n"], a: int, b: int, i: int, j: int) -> Float[Numeric, "*s"]:
     """Covariance of fields a and b given fields i and j."""
     det = C[..., i, i] * C[..., j, j] - C[..., i, j] ** 2
     on_i = C[..., j, j] * C[..., i, b] - C[..., i, j] * C[..., j, b]
@@ -175,7 +179,7 @@ def _conditional(C: Any, a: int, b: int, i: int, j: int) -> Any:
     return C[..., a, b] - safe_ratio(C[..., a, i] * on_i + C[..., a, j] * on_j, det)
 
 
-def _both_positive(C: Any, k: int, ell: int, i: int, j: int) -> Any:
+def _both_positive(C: Float[Numeric, "*s n n"], k: int, ell: int, i: int, j: int) -> Float[Numeric, "*s"]:
     """P(lambda_k > 0, lambda_ell > 0 | lambda_i = lambda_j = 0).
 
     A field that coincides with i or j has no sign there. It gets the share that makes the terms of all coinciding fields add up:
@@ -204,7 +208,9 @@ def _wick_exponents(degrees: tuple[int, int, int, int]) -> np.ndarray:
     return np.array(found)
 
 
-def polynomial_noise(student: Activation, teacher: Activation, omega: Any, c: Any, p: int) -> Any:
+def polynomial_noise(
+    student: Activation, teacher: Activation, omega: Float[Numeric, "fields fields"], c: Float[Numeric, " fields"], p: int
+) -> Float[Numeric, "p p"]:
     """N for polynomials, by Wick: E[prod_a f_a(lambda_a)] = sum_e prod_{a<b} C_ab^e_ab/e_ab! prod_a E[f_a^(e_a)(sqrt(C_aa) z)].
 
     e_a = sum_b e_ab is how often field a is contracted with others; contractions of a field with itself are in the last factor.

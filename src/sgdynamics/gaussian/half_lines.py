@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import special
 
+from sgdynamics.arrays import Numeric, Scalar
 from sgdynamics.gaussian.nodes import gauss_legendre, safe_ratio, safe_root
 
 EDGE = 9.0  # beyond it the mass (1e-19) or the difference from the whole line is below rounding
@@ -81,7 +83,7 @@ def table(count: int) -> np.ndarray:
     return result
 
 
-def upper(coefficients: Any, edge: Any) -> tuple[Any, Any]:
+def upper(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> tuple[Float[Numeric, "*s l"], Float[Numeric, "*s l"]]:
     """Nodes and weights (..., n) of a standard normal on z >= edge; the weights add up to its mass there."""
     count = coefficients.shape[-1] // 2
     place = (jnp.clip(edge, -EDGE, EDGE) + EDGE) / STEP
@@ -94,13 +96,15 @@ def upper(coefficients: Any, edge: Any) -> tuple[Any, Any]:
     return value[..., :count], value[..., count:]
 
 
-def both(coefficients: Any, edge: Any) -> tuple[Any, Any]:
+def both(coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"]) -> tuple[Float[Numeric, "*s 2 r"], Float[Numeric, "*s 2 r"]]:
     """Nodes and weights (..., 2, n) on z >= edge, then on z <= edge."""
     nodes, weights = upper(coefficients, jnp.stack([edge, -edge], axis=-1))
     return nodes * np.array([[1.0], [-1.0]]), weights
 
 
-def crowded(start: Any, length: Any, layer: Any, count: int, sign: Any) -> tuple[Any, Any]:
+def crowded(
+    start: Float[Numeric, "*s"], length: Float[Numeric, "*s"], layer: Scalar, count: int, sign: float
+) -> tuple[Float[Numeric, "*s l"], Float[Numeric, "*s l"]]:
     """Nodes and weights of a normal on [start, start + sign length], even in log(layer + distance from start)."""
     node, weight = gauss_legendre(count)
     reach = jnp.log1p(length / layer)[..., None]
@@ -108,7 +112,7 @@ def crowded(start: Any, length: Any, layer: Any, count: int, sign: Any) -> tuple
     return z, layer * reach * jnp.exp(reach * node) * weight * density(z)
 
 
-def density(z: Any) -> Any:
+def density(z: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """That of a standard normal."""
     return jnp.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
 
@@ -121,7 +125,9 @@ class Grading(NamedTuple):
     layer: Any
 
 
-def graded(coefficients: Any, edge: Any, grading: Grading | None) -> tuple[Any, Any]:
+def graded(
+    coefficients: Float[Numeric, "k m c"], edge: Float[Numeric, "*s"], grading: Grading | None
+) -> tuple[Float[Numeric, "*s l"], Float[Numeric, "*s l"]]:
     """As `upper`, with nodes that resolve a layer at the edge where there is a grading."""
     if grading is None:
         return upper(coefficients, edge)
@@ -141,7 +147,7 @@ class Frame(NamedTuple):
     sin: Any
 
 
-def frame(root: Any) -> Frame:
+def frame(root: Float[Numeric, "2 2"]) -> Frame:
     """The frame of a pair with covariance root root^T, root lower triangular; without the variance of one, n is the other."""
     sa, sb = root[0, 0], safe_root(root[1, 0] ** 2 + root[1, 1] ** 2)
     two = (sa > 0) & (sb > 0)
@@ -151,7 +157,7 @@ def frame(root: Any) -> Frame:
     return Frame(sa, sb, jnp.where(correlation >= 0, 1.0, -1.0), jnp.sqrt((1 + size) / 2), safe_root(gap / 2))
 
 
-def standardised(mean: Any, spread: Any) -> Any:
+def standardised(mean: Float[Numeric, "..."], spread: Float[Numeric, "..."]) -> Float[Numeric, "..."]:
     """mean/spread up to +-FAR; without spread the sign is certain, and that of 0 positive."""
     positive = spread > 0
     certain = jnp.where(mean >= 0, FAR, -FAR)
@@ -175,7 +181,13 @@ class Plane(NamedTuple):
 
 
 def plane(
-    tables: tuple[Any, Any], middle: int, span: float, pair: Frame, mean_a: Any, mean_b: Any, grading: Grading | None = None
+    tables: tuple[Any, Any],
+    middle: int,
+    span: float,
+    pair: Frame,
+    mean_a: Float[Numeric, " n"],
+    mean_b: Float[Numeric, " n"],
+    grading: Grading | None = None,
 ) -> Plane:
     """Points for units with means (N,); the frame holds scalars or (N,).
 
@@ -207,7 +219,7 @@ def plane(
     return Plane(t, weight, low, high, outside * np.array([[1.0], [-1.0]]), outside_weight, between, between_weight)
 
 
-def active(sign: Any) -> Any:
+def active(sign: Float[Numeric, "*s"]) -> Float[Numeric, "*s 2 4"]:
     """Which of the two units is positive (..., 2, 4): above and below both lines, then between them right and left of the crossing."""
     second = jnp.where(jnp.asarray(sign)[..., None] > 0, np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0, 0.0]))
     return jnp.stack([jnp.broadcast_to(np.array([1.0, 0.0, 1.0, 0.0]), second.shape), second], axis=-2)

@@ -17,12 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian.nodes import REACH, gauss_legendre, safe_ratio
 from sgdynamics.problems.activations import Activation
 
 
-def hermite_functions(x: np.ndarray, first: Any, order: int) -> np.ndarray:
+def hermite_functions(x: np.ndarray, first: float | Float[Numeric, " n"], order: int) -> np.ndarray:
     """h_0..h_order times `first`, (order + 1, points); with the root of the density as `first` nothing overflows."""
     found = np.empty((order + 1, len(x)))
     found[0] = first
@@ -43,13 +45,13 @@ def hermite_rule(terms: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.ascontiguousarray(hermite_functions(x, root_density, terms - 1).T) * (2 * REACH * weights * root_density)[:, None]
 
 
-def coefficients(f: Callable[[Any], Any], q: Any, terms: int) -> Any:
+def coefficients(f: Callable[[Any], Any], q: Float[Numeric, " n"], terms: int) -> Float[Numeric, "n m"]:
     """c_n[f](q) for each variance in q, (len(q), terms)."""
     x, matrix = hermite_rule(terms)
     return f(jnp.sqrt(q)[:, None] * x) @ matrix
 
 
-def powers(rho: Any, terms: int) -> Any:
+def powers(rho: Float[Numeric, "m n"], terms: int) -> Float[Numeric, "m n terms"]:
     """rho^0, ..., rho^{terms-1} along a new last axis, by doubling (no pow: it has no derivative at 0)."""
     result = jnp.ones((*rho.shape, 1), rho.dtype)
     top = rho[..., None]
@@ -65,7 +67,9 @@ def terms_needed(first: Activation, second: Activation, terms: int) -> int:
     return min([degree + 1 for degree in degrees], default=terms)
 
 
-def pair_value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int) -> Any:
+def pair_value(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], terms: int
+) -> Float[Numeric, "m n"]:
     """K = E[f(u) g(v)]."""
     count = terms_needed(first, second, terms)
     series = powers(_correlation(q1, q2, c), count)
@@ -74,7 +78,9 @@ def pair_value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, 
     return jnp.einsum("in,jn,ijn->ij", left, right, series)
 
 
-def pair_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int) -> tuple[Any, Any, Any]:
+def pair_moments(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], terms: int
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
     count = terms_needed(first, second, terms)
     series = powers(_correlation(q1, q2, c), count)
@@ -86,14 +92,14 @@ def pair_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any
     return K, A, B
 
 
-def error(first: Activation, second: Activation, q1: Any, q2: Any, terms: int) -> Any:
+def error(first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], terms: int) -> Float[Numeric, ""]:
     """Estimated relative error of K, A, B with this many terms, by Cauchy-Schwarz on what each function has beyond them.
 
     The last four squared coefficients are continued as a geometric series, with the ratio they have to the four before: right
     for a smooth f, and alarmed by the slow decay that a kink nobody declared causes.
     """
 
-    def share(activation: Activation, q: Any, order: int) -> Any:
+    def share(activation: Activation, q: Float[Numeric, " n"], order: int) -> Float[Numeric, ""]:
         c2 = coefficients(activation.derivative(order), q, terms) ** 2
         last, before = jnp.sum(c2[:, -4:], axis=1), jnp.sum(c2[:, -8:-4], axis=1)
         ratio = jnp.minimum(safe_ratio(last, before), 0.999)
@@ -109,7 +115,7 @@ ERROR = 1e-10  # relative, of K, A and B, at which a series may be cut
 
 
 @partial(jax.jit, static_argnums=0)
-def _squares(activation: Activation, q: Any) -> Any:
+def _squares(activation: Activation, q: Float[Numeric, " n"]) -> Float[Numeric, "3 n m"]:
     return jnp.stack([coefficients(activation.derivative(order), q, MOST_TERMS) for order in range(3)]) ** 2
 
 
@@ -131,7 +137,7 @@ def terms_for(first: Activation, second: Activation, largest: float) -> int:
     return terms
 
 
-def _correlation(q1: Any, q2: Any, c: Any) -> Any:
+def _correlation(q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"]) -> Float[Numeric, "m n"]:
     return safe_ratio(c, jnp.sqrt(q1[:, None] * q2[None, :]))
 
 

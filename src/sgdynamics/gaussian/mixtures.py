@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
+from sgdynamics.arrays import Nodes, Numeric, Scalar, Whole
 from sgdynamics.checks import whole
 from sgdynamics.gaussian import half_lines, nested
 from sgdynamics.gaussian.half_lines import FAR, Frame, standardised
@@ -39,7 +41,7 @@ class ClusterMoments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class MixtureRule:
     """How finely to integrate.
 
     `inner`: nodes along (a half-line), across (a half-line) and between the lines of the pair that is integrated last. `outer`: the
@@ -62,19 +64,19 @@ class Rule:
     replicates: int = 4
 
 
-def rule_for(width: int, *, fine: bool = False) -> Rule:
+def rule_for(width: int, *, fine: bool = False) -> MixtureRule:
     """The rule for so many units: one and two to rounding, three and four to 1e-8 (four nearly parallel to 1e-5; fine: 1e-6), more sampled.
 
     That is where v_i times the standard deviation of h_i is about 1 or less; a steeper f needs more nodes, and `error` says so.
     """
     width = whole("width", width, 1)
     if width <= 2:
-        return Rule(line=16, inner=(16, 16, 40), span=8.5)
+        return MixtureRule(line=16, inner=(16, 16, 40), span=8.5)
     if width == 3:
-        return Rule(line=12, inner=(12, 12, 28), graded=12, span=7.5)
+        return MixtureRule(line=12, inner=(12, 12, 28), graded=12, span=7.5)
     if not fine:
-        return Rule(lines=(5, 7))
-    return Rule(lines=(7, 9), line=8, inner=(6, 7, 16), outer=(7, 6, 9), graded=8, span=6.3, log2_circles=12, log2_points=14)
+        return MixtureRule(lines=(5, 7))
+    return MixtureRule(lines=(7, 9), line=8, inner=(6, 7, 16), outer=(7, 6, 9), graded=8, span=6.3, log2_circles=12, log2_points=14)
 
 
 def sampled(width: int) -> bool:
@@ -82,7 +84,7 @@ def sampled(width: int) -> bool:
     return width > WIDTHS
 
 
-def nodes_for(rule: Rule, width: int) -> dict[str, np.ndarray]:
+def nodes_for(rule: MixtureRule, width: int) -> dict[str, np.ndarray]:
     """The arrays the rule needs, with a leading axis of replicates (of one, where the moments are not sampled)."""
     if sampled(width):
         return {
@@ -95,7 +97,14 @@ def nodes_for(rule: Rule, width: int) -> dict[str, np.ndarray]:
     return nodes if width <= 2 else {**nodes, "circles": sobol_normals(2 * width, 12, 1, whiten=False)}
 
 
-def cluster_moments(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> ClusterMoments:
+def cluster_moments(
+    rule: MixtureRule,
+    nodes: Nodes,
+    means: Float[Numeric, "clusters p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    labels: Float[Numeric, " clusters"],
+) -> ClusterMoments:
     """P, D, S, B and risk of every cluster; `nodes` is one replicate of `nodes_for`.
 
     means (C, K), covariance (K, K) positive semi-definite, head (K,), labels (C,) of 0 and 1. A unit without variance is active
@@ -110,14 +119,21 @@ def cluster_moments(rule: Rule, nodes: dict[str, Any], means: Any, covariance: A
     # one cluster after the other: side by side their many points leave the cache
     better, doubts = jax.lax.map(lambda given: _by_lines(rule, nodes, given[0], covariance, head, 1 - 2 * given[1]), (means, labels))
 
-    def mixed(pairs: Any, lines: Any) -> Any:
+    def mixed(pairs: Float[Numeric, "*s"], lines: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
         share = doubts.reshape(-1, *[1] * (pairs.ndim - 1))
         return share * pairs + (1 - share) * lines
 
     return jax.tree.map(mixed, found, better)
 
 
-def _by_lines(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> tuple[ClusterMoments, Any]:
+def _by_lines(
+    rule: MixtureRule,
+    nodes: Nodes,
+    mean: Float[Numeric, " p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    flip: Scalar,
+) -> tuple[ClusterMoments, Float[Numeric, ""]]:
     """A cluster by nested half-lines, and how far not to believe them."""
     coarse, fine = (nested.orthants(nodes[f"half_line_{count}"], mean, covariance, head, flip) for count in rule.lines)
     table = nodes[f"half_line_{rule.lines[-1]}"]
@@ -127,7 +143,14 @@ def _by_lines(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, hea
     return found, nested.doubt(coarse, fine)
 
 
-def error(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
+def error(
+    rule: MixtureRule,
+    nodes: Nodes,
+    means: Float[Numeric, "p p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    labels: Float[Numeric, " clusters"],
+) -> Float[Numeric, ""]:
     """Estimated relative error of `cluster_moments` at one state; `nodes` is all of `nodes_for`, replicates included.
 
     Sampled: the standard error over replicates. Else the difference from a rule of other counts: a coarser one for one and two
@@ -147,7 +170,7 @@ def error(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: 
         check = cluster_moments(other, theirs, means, covariance, head, labels)
         gaps = jax.tree.map(lambda left, right: jnp.abs(left - right), values, check)
 
-    def worst(gap: Any, *sizes: Any) -> Any:
+    def worst(gap: Float[Numeric, "*s"], *sizes: Float[Numeric, "..."]) -> Float[Numeric, ""]:
         return jnp.max(gap) / (jnp.max(jnp.stack([jnp.max(jnp.abs(size)) for size in sizes])) + 1e-300)
 
     ratios = [worst(gaps.D * spread, values.D * spread, values.P)]
@@ -155,7 +178,7 @@ def error(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: 
     return jnp.max(jnp.stack(ratios))
 
 
-def _other(rule: Rule, width: int) -> Rule:
+def _other(rule: MixtureRule, width: int) -> MixtureRule:
     """The rule that another is compared with."""
     along, across, middle = rule.inner
     if width <= 2:
@@ -167,7 +190,14 @@ def _other(rule: Rule, width: int) -> Rule:
     )
 
 
-def accuracy(rule: Rule, nodes: dict[str, Any], means: Any, covariance: Any, head: Any, labels: Any) -> Any:
+def accuracy(
+    rule: MixtureRule,
+    nodes: Nodes,
+    means: Float[Numeric, "clusters p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    labels: Float[Numeric, " clusters"],
+) -> Any:
     """P(sign of f agrees with the label) of every cluster, a tie f = 0 counted as 1/2; `nodes` is one replicate of `nodes_for`.
 
     One and two units by quadrature; more on circles through Sobol points, each circle exactly (an error of about 1e-4).
@@ -193,7 +223,14 @@ class _Given(NamedTuple):
     vb: Any
 
 
-def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, layered: bool) -> _Given:
+def _given(
+    rule: MixtureRule,
+    nodes: Nodes,
+    mean: Float[Numeric, " n"],
+    root: Float[Numeric, "n n"],
+    head: Float[Numeric, " n"],
+    layered: bool,
+) -> _Given:
     """Points of all units but the last two (none, one or a pair)."""
     first = mean.shape[0] - 2
     last = {"frame": half_lines.frame(root[first:, first:]), "va": head[first], "vb": head[first + 1]}
@@ -201,14 +238,32 @@ def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, l
         one = jnp.ones(1, mean.dtype)
         return _Given(one, jnp.zeros((1, 0), mean.dtype), 0 * one, mean[:1], mean[1:], **last)
     rest = safe_root(jnp.sum(root[first:, first:] ** 2, axis=1))
-    if first == 1:
-        edge = -standardised(mean[0], root[0, 0])
-        grading = _grading(rule, rest, root[1:, 0]) if layered else None
-        z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
-        z = jnp.concatenate([z[0], -z[1]])
-        active = np.repeat([1.0, 0.0], z.shape[0] // 2)
-        fields = mean[:, None] + root[:, :1] * z
-        return _Given(weights.reshape(-1), jnp.asarray(active)[:, None], head[0] * active * fields[0], fields[1], fields[2], **last)
+    z, weights, active = _given_one(rule, nodes, mean, root, rest, layered) if first == 1 else _given_pair(rule, nodes, mean, root, rest)
+    fields = mean[:, None] + root[:, :first] @ z
+    f = jnp.sum(head[:first, None] * active * fields[:first], axis=0)
+    return _Given(weights.reshape(-1), active.T, f, fields[first], fields[first + 1], **last)
+
+
+def _given_one(
+    rule: MixtureRule,
+    nodes: Nodes,
+    mean: Float[Numeric, "3"],
+    root: Float[Numeric, "3 3"],
+    rest: Float[Numeric, "2"],
+    layered: bool,
+) -> tuple[Float[Numeric, "1 n"], Float[Numeric, "K k"], Float[Numeric, "1 n"]]:
+    """Points z (1, N) of a first unit, its kink at an edge of two half-lines; their weights, and whether it is active (1, N)."""
+    edge = -standardised(mean[0], root[0, 0])
+    grading = _grading(rule, rest, root[1:, 0]) if layered else None
+    z, weights = half_lines.graded(nodes[f"half_line_{rule.line}"], jnp.stack([edge, -edge]), grading)
+    z = jnp.concatenate([z[0], -z[1]])
+    return z[None], weights, jnp.asarray(np.repeat([1.0, 0.0], z.shape[0] // 2))[None]
+
+
+def _given_pair(
+    rule: MixtureRule, nodes: Nodes, mean: Float[Numeric, " p"], root: Float[Numeric, "p p"], rest: Float[Numeric, "2"]
+) -> tuple[Float[Numeric, "2 n"], Float[Numeric, "2 k m"], Float[Numeric, "2 n"]]:
+    """Points z (2, N) of a first pair, on either side of both of its kinks; their weights, and which of the two are active (2, N)."""
     pair = half_lines.frame(root[:2, :2])
     # without variance of the first, n is the second's own coordinate
     by_n = jnp.where(pair.sa > 0, root[2:, 0] * pair.cos + pair.sign * root[2:, 1] * pair.sin, root[2:, 1])
@@ -224,23 +279,23 @@ def _given(rule: Rule, nodes: dict[str, Any], mean: Any, root: Any, head: Any, l
     right_left = jnp.broadcast_to(between[:, :, None, None], (2, 2, count, plane.between.shape[-1]))
     active = jnp.concatenate([above_below, right_left], axis=-1).reshape(2, -1)
     second = jnp.where(pair.sa > 0, pair.sign * (pair.sin * n - pair.cos * t), n)
-    z = jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1)
-    fields = mean[:, None] + root[:, :2] @ z
-    return _Given(weights.reshape(-1), active.T, jnp.sum(head[:2, None] * active * fields[:2], axis=0), fields[2], fields[3], **last)
+    return jnp.stack([pair.cos * n + pair.sin * t, second]).reshape(2, -1), weights, active
 
 
-def _tables(nodes: dict[str, Any], counts: tuple[int, int, int]) -> tuple[Any, Any]:
+def _tables(nodes: Nodes, counts: tuple[int, int, int]) -> tuple[Float[Numeric, "k m n"], Float[Numeric, "k m l"]]:
     return nodes[f"half_line_{counts[0]}"], nodes[f"half_line_{counts[1]}"]
 
 
-def _grading(rule: Rule, rest: Any, slope: Any) -> half_lines.Grading:
+def _grading(rule: MixtureRule, rest: Float[Numeric, "2"], slope: Float[Numeric, "2"]) -> half_lines.Grading:
     """Nodes down to the narrowest layer that later units make at a kink: their spread given the earlier units, over their slope."""
     steep = jnp.abs(slope)
     layer = jnp.min(jnp.where(steep > 0, rest / jnp.where(steep > 0, steep, 1.0), 1.0))
     return half_lines.Grading(rule.graded, rule.near, jax.lax.stop_gradient(jnp.clip(layer, 1e-5, 1.0)))
 
 
-def _over_pair(rule: Rule, nodes: dict[str, Any], given: _Given, flip: Any) -> tuple[Any, Any, Any]:
+def _over_pair(
+    rule: MixtureRule, nodes: Nodes, given: _Given, flip: Scalar
+) -> tuple[Float[Numeric, "n 4"], Float[Numeric, "n 4"], Float[Numeric, " n"]]:
     """Of q = sigmoid(flip f) given each point: the parts (N, 4) of E[q] and E[q^2] above, below, right, left; E[softplus(flip f)]."""
     frame = given.frame
     plane = half_lines.plane(_tables(nodes, rule.inner), rule.inner[2], rule.span, frame, given.ma, given.mb)
@@ -257,13 +312,13 @@ def _over_pair(rule: Rule, nodes: dict[str, Any], given: _Given, flip: Any) -> t
     q_out, q_mid = jax.nn.sigmoid(f_out), jax.nn.sigmoid(f_mid)
     w_out, w_mid = plane.outside_weight * plane.weight[..., None, None], plane.between_weight * plane.weight[..., None]
 
-    def parts(above: Any, middle: Any) -> Any:
+    def parts(above: Float[Numeric, "m 2 n 2 n"], middle: Float[Numeric, "m 2 n k"]) -> Float[Numeric, "m 4"]:
         return jnp.concatenate([jnp.sum(w_out * above, axis=(1, 2, 4)), jnp.sum(w_mid * middle, axis=(2, 3))], axis=1)
 
     return parts(q_out, q_mid), parts(q_out**2, q_mid**2), jnp.sum(parts(_softplus(f_out, q_out), _softplus(f_mid, q_mid)), axis=1)
 
 
-def _softplus(f: Any, q: Any) -> Any:
+def _softplus(f: Float[Numeric, "*s"], q: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """log(1 + exp f) from q = sigmoid(f), at the price of one logarithm."""
     return jnp.maximum(f, 0.0) - jnp.log(jnp.maximum(q, 1 - q))
 
@@ -271,7 +326,7 @@ def _softplus(f: Any, q: Any) -> Any:
 # one cluster
 
 
-def _order(mean: Any, covariance: Any) -> tuple[Any, Any]:
+def _order(mean: Float[Numeric, " n"], covariance: Float[Numeric, "n n"]) -> tuple[Int[Numeric, " n"], Int[Numeric, " n"]]:
     """An order of the units, and its inverse: last the pair whose signs the units before it leave most open.
 
     Given those, unit j is a layer of width (1 - R_j^2)/R_j^2 in variances, R_j^2 its share explained by them, and matters as
@@ -298,11 +353,15 @@ def _order(mean: Any, covariance: Any) -> tuple[Any, Any]:
     return jnp.asarray(orders)[best], jnp.asarray(np.argsort(orders, axis=1))[best]
 
 
-def _conditioned(mean: Any, covariance: Any, head: Any) -> tuple[Any, Any, Any, Any]:
+def _conditioned(
+    mean: Float[Numeric, " p"], covariance: Float[Numeric, "p p"], head: Float[Numeric, " p"]
+) -> tuple[Float[Numeric, " p"], Float[Numeric, "p n"], Float[Numeric, "p n n"], Float[Numeric, "p n"]]:
     """For each unit i: p_{h_i}(0), and mean, covariance and head of the others given h_i = 0."""
     width = mean.shape[0]
 
-    def one(i: Any, others: Any) -> tuple[Any, Any, Any, Any]:
+    def one(
+        i: Whole, others: Int[Numeric, " n"]
+    ) -> tuple[Float[Numeric, ""], Float[Numeric, " n"], Float[Numeric, "n n"], Float[Numeric, " n"]]:
         variance = covariance[i, i]
         slope = safe_ratio(covariance[:, i], variance)
         safe = jnp.where(variance > 0, variance, 1.0)
@@ -314,7 +373,9 @@ def _conditioned(mean: Any, covariance: Any, head: Any) -> tuple[Any, Any, Any, 
     return jax.vmap(one)(np.arange(width), others)
 
 
-def _one_unit(rule: Rule, nodes: dict[str, Any], mean: Any, spread: Any, head: Any, flip: Any) -> tuple[Any, Any, Any, Any]:
+def _one_unit(
+    rule: MixtureRule, nodes: Nodes, mean: Float[Numeric, ""], spread: Float[Numeric, ""], head: Float[Numeric, ""], flip: Scalar
+) -> tuple[Any, Any, Any, Any]:
     """E[1 q], E[1 q^2], E[softplus(flip f)] and E[q] of a single unit."""
     z, weights = half_lines.both(nodes[f"half_line_{rule.line}"], -standardised(mean, spread))
     f = flip * head * (mean + spread * z[0])
@@ -324,7 +385,14 @@ def _one_unit(rule: Rule, nodes: dict[str, Any], mean: Any, spread: Any, head: A
     return first, weights[0] @ q**2, weights[0] @ _softplus(f, q) + silent * np.log(2), first + silent / 2
 
 
-def _nested(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> ClusterMoments:
+def _nested(
+    rule: MixtureRule,
+    nodes: Nodes,
+    mean: Float[Numeric, " p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    flip: Scalar,
+) -> ClusterMoments:
     """One cluster of up to four units.
 
     With flip = 1 - 2y and q = sigmoid(flip f): e = flip q, e^2 = q^2, sigmoid'(f) = q - q^2, loss = softplus(flip f).
@@ -335,7 +403,9 @@ def _nested(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head:
         first, second, risk, _ = _one_unit(rule, nodes, mean[0], safe_root(covariance[0, 0]), head[0], flip)
         return ClusterMoments(flip * first[None], flip * density / 2, (first - second)[None, None], second[None, None], risk)
 
-    def points(mean: Any, covariance: Any, head: Any, layered: bool = False) -> tuple[_Given, Any]:
+    def points(
+        mean: Float[Numeric, " n"], covariance: Float[Numeric, "n n"], head: Float[Numeric, " n"], layered: bool = False
+    ) -> tuple[_Given, Int[Numeric, " n"]]:
         order, back = _order(mean, covariance)
         given = _given(rule, nodes, mean[order], lower_root(covariance[order][:, order]), head[order], layered)
         count = given.weights.shape[0]
@@ -377,7 +447,7 @@ class _Arcs(NamedTuple):
     lengths: Any
 
 
-def _arcs(points: Any, mean: Any, covariance: Any) -> _Arcs:
+def _arcs(points: Float[Numeric, "m n"], mean: Float[Numeric, " p"], covariance: Float[Numeric, "p p"]) -> _Arcs:
     """Averages over arcs are continuous in the state, where averages over points jump each time a kink passes one."""
     width = mean.shape[0]
     root = lower_root(covariance)
@@ -389,7 +459,9 @@ def _arcs(points: Any, mean: Any, covariance: Any) -> _Arcs:
     return _Arcs(along, across, edges[:, :-1], jnp.diff(edges, axis=1))
 
 
-def _reach(along: Any, across: Any, mean: Any) -> tuple[Any, Any]:
+def _reach(
+    along: Float[Numeric, "n p"], across: Float[Numeric, "n p"], mean: Float[Numeric, " p"]
+) -> tuple[Float[Numeric, "n p"], Float[Numeric, "n p"]]:
     """mean + along cos + across sin > 0 within `reach` of the angle `centre`."""
     squared = along**2 + across**2
     level = -mean / jnp.sqrt(jnp.where(squared > 0, squared, 1.0))
@@ -402,7 +474,9 @@ def _reach(along: Any, across: Any, mean: Any) -> tuple[Any, Any]:
 ARC_NODES = 5
 
 
-def _on_circles(nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> ClusterMoments:
+def _on_circles(
+    nodes: Nodes, mean: Float[Numeric, " p"], covariance: Float[Numeric, "p p"], head: Float[Numeric, " p"], flip: Scalar
+) -> ClusterMoments:
     """One cluster of any number of units."""
     arcs = _arcs(nodes["circles"], mean, covariance)
     node, weight = gauss_legendre(ARC_NODES)
@@ -421,9 +495,9 @@ def _on_circles(nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, fl
     slope = safe_ratio(covariance, jnp.diagonal(covariance))
     fields = mean + nodes["points"] @ lower_root(covariance).T
 
-    def edge(i: Any) -> Any:
+    def edge(i: Whole) -> Float[Numeric, ""]:
         given = fields - fields[:, i, None] * slope[:, i]
-        return jnp.mean(jax.nn.sigmoid(flip * (jnp.maximum(given, 0.0) @ head.at[i].set(0.0))))
+        return jnp.mean(jax.nn.sigmoid(flip * (jnp.maximum(given, 0.0) @ jnp.asarray(head).at[i].set(0.0))))
 
     edges = jax.lax.map(edge, jnp.arange(mean.shape[0]))
     return ClusterMoments(flip * first @ active, flip * density * edges, S, B, weights @ _softplus(f, q))
@@ -432,7 +506,14 @@ def _on_circles(nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, fl
 # accuracy
 
 
-def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
+def _pair_accuracy(
+    rule: MixtureRule,
+    nodes: Nodes,
+    mean: Float[Numeric, " p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    flip: Scalar,
+) -> Any:
     """One or two units: f is linear in n on every piece of the plane, so the share of n where it is positive is a difference of cdfs."""
     if mean.shape[0] == 1:
         share = jax.scipy.special.ndtr(standardised(mean[0], safe_root(covariance[0, 0])))
@@ -455,7 +536,14 @@ def _pair_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any
     return 0.5 - flip * jnp.sum(plane.weight[0] * signed) / 2
 
 
-def _circle_accuracy(rule: Rule, nodes: dict[str, Any], mean: Any, covariance: Any, head: Any, flip: Any) -> Any:
+def _circle_accuracy(
+    rule: MixtureRule,
+    nodes: Nodes,
+    mean: Float[Numeric, " p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    flip: Scalar,
+) -> Any:
     """Any number of units: on every arc f = level + a cos(phi) + b sin(phi), positive on a known interval of angles."""
     del rule
     arcs = _arcs(nodes["circles"], mean, covariance)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric, Scalar
 from sgdynamics.gaussian import half_lines
 from sgdynamics.gaussian.nodes import lower_root
 
@@ -30,7 +32,9 @@ class Orthants(NamedTuple):
     total: Any
 
 
-def orthants(table: Any, mean: Any, covariance: Any, head: Any, flip: Any) -> Orthants:
+def orthants(
+    table: Float[Numeric, "l k m"], mean: Float[Numeric, " n"], covariance: Float[Numeric, "n n"], head: Float[Numeric, " n"], flip: Scalar
+) -> Orthants:
     """Over N(mean, covariance), with the half-line rule `table` in every dimension."""
     width = mean.shape[0]
     root = lower_root(covariance)
@@ -48,7 +52,7 @@ def orthants(table: Any, mean: Any, covariance: Any, head: Any, flip: Any) -> Or
     nodes = share.shape[-1]
     shape, over = (2, nodes) * width, tuple(range(1, 2 * width, 2))
 
-    def by_signs(values: Any) -> Any:
+    def by_signs(values: Float[Numeric, " n"]) -> Float[Numeric, " m"]:
         return jnp.sum((weights * values).reshape(shape), axis=over).reshape(-1)
 
     active = np.array(list(itertools.product((1.0, 0.0), repeat=width)))
@@ -57,7 +61,7 @@ def orthants(table: Any, mean: Any, covariance: Any, head: Any, flip: Any) -> Or
     return Orthants(one @ active, pairs @ one, pairs @ two, weights @ jax.nn.softplus(flip * f), jnp.sum(one))
 
 
-def doubt(coarse: Orthants, fine: Orthants) -> Any:
+def doubt(coarse: Orthants, fine: Orthants) -> Float[Numeric, ""]:
     """0 where two numbers of nodes agree, 1 where they do not, and smooth in between, so that an integrator sees no jump."""
     gap = jnp.maximum(jnp.max(jnp.abs(coarse.both - fine.both)), jnp.max(jnp.abs(coarse.squares - fine.squares)))
     place = jnp.log(jnp.maximum(gap, 1e-300) / TRUSTED) / np.log(DOUBTED / TRUSTED)

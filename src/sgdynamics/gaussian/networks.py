@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import curvature, mehler, pairs
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
 from sgdynamics.gaussian.sampled import field_points, mirrored, norm_weights, sample_fields
@@ -28,7 +30,15 @@ class Networks(Expectation):
     structure: Structure
 
     @abstractmethod
-    def parts(self, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, c: Any, own: Pairs) -> tuple[Any, Any, Any]:
+    def parts(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        omega: Float[Numeric, "fields fields"],
+        c: Float[Numeric, " c"],
+        own: Pairs,
+    ) -> tuple[Any, Any, Any]:
         """With E0 the residual without its noise: the Stein matrix of s'_i E0, E[s_i E0] and E[E0^2]/2."""
 
     @property
@@ -62,19 +72,26 @@ class Networks(Expectation):
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return mirrored(self.structure, self.nodes(rule, flow)), None
 
-    def residual(self, parameters: Any, head: Any) -> Any:
+    def residual(self, parameters: Numbers, head: Float[Numeric, " p"]) -> Float[Numeric, " p"]:
         """c of the students."""
         return -head / self.structure.width if self.structure.loss.outer is squared else jnp.zeros_like(head)
 
-    def own_pairs(self, rule: Rule, omega: Any) -> Pairs:
+    def own_pairs(self, rule: Rule, omega: Float[Numeric, "fields fields"]) -> Pairs:
         """K, A, B among the students."""
         p, student = self.structure.width, self.structure.loss.student
         q = jnp.diagonal(omega)[:p]
         return pairs.moments(student, student, q, q, omega[:p, :p], rule.terms)
 
     def answers(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, head: Any, c: Any, own: Pairs
-    ) -> tuple[Any, Any, Any]:
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        omega: Float[Numeric, "fields fields"],
+        head: Float[Numeric, " p"],
+        c: Float[Numeric, " n"],
+        own: Pairs,
+    ) -> tuple[Float[Numeric, "p fields"], Float[Numeric, " p"], Float[Numeric, ""]]:
         """The Stein matrix of s'_i E0, E[s_i E0] and the risk."""
         slope, values, excess = self.parts(rule, nodes, parameters, omega, c, own)
         if self.structure.loss.outer is squared:
@@ -82,7 +99,15 @@ class Networks(Expectation):
         return slope, values, -(head / self.structure.width) @ values
 
     def moments(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any, *, finite: bool = False, flow: bool = False
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
     ) -> Moments:
         p, omega, lead = self.structure.width, overlaps.covariance, head / self.structure.width
         c, own = self.residual(parameters, head), self.own_pairs(rule, omega)
@@ -95,18 +120,18 @@ class Networks(Expectation):
         norms = None if slopes is None else outer * slopes
         return Moments(stein, outer * noise, norms, -values / p, risk)
 
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
 
     def _noise(
-        self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, c: Any, own: Pairs, finite: bool
-    ) -> tuple[Any, Any]:
+        self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, c: Float[Numeric, " n"], own: Pairs, finite: bool
+    ) -> tuple[Float[Numeric, "p p"], Any]:
         """E[s'_i s'_j (E0^2 + noise)] and, where `finite`, the same times |x_b|^2 - eigenvalue_b d_b."""
         loss, p, omega = self.structure.loss, self.structure.width, overlaps.covariance
         closed, student = self.closed_noise, loss.student
         if closed is not None or student == NAMED["linear"]:
 
-            def full(matrix: Any, mine: Pairs) -> Any:
+            def full(matrix: Float[Numeric, "fields fields"], mine: Pairs) -> Float[Numeric, "p p"]:
                 label_noise = parameters["noise"] * mine[2]
                 if closed is not None:
                     return closed(matrix, c, p) + label_noise
@@ -129,13 +154,13 @@ class Networks(Expectation):
         swing = norm_weights(self.structure, parameters, overlaps, sample)[..., 0, 0]
         return N, jnp.einsum("n,nb,ni,nj->bij", full_weights, swing, d, d)
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         p, student = self.structure.width, self.structure.loss.student
         q = jnp.diagonal(overlaps.covariance)[:p]
         return pairs.error(student, student, q, q, overlaps.covariance[:p, :p], rule.terms)
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
     ) -> tuple[list[curvature.Curvature], bool]:
         c, student, others = np.asarray(self.residual(parameters, head)), structure.loss.student, (rows, signals)
         parts = [curvature.pair_curvature(student, one, rule.terms, rows, other) for one, other in zip(self.partners, others, strict=False)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float
 from scipy import special
 from scipy.stats import qmc
+
+from sgdynamics.arrays import Numeric, Whole
 
 REACH = 13.0  # a standard normal beyond this weighs less than 1e-37; its square root, which Hermite functions carry, 1e-18
 PIVOT = 1e-13  # a pivot below this share of its diagonal is rounding, not variance
@@ -60,24 +63,24 @@ def sobol_normals(dimensions: int, log2_count: int, replicates: int, *, whiten: 
     return result
 
 
-def safe_root(x: Any) -> Any:
+def safe_root(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """Square root of what is nonnegative up to rounding, with derivative 0 (not infinity) at 0."""
     positive = x > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
-def safe_ratio(numerator: Any, denominator: Any) -> Any:
+def safe_ratio(numerator: Float[Numeric, "..."], denominator: Float[Numeric, "..."]) -> Float[Numeric, "..."]:
     """numerator / denominator, 0 where the denominator is 0."""
     nonzero = denominator != 0
     return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1.0), 0.0)
 
 
-def lower_root(matrix: Any) -> Any:
+def lower_root(matrix: Float[Numeric, "n n"]) -> Float[Numeric, "n n"]:
     """Lower-triangular L with L L^T = matrix, also where the matrix is singular (a null pivot leaves a null column)."""
     size = matrix.shape[-1]
     index = jnp.arange(size)
 
-    def column(j: Any, L: Any) -> Any:
+    def column(j: Whole, L: Float[Array, "n n"]) -> Float[Array, "n n"]:
         rest = matrix[:, j] - L @ L[j]
         pivot = rest[j]
         good = pivot > PIVOT * jnp.abs(matrix[j, j])
@@ -87,11 +90,11 @@ def lower_root(matrix: Any) -> Any:
     return jax.lax.fori_loop(0, size, column, jnp.zeros_like(matrix))
 
 
-def solve_lower(L: Any, right: Any) -> Any:
+def solve_lower(L: Float[Numeric, "n n"], right: Float[Numeric, "m n"]) -> Float[Numeric, "m n"]:
     """X with X L = right (X and right are rows x size), 0 along null pivots of L."""
     size = L.shape[-1]
 
-    def row(step: Any, X: Any) -> Any:
+    def row(step: Whole, X: Float[Array, "m n"]) -> Float[Array, "m n"]:
         j = size - 1 - step
         rest = right[:, j] - X @ L[:, j]
         return X.at[:, j].set(safe_ratio(rest, L[j, j]))
@@ -99,10 +102,10 @@ def solve_lower(L: Any, right: Any) -> Any:
     return jax.lax.fori_loop(0, size, row, jnp.zeros_like(right))
 
 
-def solve_forward(L: Any, right: Any) -> Any:
+def solve_forward(L: Float[Numeric, "n n"], right: Float[Numeric, "n m"]) -> Float[Numeric, "n m"]:
     """Y with L Y = right, 0 along null pivots of L."""
 
-    def row(j: Any, Y: Any) -> Any:
+    def row(j: Whole, Y: Float[Array, "n m"]) -> Float[Array, "n m"]:
         rest = right[j] - L[j] @ Y
         return Y.at[j].set(safe_ratio(rest, L[j, j]))
 

@@ -6,10 +6,10 @@ B = E[f'(u) g'(v)] (Stein and Price).
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian import closed, mehler, polar
 from sgdynamics.problems.activations import NAMED, Activation
 
@@ -35,7 +35,16 @@ def polar_nodes(first: Activation, second: Activation) -> int:
     return PIECEWISE_NODES if simple else POLAR_NODES
 
 
-def value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int, *, using: str | None = None) -> Any:
+def value(
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    terms: int,
+    *,
+    using: str | None = None,
+) -> Float[Numeric, "m n"]:
     """K for all pairs (q1[i], q2[j], c[i, j]); `terms` cuts the Mehler series, where one is used."""
     way = using or method(first, second)
     if way == "polynomial":
@@ -50,8 +59,16 @@ def value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms
 
 
 def moments(
-    first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int, *, using: str | None = None, nodes: int | None = None
-) -> tuple[Any, Any, Any]:
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, " m"],
+    q2: Float[Numeric, " n"],
+    c: Float[Numeric, "m n"],
+    terms: int,
+    *,
+    using: str | None = None,
+    nodes: int | None = None,
+) -> tuple[Float[Numeric, "m n"], Float[Numeric, "m n"], Float[Numeric, "m n"]]:
     """K, A, B for all pairs; `first` is a student, so it has no jumps."""
     way = using or method(first, second)
     if way == "polynomial":
@@ -65,7 +82,9 @@ def moments(
     return mehler.pair_moments(first, second, q1, q2, c, terms)
 
 
-def error(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, terms: int) -> Any:
+def error(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], terms: int
+) -> Float[Numeric, ""]:
     """Estimated largest relative error of K, A, B: 1e-14 for closed forms, the tail of the series, or two resolutions apart."""
     way = method(first, second)
     rounding = jnp.asarray(1e-14)

@@ -14,26 +14,32 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numeric, Scalar
 from sgdynamics.gaussian.nodes import gauss_legendre, safe_ratio, safe_root
 from sgdynamics.problems.activations import Activation
 
 RADIUS = 9.5  # exp(-RADIUS^2/2) = 2.5e-20
 
 
-def pair_value(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, nodes: int) -> Any:
+def pair_value(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], nodes: int
+) -> Any:
     """K = E[f(u) g(v)]."""
 
-    def row(q: Any, cs: Any) -> Any:
+    def row(q: Float[Numeric, ""], cs: Float[Numeric, " n"]) -> Float[Numeric, " n"]:
         return jax.vmap(lambda q2_, c_: _plane(first, second, q, q2_, c_, nodes, ((0, 0),))[0])(q2, cs)
 
     return jax.lax.map(lambda args: row(*args), (q1, c))
 
 
-def pair_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, nodes: int) -> tuple[Any, Any, Any]:
+def pair_moments(
+    first: Activation, second: Activation, q1: Float[Numeric, " m"], q2: Float[Numeric, " n"], c: Float[Numeric, "m n"], nodes: int
+) -> tuple[Any, Any, Any]:
     """K = E[f g], A = E[f'' g], B = E[f' g'] for all pairs (q1[i], q2[j], c[i, j])."""
 
-    def one(q: Any, r: Any, s: Any) -> tuple[Any, Any, Any]:
+    def one(q: Float[Numeric, ""], r: Float[Numeric, ""], s: Float[Numeric, ""]) -> tuple[Any, Any, Any]:
         K, A, B = _plane(first, second, q, r, s, nodes, ((0, 0), (2, 0), (1, 1)))
         A = A + _masses(first, 1, second.derivative(0), second.kinks, q, r, s, nodes)
         B = B + _masses(second, 0, first.derivative(1), first.kinks, r, q, s, nodes)
@@ -42,7 +48,15 @@ def pair_moments(first: Activation, second: Activation, q1: Any, q2: Any, c: Any
     return jax.lax.map(lambda args: jax.vmap(lambda r, s: one(args[0], r, s))(q2, args[1]), (q1, c))
 
 
-def _plane(first: Activation, second: Activation, q1: Any, q2: Any, c: Any, nodes: int, orders: tuple[tuple[int, int], ...]) -> list[Any]:
+def _plane(
+    first: Activation,
+    second: Activation,
+    q1: Float[Numeric, ""],
+    q2: Float[Numeric, ""],
+    c: Float[Numeric, ""],
+    nodes: int,
+    orders: tuple[tuple[int, int], ...],
+) -> list[Any]:
     """E[f^(i)(u) g^(j)(v)] of the smooth pieces for each (i, j) in `orders`."""
     s1, s2 = jnp.sqrt(q1), jnp.sqrt(q2)
     rho = jnp.clip(safe_ratio(c, s1 * s2), -1.0, 1.0)  # beyond 1 by rounding only: the start's Omega is positive
@@ -61,7 +75,14 @@ class PlanePoints(NamedTuple):
     weights: Any
 
 
-def plane_points(kinks1: tuple[float, ...], kinks2: tuple[float, ...], s1: Any, s2: Any, angle: Any, nodes: int) -> PlanePoints:
+def plane_points(
+    kinks1: tuple[float, ...],
+    kinks2: tuple[float, ...],
+    s1: Float[Numeric, ""],
+    s2: Float[Numeric, ""],
+    angle: Float[Numeric, ""],
+    nodes: int,
+) -> PlanePoints:
     """Polar quadrature for u = s1 x1, v = s2 (x1 cos(angle) + x2 sin(angle)), cut along every line u = kink1 and v = kink2."""
     lines1 = [kink for kink in kinks1 if kink != 0.0]
     lines2 = [kink for kink in kinks2 if kink != 0.0]
@@ -91,13 +112,20 @@ def plane_points(kinks1: tuple[float, ...], kinks2: tuple[float, ...], s1: Any, 
     return PlanePoints(r * across[0], r * across[1], r * along1[:, None, None], r * along2[:, None, None], weights)
 
 
-def _wrap(angle: Any) -> Any:
+def _wrap(angle: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """The same angle in [-pi/2, 3 pi/2)."""
     return jnp.where(angle < -jnp.pi / 2, angle + 2 * jnp.pi, angle)
 
 
 def _masses(
-    masses: Activation, order: int, other: Callable[[Any], Any], other_kinks: tuple[float, ...], q1: Any, q2: Any, c: Any, nodes: int
+    masses: Activation,
+    order: int,
+    other: Callable[[Any], Any],
+    other_kinks: tuple[float, ...],
+    q1: Float[Numeric, ""],
+    q2: Float[Numeric, ""],
+    c: Float[Numeric, ""],
+    nodes: int,
 ) -> Any:
     """sum over kinks of (jump of the derivative `order`) p_u(kink) E[other(v) | u = kink]."""
     total = jnp.zeros_like(q1)
@@ -111,7 +139,9 @@ def _masses(
     return total
 
 
-def line_expectation(f: Callable[[Any], Any], kinks: tuple[float, ...], mean: Any, spread: Any, nodes: int) -> Any:
+def line_expectation(
+    f: Callable[[Any], Any], kinks: tuple[Scalar, ...], mean: Float[Numeric, "..."], spread: Float[Numeric, "..."], nodes: int
+) -> Any:
     """E[f(mean + spread xi)] with the line cut at the kinks of f."""
     inner = [jnp.clip(safe_ratio(kink - mean, spread), -RADIUS, RADIUS) for kink in kinks] or [jnp.zeros_like(mean)]
     ends = [jnp.full_like(mean, -RADIUS), jnp.full_like(mean, RADIUS)]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric, State
 from sgdynamics.controls import numbers_at
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.precision import float64
+from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import spectrum
 
@@ -23,7 +28,7 @@ MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its square
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
-def overlaps_at(structure: Structure, parameters: Any, state: Any) -> Overlaps:
+def overlaps_at(structure: Structure, parameters: Numbers, state: State) -> Overlaps:
     """The overlaps of students and signals from a state's M and Q: Omega_b of each block, and Omega = sum_b eigenvalue_b Omega_b."""
     M, Q = state["M"], state["Q"]
     gram = jnp.broadcast_to(parameters["gram"], (structure.blocks, structure.signals, structure.signals))
@@ -33,31 +38,31 @@ def overlaps_at(structure: Structure, parameters: Any, state: Any) -> Overlaps:
     return Overlaps(blocks, spectrum.variance(parameters, blocks))
 
 
-def risk_at(structure: Structure, rule: Rule, nodes: Any, parameters: Any, state: Any) -> Any:
+def risk_at(structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, state: State) -> Float[Numeric, ""]:
     """E[loss] at one state {"M", "Q", "a"}, with one replicate of the expectation's `risk_nodes`."""
     return expectation_of(structure).risk(rule, nodes, parameters, overlaps_at(structure, parameters, state), state["a"])
 
 
-def _at(parameters: Any, state: dict[str, Any]) -> Any:
+def _at(parameters: Numbers, state: State) -> Any:
     """The numbers of a problem at a state: at its alpha, where they depend on it."""
     return numbers_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _risks(structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+def _risks(structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State) -> Float[Numeric, "lanes states replicates"]:
     """The risk of every lane (outer) and state, by every replicate of the nodes."""
 
-    def one(parameters: Any, state: Any) -> Any:
+    def one(parameters: Numbers, state: State) -> Float[Numeric, " replicates"]:
         return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
 
     return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=16), (parameters, states))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _one_by_one(name: str, structure: Structure, rule: Rule, nodes: Any, parameters: Any, states: Any) -> Any:
+def _one_by_one(name: str, structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State) -> Float[Numeric, "1 n"]:
     """`error` or `accuracy` of the expectation at many states."""
 
-    def one(parameters: Any, state: Any) -> Any:
+    def one(parameters: Numbers, state: State) -> Float[Numeric, ""]:
         now = _at(parameters, state)
         return getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
 
@@ -134,6 +139,24 @@ def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value[places] for name, value in states.items()}
 
 
+EXPECTED = Rule(log2_points=10, replicates=16)  # of any function: 2^12 points (2^8 a case of the draws) in each replicate
+
+
+@float64
+def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """E[function] of a sample, a number or an array, at states as of `population_risk`, and its standard errors.
+
+    Averages over scrambled Sobol points, discrete draws case by case: nothing is assumed of the function, which may jump.
+    """
+    structure = replace(problem.structure, loss=function, expectation=None)
+    nodes = expectation_of(structure).risk_nodes(EXPECTED)
+    lead = states["a"].shape[:-1]
+    flat = {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in states.items()}
+    (every,) = _in_chunks(partial(_risks, structure, EXPECTED, nodes, lanes_of([problem.parameters], 1)), [flat], 1)
+    error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
+    return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(*lead, *every.shape[2:])
+
+
 @float64
 def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:
     """The share of a mixture's data that a network classifies right, a tie f = 0 counted as 1/2 (beyond two units known to about 1e-3)."""
@@ -150,7 +173,7 @@ def lanes_of(items: list[Any], size: int) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items))))
 
 
-def _in_chunks(function: Any, states: list[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
+def _in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
     """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
     counts = [len(one["a"]) for one in states]
     most = max(counts)

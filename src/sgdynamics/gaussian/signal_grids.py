@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import curvature, cut_grids
 from sgdynamics.gaussian.conditional import conditional_means
 from sgdynamics.gaussian.expectation import Overlaps, Rule
@@ -77,7 +79,15 @@ class SignalGrids(Networks):
             coarse[name][:, : len(value)] = value
         return nodes, coarse
 
-    def parts(self, rule: Rule, nodes: dict[str, Any], parameters: Any, omega: Any, c: Any, own: Pairs) -> tuple[Any, Any, Any]:
+    def parts(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        omega: Float[Numeric, "fields fields"],
+        c: Float[Numeric, " p"],
+        own: Pairs,
+    ) -> tuple[Float[Numeric, "p fields"], Float[Numeric, " p"], Float[Numeric, ""]]:
         loss, p = self.structure.loss, self.structure.width
         K, A, B = own
         q = jnp.diagonal(omega)[:p]
@@ -101,7 +111,7 @@ class SignalGrids(Networks):
         slope = jnp.concatenate([on_students, on_signals], axis=1)
         return slope, K @ c + values, 0.5 * (c @ K @ c + 2 * c @ values + jnp.sum(weighted * labels))
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         worst = super().error(rule, nodes, parameters, overlaps, head)
         if not self.few:
             return worst
@@ -117,7 +127,7 @@ class SignalGrids(Networks):
         return self.structure.signals in LABEL_NODES
 
     def label_series(
-        self, parameters: Any, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
+        self, parameters: Numbers, frame: np.ndarray, terms: int, powers: np.ndarray, roots: np.ndarray
     ) -> tuple[np.ndarray, float, float]:
         count = LABEL_NODES[self.structure.signals]
         (fine, square), (coarse, rough) = (self._label_table(parameters, frame, terms, nodes) for nodes in (count, count * 2 // 3))
@@ -125,7 +135,7 @@ class SignalGrids(Networks):
         apart = math.sqrt(float(np.sum((fine[chosen] - coarse[chosen]) ** 2))) + abs(square - rough)
         return fine[chosen], square, apart
 
-    def _label_table(self, parameters: Any, frame: np.ndarray, terms: int, count: int) -> tuple[np.ndarray, float]:
+    def _label_table(self, parameters: Numbers, frame: np.ndarray, terms: int, count: int) -> tuple[np.ndarray, float]:
         """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^K nodes."""
         k = self.structure.signals
         x, weights = gauss_hermite(count)
@@ -144,7 +154,7 @@ class SignalGrids(Networks):
         return result, float(square)
 
     def curvatures(
-        self, structure: Structure, rule: Rule, parameters: Any, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
+        self, structure: Structure, rule: Rule, parameters: Numbers, head: np.ndarray, rows: np.ndarray, signals: np.ndarray
     ) -> tuple[list[curvature.Curvature], bool]:
         """Those of the students' pairs, and what the target adds: on a fine and a coarse grid, or on replicates of sampled ones."""
         own, _ = super().curvatures(structure, rule, parameters, head, rows, signals)
@@ -167,7 +177,14 @@ class SignalGrids(Networks):
 
 
 @partial(jax.jit, static_argnums=0)
-def _target_slope(structure: Structure, parameters: Any, grid: Any, weights: Any, head: Any, fields: Any) -> tuple[Any, Any]:
+def _target_slope(
+    structure: Structure,
+    parameters: Numbers,
+    grid: Float[Numeric, "n K"],
+    weights: Float[Numeric, " n"],
+    head: Float[Numeric, " p"],
+    fields: Float[Numeric, "fields columns"],
+) -> tuple[Any, Any]:
     """- (a_i/p) E[s'_i y x] for a target y, and its derivative with respect to the rows.
 
     Given the coordinates zeta of x along the signals, lambda_i = t_i.zeta + |r_i| xi with r_i the rest of the row; the expectation over
@@ -177,7 +194,7 @@ def _target_slope(structure: Structure, parameters: Any, grid: Any, weights: Any
     axes, triangle = jnp.linalg.qr(fields[p:].T)
     labels = weights * jax.vmap(lambda zeta: loss.label(triangle.T @ zeta, parameters))(grid)
 
-    def mean(students: Any) -> Any:
+    def mean(students: Float[Numeric, "p columns"]) -> Float[Numeric, "p columns"]:
         t = students @ axes
         rest = students - t @ axes.T
         # the tiny number gives the root a derivative at 0; what depends on it is even in it

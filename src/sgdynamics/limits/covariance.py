@@ -24,14 +24,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.compressed import sample_gradients
+from sgdynamics.arrays import Function, Numbers, Numeric
+from sgdynamics.compressed import sample_moves
 from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.gaussian.risk import overlaps_at
-from sgdynamics.gaussian.sampled import columns
+from sgdynamics.gaussian.sampled import columns, reading_overlaps
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
@@ -64,7 +66,41 @@ class IncrementCovariance:
 def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, run: int = 0) -> IncrementCovariance:
     """The covariance of one sample's increment of (M, Q, a) per unit of lr/d, as d -> infinity: the SDE's noise is sqrt(lr/(d B)) its root.
 
+    Parameters
+    ----------
+    problem : Problem
+        What is learned, with Gaussian inputs.
+    algorithm : OnePassSGD
+        Plain one-pass SGD.
+    start : Start
+        The state at which it is asked for.
+    run : int, default 0
+        Which run of the start.
+
+    Returns
+    -------
+    IncrementCovariance
+        With ``names`` of the coordinates (M row by row, Q's upper triangle, a if trained), ``mean``, ``covariance``, its
+        ``standard_error``, the ``method``, and ``of("M11", "Q11")`` for some coordinates.
+
+    Raises
+    ------
+    ValueError
+        If the start has no such run, or the question is not answered for this problem or algorithm.
+
+    Notes
+    -----
     For squared activations it is the one of Escaping mediocrity, (60)-(62), there for width 1, with the misprints of (62) corrected.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> found = sgd.increment_covariance(problem, sgd.OnePassSGD(lr=0.1), begin)
+    >>> found.names
+    ('M11', 'M21', 'Q11', 'Q12', 'Q22')
+    >>> round(float(found.of("M11")[0, 0]), 2)
+    11.87
     """
     checked_algorithm(algorithm, "increment_covariance", problem)
     begin = checked_start(problem, start)
@@ -118,7 +154,7 @@ def _projection(structure: Structure, names: tuple[str, ...], M: np.ndarray, Q: 
     return project
 
 
-def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
+def _decay(structure: Structure, names: tuple[str, ...], parameters: Numbers, algorithm: OnePassSGD, begin: Start, run: int) -> np.ndarray:
     """What weight decay adds to the mean: it has no noise."""
     al = float(parameters["weight_decay"])
     M, Q, a = begin.M[run], begin.Q[run], begin.a[run]
@@ -128,7 +164,7 @@ def _decay(structure: Structure, names: tuple[str, ...], parameters: Any, algori
 
 
 def _wick(
-    structure: Structure, parameters: Any, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
+    structure: Structure, parameters: Numbers, algorithm: OnePassSGD, omega: np.ndarray, head: np.ndarray, push: float, kinds: list
 ) -> tuple[np.ndarray, np.ndarray]:
     """Squared activations: u = (A e + B e^2) lambda_i lambda_j with e = sum_b c_b lambda_b^2 + sqrt(noise) z."""
     p = structure.width
@@ -155,7 +191,7 @@ def _wick(
     for m in range(1, order):
         norm[m] = sum(k * log_norm[k] * norm[m - k] for k in range(1, m + 1)) / m
 
-    def moment(k: int, make: Any) -> np.ndarray:
+    def moment(k: int, make: Function) -> np.ndarray:
         """E[e^k ...], from k! times the coefficient of s^k."""
         return math.factorial(k) * np.sum([norm[k - m] * make(m) for m in range(k + 1)], axis=0)
 
@@ -194,7 +230,7 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
 
 def _averages(
     structure: Structure,
-    parameters: Any,
+    parameters: Numbers,
     algorithm: OnePassSGD,
     overlaps: Overlaps,
     head: np.ndarray,
@@ -210,6 +246,7 @@ def _averages(
     centred = np.asarray(sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2))
     centred = centred @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
     shares, cases = sample.cases(parameters)
+    reading = reading_overlaps(structure, parameters, overlaps)
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):
@@ -218,9 +255,11 @@ def _averages(
         means = sample.mean_coefficients(parameters, draws)
         fields = centred if means is None else centred + np.asarray(overlaps.means(means.reshape(-1, tokens, structure.signals)))
         rows = fields.reshape(-1, structure.fields)
-        h, head_gradient = _gradients(structure, parameters, rows[:, :p], rows[:, p:], head, sample.given(draws))
+        h, head_gradient, pulls = _moves(structure, reading, rows[:, :p], rows[:, p:], head, sample.given(draws))
         by_token = h.reshape(-1, tokens, p)
         along = np.einsum("nti,ntf->nif", by_token, fields)
+        if pulls is not None:
+            along = along + np.asarray(pulls) @ np.asarray(overlaps.blocks).sum(axis=0)
         mixed = np.asarray(sample.mixed(parameters, by_token, -2))
         kick = np.einsum("nti,ntj->nij", mixed, mixed)
         every = np.concatenate([along, push * kick, np.asarray(head_gradient)[:, :, None]], axis=2)
@@ -240,5 +279,12 @@ def _increment(structure: Structure, algorithm: OnePassSGD, every: np.ndarray, k
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(structure: Structure, parameters: Any, fields: Any, signals: Any, head: Any, noise: Any) -> Any:
-    return sample_gradients(structure, parameters, jnp.asarray(fields), signals, head, noise)
+def _moves(
+    structure: Structure,
+    parameters: Numbers,
+    fields: Float[Numeric, "n p"],
+    signals: Float[Numeric, "n K"],
+    head: Float[Numeric, " p"],
+    noise: Float[Numeric, " n"],
+) -> Any:
+    return sample_moves(structure, parameters, jnp.asarray(fields), signals, head, noise)

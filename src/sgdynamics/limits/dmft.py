@@ -9,6 +9,7 @@ learning rate as the simulation's.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
 from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.arrays import Keys, Numbers, Numeric, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
@@ -45,8 +48,8 @@ def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, tw
     steps = float(step[-1])
     directions = min(sweep.needed(steps), np.inf if rank is None else rank)
     # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
-    filling = min(steps, directions / sweep.layout.opened)
-    work = 6.0 * sweep.inputs * sweep.replicates * (1 + sweep.layout.structure.blocks) / 2 * directions * (steps - filling / 2)
+    filling = min(steps, directions / sweep.setup.opened)
+    work = 6.0 * sweep.inputs * sweep.replicates * (1 + sweep.setup.structure.blocks) / 2 * directions * (steps - filling / 2)
     days = work * (1 + 1 / FEWER) * runs * (1 + (len(step) if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
     if days > MOST_DAYS:
         raise checks.reject(
@@ -65,7 +68,7 @@ class Sweep:
     ) -> None:
         each = points // fewer
         self.problem = problem
-        self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=True)
+        self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot, limit=True)
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
         self.each, self.seed, self.replicates, self.dtype = each, seed, replicates, dtype
         self.inputs = each * problem.structure.sample.inputs_a_sample
@@ -75,21 +78,22 @@ class Sweep:
         self.numbers = (self.parameters, self.algorithm, sizes, np.float64(tolerance))
         self.rank = 0
         self.most = 0
+        self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
 
     def needed(self, steps: float) -> float:
         """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
-        layout = self.layout
-        spanned = min(layout.spanned * (steps + 1), self.inputs // conditioning.LEAST_FREE + layout.spanned)
-        return layout.first + spanned + ((layout.opened - layout.spanned) * (steps + 1) if layout.hot else 0)
+        setup = self.setup
+        spanned = min(setup.spanned * (steps + 1), self.inputs // conditioning.LEAST_FREE + setup.spanned)
+        return setup.first + spanned + ((setup.opened - setup.spanned) * (steps + 1) if setup.hot else 0)
 
     def make_room(self, steps: int, rank: int | None, memory: float | None) -> None:
         """How many directions memory is made for at most; refuse what does not fit."""
-        layout = self.layout
+        setup = self.setup
         self.most = int(self.needed(steps))
         if rank is not None:
-            self.most = min(self.most, rank + layout.first + layout.opened)
+            self.most = min(self.most, rank + setup.first + setup.opened)
         # memory for P and A, and once more while it grows
-        self.bytes = 2 * self.dtype.itemsize * self.inputs * self.replicates * self.most * (1 + layout.structure.blocks)
+        self.bytes = 2 * self.dtype.itemsize * self.inputs * self.replicates * self.most * (1 + setup.structure.blocks)
         room = available_bytes() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
         if self.bytes > room:
             raise ValueError(
@@ -100,8 +104,8 @@ class Sweep:
 
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
         """Overlaps (replicate, time, ...) of one start."""
-        points = _Points(self.layout, self.each, self.fewer, self.replicates, self.seed, self.dtype)
-        state = self.begin(begin, points)
+        points = _SobolPaths(self.setup, self.each, self.fewer, self.replicates, self.seed, self.dtype)
+        state = self.initial(begin, points)
         # runs of the generator that fills in small random numbers: apart from those of simulations
         keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
         saved: dict[str, list[np.ndarray]] = {}
@@ -117,7 +121,8 @@ class Sweep:
                 probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
                 bar.advance((end - now) / self.fewer)
                 now = end
-            for name, value in _observe(self.layout, numbers_at(self.parameters, now * self.algorithm["lr"]), state).items():
+            numbers = numbers_at(self.parameters, now * self.algorithm["lr"])
+            for name, value in conditioning.observed(_observe, self.setup, self.on_train, numbers, state).items():
                 shown = np.array(value, dtype=np.float64)
                 shown[diverged] = np.nan
                 saved.setdefault(name, []).append(shown)
@@ -126,7 +131,7 @@ class Sweep:
             if two_time and self.fewer == 1:  # the spread of a response is far above its bias
                 probes.append((index, self.probe(state, points)))
                 saved.setdefault("R", []).append(self.responses(probes, len(steps)))
-        self.rank = max(self.rank, int(np.max(state.opened)) - self.layout.first)
+        self.rank = max(self.rank, int(np.max(state.opened)) - self.setup.first)
         if self.fewer == 1 and int(np.max(state.spanned)) >= self.inputs // conditioning.LEAST_FREE:
             warnings.warn(
                 f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
@@ -138,27 +143,34 @@ class Sweep:
             result["C"] = _correlations(rows)
         return result
 
-    def begin(self, begin: Start, points: _Points) -> conditioning.Known:
+    def initial(self, begin: Start, points: _SobolPaths) -> conditioning.Known:
         T, L = factor(self.problem, begin)
-        layout = self.layout
-        room = min(max(conditioning.SMALLEST, layout.first + 2 * layout.opened), max(self.most, layout.first + layout.opened))
-        return _begin(layout, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
+        setup = self.setup
+        room = min(max(conditioning.SMALLEST, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
+        return _initial(setup, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
 
-    def advance(self, state: conditioning.Known, keys: Any, given: Any, now: int, end: int) -> tuple[conditioning.Known, np.ndarray]:
-        state, good = conditioning.advance(self.layout, self.numbers, self.most, state, keys, given, now, end)
-        if conditioning.short(self.layout, state) and np.any(good < end):
+    def advance(
+        self,
+        state: conditioning.Known,
+        keys: Keys,
+        given: tuple[Float[Numeric, "replicates steps normals blocks inputs"], Float[Numeric, "replicates steps n"] | None, Whole],
+        now: int,
+        end: int,
+    ) -> tuple[conditioning.Known, np.ndarray]:
+        state, good = conditioning.advance(self.setup, self.numbers, self.most, state, keys, given, now, end)
+        if conditioning.short(self.setup, state) and np.any(good < end):
             raise ValueError(
-                f"rank = {self.most - self.layout.first - self.layout.opened} directions are not enough by step {int(good.min())}: give a "
+                f"rank = {self.most - self.setup.first - self.setup.opened} directions are not enough by step {int(good.min())}: give a "
                 "larger rank, a larger tolerance, or none"
             )
         return state, good
 
-    def probe(self, state: conditioning.Known, points: _Points) -> _Probe:
-        return _Probe(_kicked(self.layout, self.parameters, state, points.probe()), np.asarray(state.opened))
+    def probe(self, state: conditioning.Known, points: _SobolPaths) -> _Probe:
+        return _Probe(_kicked(self.setup, self.parameters, state, points.probe()), np.asarray(state.opened))
 
     def responses(self, probes: list[tuple[int, _Probe]], count: int) -> np.ndarray:
         """R(t, t') at the present t: (replicate, t', unit, unit'), 0 for later t'."""
-        p = self.layout.structure.width
+        p = self.setup.structure.width
         result = np.zeros((self.replicates, count, p, p))
         for born, probe in probes:
             result[:, born] = probe.response(self.parameters["fractions"], p)
@@ -171,10 +183,17 @@ class _Probe:
     def __init__(self, state: conditioning.Known, slots: np.ndarray) -> None:
         self.state, self.slots = state, slots
 
-    def advanced(self, sweep: Sweep, keys: Any, given: Any, now: int, end: int) -> _Probe:
-        layout = replace(sweep.layout, probed=True)
-        most = 2 * sweep.most + layout.opened
-        state, _ = conditioning.advance(layout, sweep.numbers, most, self.state, keys, given, now, end)
+    def advanced(
+        self,
+        sweep: Sweep,
+        keys: Keys,
+        given: tuple[Float[Numeric, "replicates steps normals blocks inputs"], Any, Whole],
+        now: int,
+        end: int,
+    ) -> _Probe:
+        setup = replace(sweep.setup, probed=True)
+        most = 2 * sweep.most + setup.opened
+        state, _ = conditioning.advance(setup, sweep.numbers, most, self.state, keys, given, now, end)
         return _Probe(state, self.slots)
 
     def response(self, fractions: np.ndarray, p: int) -> np.ndarray:
@@ -185,13 +204,15 @@ class _Probe:
 
 
 @partial(jax.jit, static_argnums=0)
-def _kicked(layout: conditioning.Layout, parameters: Any, state: conditioning.Known, normals: Any) -> conditioning.Known:
+def _kicked(
+    setup: conditioning.Setup, parameters: Numbers, state: conditioning.Known, normals: Float[Numeric, "replicates p blocks inputs"]
+) -> conditioning.Known:
     """Replicates that know one more direction for each unit, along which its row is kicked to first order."""
-    p = layout.structure.width
-    sample, spread = layout.structure.sample, input_spread(parameters, state.A.dtype)
+    p = setup.structure.width
+    sample, spread = setup.structure.sample, input_spread(parameters, state.A.dtype)
     share = jnp.sqrt(parameters["fractions"]).astype(state.A.dtype)
 
-    def one(state: conditioning.Known, normals: Any) -> conditioning.Known:
+    def one(state: conditioning.Known, normals: Float[Numeric, "p blocks inputs"]) -> conditioning.Known:
         P, A, rows = (
             jnp.pad(state.P, ((0, p), (0, 0))),
             jnp.pad(state.A, ((0, 0), (0, p), (0, 0))),
@@ -209,41 +230,43 @@ def _kicked(layout: conditioning.Layout, parameters: Any, state: conditioning.Kn
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _begin(
-    layout: conditioning.Layout,
+def _initial(
+    setup: conditioning.Setup,
     room: int,
-    parameters: Any,
-    algorithm: Any,
-    T: Any,
-    L: Any,
-    head: Any,
-    normals: Any,
-    noise: Any,
-    uniform: Any,
+    parameters: Numbers,
+    algorithm: Numbers,
+    T: Float[Numeric, "blocks p K"],
+    L: Float[Numeric, "blocks p p"],
+    head: Float[Numeric, " p"],
+    normals: Float[Numeric, "replicates blocks fields inputs"],
+    noise: Float[Numeric, "replicates n draws"],
+    uniform: Float[Numeric, "replicates n"],
 ) -> conditioning.Known:
-    def one(normals: Any, noise: Any, uniform: Any) -> conditioning.Known:
-        return conditioning.begin(layout, parameters, algorithm, T, L, head, normals, noise, uniform, room)
+    def one(
+        normals: Float[Numeric, "blocks fields inputs"], noise: Float[Numeric, "n draws"], uniform: Float[Numeric, " n"]
+    ) -> conditioning.Known:
+        return conditioning.initial(setup, parameters, algorithm, T, L, head, normals, noise, uniform, room)
 
     return jax.vmap(one)(normals, noise, uniform)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(layout: conditioning.Layout, parameters: Any, state: Any) -> dict[str, Any]:
-    return jax.lax.map(partial(conditioning.observe, layout, parameters), state)
+def _observe(setup: conditioning.Setup, parameters: Numbers, state: conditioning.Known) -> dict[str, Any]:
+    return jax.lax.map(partial(conditioning.observe, setup, parameters), state)
 
 
-class _Points:
+class _SobolPaths:
     """Normals and uniforms of every path: scrambled Sobol points, one coordinate for each number that a path needs."""
 
-    def __init__(self, layout: conditioning.Layout, each: int, fewer: int, replicates: int, seed: int, dtype: np.dtype) -> None:
-        self.layout, self.each, self.replicates, self.seed, self.dtype = layout, each, replicates, seed, dtype
+    def __init__(self, setup: conditioning.Setup, each: int, fewer: int, replicates: int, seed: int, dtype: np.dtype) -> None:
+        self.setup, self.each, self.replicates, self.seed, self.dtype = setup, each, replicates, seed, dtype
         self.points = each * fewer  # of which the first are taken
         self.generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(replicate, 1))) for replicate in range(replicates)]
-        blocks, sample = layout.structure.blocks, layout.structure.sample
+        blocks, sample = setup.structure.blocks, setup.structure.sample
         self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals
-        self.first_count = blocks * layout.first * self.tokens + self.draws
-        self.inner = blocks * layout.normals * self.tokens
-        self.step_count = self.inner + int(layout.selects)
+        self.first_count = blocks * setup.first * self.tokens + self.draws
+        self.inner = blocks * setup.normals * self.tokens
+        self.step_count = self.inner + int(setup.selects)
         self.left: np.ndarray | None = None
         self.fresh = True
 
@@ -254,10 +277,10 @@ class _Points:
         normals = special.ndtri(uniform[:, :-1])
         # in the limit the signals' fields, the start's and normal draws are uncorrelated: on these paths they are made so. Discrete
         # draws are read off the last vectors, which stay
-        count = normals.shape[1] - (0 if self.layout.structure.sample.all_normal else self.draws)
+        count = normals.shape[1] - (0 if self.setup.structure.sample.all_normal else self.draws)
         if LEAST_A_VECTOR * count <= self.each:
             normals[:, :count] = _uncorrelated(normals[:, :count])
-        shape = (self.layout.structure.blocks, self.layout.first)
+        shape = (self.setup.structure.blocks, self.setup.first)
         noise = np.moveaxis(normals[:, -self.draws :], 1, 2).astype(self.dtype)
         return self.by_path(normals[:, : -self.draws], shape), noise, uniform[:, -1]
 
@@ -266,17 +289,17 @@ class _Points:
         apart = normals.reshape(*normals.shape[:-2], *shape, self.tokens, self.each)
         return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], -1).astype(self.dtype)
 
-    def piece(self, now: int, target: int) -> tuple[Any, int]:
+    def piece(self, now: int, target: int) -> tuple[tuple[Any, Any, Any], int]:
         """What `conditioning.advance` takes for the steps from `now`, as many as are made at a time."""
         most = max(1, POINT_BYTES // (8 * self.each * self.replicates * self.step_count))
         count = min(target - now, most)
         uniform = self.next(count * self.step_count).reshape(self.replicates, count, self.step_count, self.each)
-        normals = self.by_path(special.ndtri(uniform[:, :, : self.inner]), (self.layout.normals, self.layout.structure.blocks))
-        return (normals, uniform[:, :, -1] if self.layout.selects else None, np.int64(now)), now + count
+        normals = self.by_path(special.ndtri(uniform[:, :, : self.inner]), (self.setup.normals, self.setup.structure.blocks))
+        return (normals, uniform[:, :, -1] if self.setup.selects else None, np.int64(now)), now + count
 
     def probe(self) -> np.ndarray:
         """Normals (replicate, unit, blocks, inputs) of a kick, the same whenever it is asked for."""
-        shape = (self.points, self.layout.structure.width, self.layout.structure.blocks, self.tokens)
+        shape = (self.points, self.setup.structure.width, self.setup.structure.blocks, self.tokens)
         roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 2)) for replicate in range(self.replicates)]
         drawn = np.stack([np.random.default_rng(root).standard_normal(shape)[: self.each] for root in roots])
         drawn = np.moveaxis(drawn, 1, -2)

@@ -24,9 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from scipy import special, stats
 
 from sgdynamics import compressed
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.controls import numbers_at, scheduled
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -44,10 +46,10 @@ SPHERE_LOG2_POINTS = 11  # a replicate; the remainder on the sphere is O(1/d), a
 def drift(
     structure: Structure,
     rule: Rule,
-    nodes: dict[str, Any],
-    parameters: Any,
-    algorithm: Any,
-    state: dict[str, Any],
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    state: State,
     *,
     batch: int = 1,
     flow: bool = False,
@@ -95,7 +97,7 @@ class MeanStep(Field):
     flow: bool
     symmetric = ("Q",)
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         lr = shared["algorithm"]["lr"]
         alpha = t if scheduled(lr) or self.flow else t * self.batch / lr
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
@@ -116,24 +118,24 @@ def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, A
 
 
 def _sphere_remainder(
-    structure: Structure, parameters: Any, algorithm: Any, state: dict[str, Any], batch: int, finite: dict[str, Any]
+    structure: Structure, parameters: Numbers, algorithm: Numbers, state: State, batch: int, finite: dict[str, Any]
 ) -> dict[str, Any]:
     """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
 
     It runs the chain's own step on Sobol points for the input, so it is the increment of the chain by construction.
     """
     free = replace(structure, sphere=False)
-    layout = compressed.Layout(free, batch, single=True)
+    grouping = compressed.Grouping(free, batch, single=True)
     frame = parameters["frame"]
     T = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(state["M"], -1, -2)), -1, -2)
     L = jax.vmap(lower_root)(state["Q"] - T @ jnp.swapaxes(T, -1, -2))
-    rows = compressed.initial_rows(layout, T, L, state["a"])
+    rows = compressed.initial_rows(grouping, T, L, state["a"])
     rate = algorithm["lr"] * finite["inverse_dimension"]
 
-    def one(inside: Any, noise: Any, outside: Any) -> dict[str, Any]:
-        x, given = compressed.block_inputs(layout, parameters, compressed.Draws(inside, noise, outside))
+    def one(inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]) -> dict[str, Any]:
+        x, given = compressed.block_inputs(grouping, parameters, compressed.SpanDraws(inside, noise, outside))
         sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
-        moved = compressed.one_step(layout, (parameters, algorithm), rate, rows, sample)
+        moved = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)
         after = compressed.overlaps(free, parameters, moved)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
@@ -157,22 +159,22 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
 
     A leading axis of replicates, as for every expectation that is sampled.
     """
-    layout = compressed.Layout(structure, batch, single=True)
-    blocks, columns, sample = structure.blocks, layout.columns, structure.sample
+    grouping = compressed.Grouping(structure, batch, single=True)
+    blocks, columns, sample = structure.blocks, grouping.columns, structure.sample
     lower = columns * (columns - 1) // 2
-    counts = [layout.inputs * blocks * layout.inside, batch * sample.draw_normals, blocks * lower, blocks * columns]
+    counts = [grouping.inputs * blocks * grouping.inside, batch * sample.draw_normals, blocks * lower, blocks * columns]
     replicates = Rule().replicates
     points = sobol_normals(sum(counts), SPHERE_LOG2_POINTS, replicates, whiten=False, seed=97)
     points = points.reshape(-1, sum(counts))
     inside, noise, below, diagonal = np.split(points, np.cumsum(counts)[:-1], axis=1)
     n = len(points)
-    free = np.array(sizes)[:, None] - layout.inside - np.arange(columns)
+    free = np.array(sizes)[:, None] - grouping.inside - np.arange(columns)
     chi2 = stats.chi2.ppf(special.ndtr(diagonal).reshape(n, blocks, columns), np.maximum(free, 1))
     chi = np.where(free > 0, np.sqrt(chi2), 0.0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         outside = np.asarray(bartlett(below.reshape(n, blocks, lower), chi, free, columns))
     found = {
-        "inside": inside.reshape(n, 1, batch, *sample.token_shape, blocks, layout.inside),
+        "inside": inside.reshape(n, 1, batch, *sample.token_shape, blocks, grouping.inside),
         "noise": noise.reshape(n, 1, batch, sample.draw_normals),
         "outside": outside,
     }

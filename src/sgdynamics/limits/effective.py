@@ -17,7 +17,7 @@ Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,9 +25,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Keys, Numeric, OneKey, Tree
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 
@@ -45,10 +48,53 @@ IMPOSSIBLE = 10.0  # standard errors: a mean that is known to be zero and is thi
 
 @dataclass(frozen=True)
 class EffectiveDynamics:
-    """Drift f, corrector g and diffusion Sigma of the statistics at one point and step size, each with its standard error.
+    """Drift f, corrector g and diffusion Sigma of summary statistics at one point and step size, each with its standard error.
 
-    `mean_increment` is h = -f + g, the drift of the limit; `gradient_norm_squared` is |grad Phi|^2, unbiased (so it may come out below zero
-    where it is zero). `draws` counts gradients, twice the samples where they are antithetic.
+    Attributes
+    ----------
+    names : tuple of str
+        Of the k statistics.
+    statistics : ndarray
+        Their values at the point, (k,).
+    drift : ndarray
+        f, (k,).
+    drift_error : ndarray
+        Its standard error.
+    corrector : ndarray
+        g, (k,).
+    corrector_error : ndarray
+        Its standard error.
+    diffusion : ndarray
+        Sigma, (k, k).
+    diffusion_error : ndarray
+        Its standard error.
+    mean_increment : ndarray
+        h = -f + g, the drift of the limit, (k,).
+    mean_increment_error : ndarray
+        Its standard error.
+    gradient_norm_squared : float
+        ``|grad Phi|^2``, unbiased (so it may come out below zero where it is zero).
+    gradient_norm_squared_error : float
+        Its standard error.
+    lr : float
+        The step size is lr/dimension.
+    dimension : int
+        The dimension.
+    draws : int
+        How many gradients were taken, twice the samples where they are antithetic.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> def sample(key, d):
+    ...     return jax.random.normal(key, (d,))
+    >>> def loss(x, noise):
+    ...     return jnp.sum((noise - x) ** 2) / 2
+    >>> def statistics(x):
+    ...     return jnp.stack([x[0]])
+    >>> found = sgd.effective_dynamics(loss, sample, statistics, point=jnp.ones(8), lr=0.5, dimension=8, antithetic=jnp.negative)
+    >>> found.draws, found.drift.round(6).tolist()
+    (8192, [1.0])
     """
 
     names: tuple[str, ...]
@@ -124,11 +170,11 @@ def _keys(entropy: Sequence[int], first: int, chunk: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draws(functions: Functions, dimension: int, keys: Any) -> Any:
+def _draws(functions: Functions, dimension: int, keys: Keys) -> Any:
     """A chunk of draws. A program of its own: random numbers take longest to compile, and other losses of the same data share it."""
     (sample,) = functions
 
-    def draw(key: Any) -> Any:
+    def draw(key: OneKey) -> Any:
         return sample(jax.random.wrap_key_data(key, impl=GENERATOR), dimension)
 
     # random arrays under vmap take twice as long to compile and are no faster, unless they are so small that the loop itself counts
@@ -137,14 +183,14 @@ def _draws(functions: Functions, dimension: int, keys: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(functions: Functions, point: Any, data: Any) -> tuple[Any, Any]:
+def _gradients(functions: Functions, point: Tree, data: Tree) -> tuple[Any, Any]:
     """The gradients of a chunk of units (draws or pairs), (units, draws, parameters), the mean of a pair last; their controls."""
     loss, antithetic, controls = functions
 
-    def gradient(y: Any) -> Any:
+    def gradient(y: Tree) -> Any:
         return ravel_pytree(jax.grad(lambda x: jnp.asarray(loss(x, y), dtype=float))(point))[0]
 
-    def unit(y: Any) -> Any:
+    def unit(y: Tree) -> Any:
         draws = jax.tree.map(lambda leaf: leaf[None], y)
         if antithetic is not None:
             draws = jax.tree.map(lambda *leaves: jnp.stack(leaves), y, antithetic(y))
@@ -157,18 +203,18 @@ def _gradients(functions: Functions, point: Any, data: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _along(functions: Functions, point: Any, centre: Any, gradients: Any) -> tuple[Any, ...]:
+def _along(functions: Functions, point: Tree, centre: Float[Numeric, " parameters"], gradients: Float[Numeric, "..."]) -> tuple[Any, ...]:
     """J h and h^T (hess u) h for all gradients of a chunk; u, and J applied to the mean gradient."""
     (statistics,) = functions
     flat, back = ravel_pytree(point)
 
-    def u(z: Any) -> Any:
+    def u(z: Float[Array, " parameters"]) -> Any:
         return jnp.asarray(statistics(back(z)), dtype=float)
 
-    def slope(z: Any, direction: Any) -> Any:
+    def slope(z: Float[Array, " parameters"], direction: Float[Numeric, " parameters"]) -> Any:
         return jax.jvp(u, (z,), (direction,))[1]
 
-    def both(direction: Any) -> Any:
+    def both(direction: Float[Numeric, " parameters"]) -> Any:
         return jax.jvp(lambda z: slope(z, direction), (flat,), (direction,))
 
     slopes, bends = jax.vmap(both)((gradients - centre).reshape(-1, flat.size))
@@ -176,11 +222,11 @@ def _along(functions: Functions, point: Any, centre: Any, gradients: Any) -> tup
     return slopes.reshape(shape), bends.reshape(shape), u(flat), slope(flat, centre)
 
 
-def _numbers(tree: Any) -> int:
+def _numbers(tree: Tree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Any) -> Any:
+def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Tree) -> Any:
     """Shapes of what a user's function returns, by tracing it: nothing is compiled or run."""
     try:
         return jax.eval_shape(function, *args)
@@ -191,7 +237,9 @@ def _shapes(argument: str, call: str, function: Callable[..., Any], *args: Any) 
         ) from error
 
 
-def checked_task(loss: Any, sample: Any, statistics: Any, antithetic: Any, controls: Any) -> Task:
+def checked_task(
+    loss: Function, sample: Function, statistics: Function | Mapping[str, Function], antithetic: Function | None, controls: Function | None
+) -> Task:
     named = {"loss": (loss, "loss(x, y)"), "sample": (sample, "sample(key, dimension)"), "statistics": (statistics, "statistics(x)")}
     optional = {"antithetic": (antithetic, "antithetic(y)"), "controls": (controls, "controls(y)")}
     for argument, (value, call) in {**named, **optional}.items():
@@ -200,7 +248,7 @@ def checked_task(loss: Any, sample: Any, statistics: Any, antithetic: Any, contr
     return Task(Functions((sample,)), Functions((loss, antithetic, controls)), Functions((statistics,)))
 
 
-def checked_sizes(task: Task, point: Any, dimension: int, samples: int, names: Any) -> Sizes:
+def checked_sizes(task: Task, point: Tree, dimension: int, samples: int, names: Sequence[str] | None) -> Sizes:
     """Everything that can be wrong with the user's functions and point, found by tracing."""
     if callable(point):
         raise checks.reject("point", point, "give the parameters themselves: an array, or a tree (dict, list, ...) of arrays")
@@ -294,38 +342,9 @@ class Found(NamedTuple):
 
 def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, entropy: Sequence[int], shown: Meter) -> Found:
     """Both passes over the draws, and what comes of them."""
-    chunk, point = sizes.chunk, sizes.point
-    starts = range(0, samples, chunk)
-    groups, control, kept = np.zeros((GROUPS, sizes.parameters)), [], []
-    for first in starts:
-        gradients, found = _gradients(task.data, point, _draws(task.sample, dimension, _keys(entropy, first, chunk)))
-        units = np.asarray(gradients)[: samples - first, -1]
-        broken = np.sum(~np.isfinite(units).all(axis=1))
-        if broken:
-            raise ValueError(
-                f"point: the gradient of loss is not finite for {broken} of the draws {first} to {first + len(units) - 1}; "
-                "give a point and a loss with finite gradients (sqrt and log have none at 0)"
-            )
-        group = (first + np.arange(len(units))) * GROUPS // samples
-        groups += (group == np.arange(GROUPS)[:, None]).astype(float) @ units
-        control.append(np.asarray(found)[: len(units)])
-        kept.append(gradients if sizes.keep else None)
-        shown.advance(chunk)
+    groups, control, kept = _gradient_sums(task, sizes, dimension, samples, entropy, shown)
     centre = groups.sum(axis=0) / samples
-    slopes, bends = [], []
-    value = mean = np.zeros(0)
-    for first, gradients in zip(starts, kept, strict=True):
-        if gradients is None:
-            gradients, _ = _gradients(task.data, point, _draws(task.sample, dimension, _keys(entropy, first, chunk)))
-        slope, bend, value, mean = (np.asarray(part) for part in _along(task.statistics, point, centre, gradients))
-        slopes.append(slope[: samples - first])
-        bends.append(bend[: samples - first])
-        shown.advance(chunk)
-    slope, bend, control = (np.concatenate(parts) for parts in (slopes, bends, control))
-    if not (np.all(np.isfinite(value)) and np.all(np.isfinite(slope)) and np.all(np.isfinite(bend))):
-        wrong = ~(np.isfinite(value) & np.isfinite(slope).all(axis=(0, 1)) & np.isfinite(bend).all(axis=(0, 1)))
-        told = ", ".join(np.array(sizes.names)[wrong])
-        raise ValueError(f"statistics: {told} or its first two derivatives are not finite at point; give a smooth statistic there")
+    slope, bend, value, mean = _increments(task, sizes, centre, kept, dimension, samples, entropy, shown)
     draws = 1 if task.data[1] is None else 2
     pair, pair_bend = slope[:, -1], bend[:, -1]
     slope, bend = slope[:, :draws], bend[:, :draws]
@@ -336,23 +355,10 @@ def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, e
     drift, drift_error = _average(lambda s: pair[s], control)
     corrector, corrector_error = _average(lambda s: both[s], control)
     increment, increment_error = _average(lambda s: delta / 2 * both[s] - pair[s], control)
-    upper = np.triu_indices(sizes.statistics)
-
-    def outer(s: slice) -> np.ndarray:
-        """The upper triangle of (J h)(J h)^T, row by row, averaged over a unit's draws."""
-        a = slope[s]
-        return np.concatenate([np.einsum("nd,ndj->nj", a[..., i], a[..., i:]) for i in range(sizes.statistics)], axis=1) / draws
-
-    products, products_error = _average(outer, control)
-    products += (pair.T @ pair)[upper] / (samples * (samples - 1))
-    diffusion, diffusion_error = np.zeros((2, sizes.statistics, sizes.statistics))
-    diffusion[upper], diffusion_error[upper] = delta * products, delta * products_error
-    diffusion.T[upper], diffusion_error.T[upper] = diffusion[upper], diffusion_error[upper]
+    diffusion, diffusion_error = _diffusion(slope, pair, control, delta)
     # errors are never stated below what rounding does
     size = np.sqrt(mean**2 + (slope**2).mean(axis=(0, 1)))
     bent = delta / 2 * np.abs(bend).mean(axis=(0, 1))
-    none = np.zeros((samples, 0))
-    square = _average(lambda s: ((bend[s] - both.mean(axis=0)) ** 2).mean(axis=1), none)
     norm, norm_error = _squared_norm(groups / np.bincount(np.arange(samples) * GROUPS // samples)[:, None])
     dynamics = EffectiveDynamics(
         names=sizes.names,
@@ -371,7 +377,71 @@ def measure(task: Task, sizes: Sizes, lr: float, dimension: int, samples: int, e
         dimension=dimension,
         draws=draws * samples,
     )
+    none = np.zeros((samples, 0))
+    square = _average(lambda s: ((bend[s] - both.mean(axis=0)) ** 2).mean(axis=1), none)
     return Found(dynamics, _average(lambda s: (slope[s] ** 4).mean(axis=1), none), square)
+
+
+def _gradient_sums(
+    task: Task, sizes: Sizes, dimension: int, samples: int, entropy: Sequence[int], shown: Meter
+) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    """The first pass: sums of gradients in groups (GROUPS, parameters), the controls (samples, ...), the gradients where there is room."""
+    groups, control, kept = np.zeros((GROUPS, sizes.parameters)), [], []
+    for first in range(0, samples, sizes.chunk):
+        gradients, found = _gradients(task.data, sizes.point, _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)))
+        units = np.asarray(gradients)[: samples - first, -1]
+        broken = np.sum(~np.isfinite(units).all(axis=1))
+        if broken:
+            raise ValueError(
+                f"point: the gradient of loss is not finite for {broken} of the draws {first} to {first + len(units) - 1}; "
+                "give a point and a loss with finite gradients (sqrt and log have none at 0)"
+            )
+        group = (first + np.arange(len(units))) * GROUPS // samples
+        groups += (group == np.arange(GROUPS)[:, None]).astype(float) @ units
+        control.append(np.asarray(found)[: len(units)])
+        kept.append(gradients if sizes.keep else None)
+        shown.advance(sizes.chunk)
+    return groups, np.concatenate(control), kept
+
+
+def _increments(
+    task: Task, sizes: Sizes, centre: np.ndarray, kept: list[Any], dimension: int, samples: int, entropy: Sequence[int], shown: Meter
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The second pass: first and second derivatives of the statistics along each centred gradient (samples, draws, statistics), the
+    statistics and their derivative along the centre."""
+    slopes, bends = [], []
+    value = mean = np.zeros(0)
+    for first, gradients in zip(range(0, samples, sizes.chunk), kept, strict=True):
+        if gradients is None:
+            gradients, _ = _gradients(task.data, sizes.point, _draws(task.sample, dimension, _keys(entropy, first, sizes.chunk)))
+        slope, bend, value, mean = (np.asarray(part) for part in _along(task.statistics, sizes.point, centre, gradients))
+        slopes.append(slope[: samples - first])
+        bends.append(bend[: samples - first])
+        shown.advance(sizes.chunk)
+    slope, bend = np.concatenate(slopes), np.concatenate(bends)
+    if not (np.all(np.isfinite(value)) and np.all(np.isfinite(slope)) and np.all(np.isfinite(bend))):
+        wrong = ~(np.isfinite(value) & np.isfinite(slope).all(axis=(0, 1)) & np.isfinite(bend).all(axis=(0, 1)))
+        told = ", ".join(np.array(sizes.names)[wrong])
+        raise ValueError(f"statistics: {told} or its first two derivatives are not finite at point; give a smooth statistic there")
+    return slope, bend, value, mean
+
+
+def _diffusion(slope: np.ndarray, pair: np.ndarray, control: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """delta E[(J h)(J h)^T] of the centred gradients h (statistics, statistics), and its error."""
+    samples, draws, statistics = slope.shape
+    upper = np.triu_indices(statistics)
+
+    def outer(s: slice) -> np.ndarray:
+        """The upper triangle of (J h)(J h)^T, row by row, averaged over a unit's draws."""
+        a = slope[s]
+        return np.concatenate([np.einsum("nd,ndj->nj", a[..., i], a[..., i:]) for i in range(statistics)], axis=1) / draws
+
+    products, products_error = _average(outer, control)
+    products += (pair.T @ pair)[upper] / (samples * (samples - 1))
+    diffusion, error = np.zeros((2, statistics, statistics))
+    diffusion[upper], error[upper] = delta * products, delta * products_error
+    diffusion.T[upper], error.T[upper] = diffusion[upper], error[upper]
+    return diffusion, error
 
 
 def _check_means(slope: np.ndarray, bend: np.ndarray, control: np.ndarray) -> None:
@@ -400,7 +470,7 @@ def effective_dynamics(
     sample: Callable[[Any, int], Any],
     statistics: Callable[[Any], Any],
     *,
-    point: Any,
+    point: Tree,
     lr: float,
     dimension: int,
     samples: int = 4096,
@@ -412,35 +482,75 @@ def effective_dynamics(
 ) -> EffectiveDynamics:
     """Drift, corrector and diffusion matrix of summary statistics u of one's own problem, at one point, by sampling.
 
+    ::
+
         f_i = <grad Phi, grad u_i>,     g_i = (delta/2) <V, hess u_i>,     Sigma = delta J V J^T,     delta = lr/dimension
 
     with Phi = E L and V the covariance of grad L: the terms of du = (-f + g) dt + Sigma^(1/2) dB, t = delta steps.
 
-    `loss(x, y)` is one draw's loss, `sample(key, dimension)` makes a draw (any tree of arrays), `statistics(x)` is a vector of shape (k,);
-    all three are JAX functions, called with 64-bit numbers. `point` is x, an array or a tree of arrays. `samples` draws are made, one
-    random stream each: the chunks in which they are taken do not matter. `antithetic(y)` is another draw of the same law (the noise
-    negated, say); each sample then counts with its partner. `controls(y)` is a vector of known mean zero that is regressed out (a bias of
-    order 1/samples). Both are refused if the draws contradict them.
+    Parameters
+    ----------
+    loss : callable
+        ``loss(x, y)``, the loss of one draw; a JAX function, as are the next two, called with 64-bit numbers.
+    sample : callable
+        ``sample(key, dimension)`` makes a draw, any tree of arrays.
+    statistics : callable
+        ``statistics(x)``, a vector of shape (k,).
+    point : array or tree of arrays
+        x, where all this is asked for.
+    lr : float
+        The step size is delta = lr/dimension.
+    dimension : int
+        The dimension.
+    samples : int, default 4096
+        How many draws, one random stream each: the chunks in which they are taken do not matter.
+    seed : int, default 0
+        Of the random numbers.
+    antithetic : callable, optional
+        ``antithetic(y)`` is another draw of the same law (the noise negated, say); each sample then counts with its partner. Refused if the
+        draws contradict it.
+    controls : callable, optional
+        ``controls(y)``, a vector of known mean zero that is regressed out (a bias of order 1/samples). Refused if the draws contradict it.
+    names : sequence of str, optional
+        What the statistics are called.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
 
+    Returns
+    -------
+    EffectiveDynamics
+        Values and standard errors.
+
+    Raises
+    ------
+    ValueError
+        If a function does not fit, or draws contradict what ``antithetic`` or ``controls`` claim.
+
+    See Also
+    --------
+    effective_scaling : whether all this has a limit as the dimension grows.
+
+    Notes
+    -----
     Assumes finite fourth moments of grad L for the errors, statistics that are twice differentiable at the point, and a loss that is
-    differentiable there for almost every draw (ReLU will do). f, g and Sigma are those of this point and this dimension; whether they have
-    a limit, `effective_scaling` looks into.
+    differentiable there for almost every draw (ReLU will do). f, g and Sigma are those of this point and this dimension.
 
     Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Theorem 2.2 with (2.1)-(2.4); their c_delta is lr.
 
-    Example: a spiked matrix with spike e_1, where f of m = x_1 is 4 (|x|^2 - 1.2) m, g of r2 is 8 delta [(d - 1) |x|^2 + r2], and negated
-    noise makes f exact:
+    Examples
+    --------
+    A spiked matrix with spike e_1, where f of m = x_1 is 4 (R^2 - 1.2) m, R the norm of x, g of r2 is 8 delta [(d - 1) R^2 + r2], and
+    negated noise makes f exact:
 
     >>> import jax, jax.numpy as jnp
-    >>> from sgdynamics.limits.effective import effective_dynamics
     >>> def sample(key, d):
     ...     return jax.random.normal(key, (d * d,)).reshape(d, d)
     >>> def loss(x, noise):
     ...     return jnp.sum((noise - jnp.outer(x, x)) ** 2) - 2.4 * x[0] ** 2
     >>> def statistics(x):
     ...     return jnp.stack([x[0], jnp.sum(x[1:] ** 2)])
-    >>> x = [0.6] + 16 * [0.2]
-    >>> found = effective_dynamics(loss, sample, statistics, point=jnp.array(x), lr=0.5, dimension=17, antithetic=jnp.negative)
+    >>> x = jnp.array([0.6] + 16 * [0.2])
+    >>> found = sgd.effective_dynamics(loss, sample, statistics, point=x, lr=0.5, dimension=17, antithetic=jnp.negative)
     >>> found.drift.round(6).tolist()
     [-0.48, 5.12]
     >>> bool(abs(found.corrector[1] - 8 * 0.5 / 17 * (16 + 0.64)) < 5 * found.corrector_error[1])

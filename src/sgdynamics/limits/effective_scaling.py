@@ -29,10 +29,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 from scipy.optimize import curve_fit
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numeric, Tree
 from sgdynamics.limits.effective import GROUPS, MOST_SAMPLES, EffectiveDynamics, Functions, checked_sizes, checked_task, measure, table
 from sgdynamics.precision import float64
 from sgdynamics.progress import meter
@@ -74,9 +77,43 @@ class Condition:
 class EffectiveScaling:
     """Effective dynamics over a list of dimensions: exponents of f, g and Sigma_ii, conditions of Definition 2.1, the critical step size.
 
-    `critical` has for each statistic the s such that g and Sigma_ii stay finite for delta ~ d^-s and no larger, `critical_exponent` the
-    largest of them (-inf: neither g nor Sigma bounds the step size); `localizable` says whether every condition is seen to hold at these
-    points (None: undecided). The theorem asks for it uniformly over compact sets of the statistics.
+    Attributes
+    ----------
+    names : tuple of str
+        Of the statistics.
+    dimensions : tuple of int
+        Where they were taken.
+    lr : float
+        The step size is lr/d.
+    at : tuple of EffectiveDynamics
+        One a dimension.
+    drift : tuple of Trend
+        How f of each statistic grows with d.
+    corrector : tuple of Trend
+        How g grows.
+    diffusion : tuple of Trend
+        How Sigma_ii grows.
+    conditions : tuple of Condition
+        Of Definition 2.1, each with its trend and whether it is seen to hold.
+    critical : ndarray
+        For each statistic the s such that g and Sigma_ii stay finite for delta ~ d^-s and no larger.
+    critical_error : ndarray
+        Standard errors of these.
+
+    Notes
+    -----
+    The theorem asks for the conditions uniformly over compact sets of the statistics.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> scaling = sgd.effective_scaling(
+    ...     lambda x, noise: jnp.sum((noise - x) ** 2) / 2,
+    ...     lambda key, d: jax.random.normal(key, (d,)),
+    ...     lambda x: jnp.stack([x[0]]),
+    ...     point=lambda d: jnp.ones(d) / d**0.5, lr=0.5, dimensions=[8, 16, 32], samples=256)
+    >>> len(scaling.at), scaling.critical.shape
+    (3, (1,))
     """
 
     names: tuple[str, ...]
@@ -92,15 +129,18 @@ class EffectiveScaling:
 
     @property
     def localizable(self) -> bool | None:
+        """Whether every condition is seen to hold at these points; None: undecided."""
         held = [condition.holds for condition in self.conditions if condition.needed]
         return False if False in held else None if None in held else True
 
     @property
     def critical_exponent(self) -> float:
+        """The largest of ``critical``; -inf: neither g nor Sigma bounds the step size."""
         return float(self.critical.max())
 
     @property
     def critical_exponent_error(self) -> float:
+        """Its standard error."""
         return float(self.critical_error[int(np.argmax(self.critical))])
 
     @property
@@ -135,7 +175,7 @@ def _row(trend: Trend) -> tuple[str, ...]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _norms(functions: Functions, point: Any, starts: Any) -> tuple[Any, Any]:
+def _norms(functions: Functions, point: Tree, starts: Tree) -> tuple[Any, Any]:
     """Operator norms of hess u_i (power iteration) and of the third derivative (alternating power iteration, the best of a few starts).
 
     Both iterations increase, so both are lower bounds; for a symmetric tensor of order 3 the iteration may stop at a local maximum.
@@ -144,21 +184,21 @@ def _norms(functions: Functions, point: Any, starts: Any) -> tuple[Any, Any]:
     flat, back = ravel_pytree(point)
     count = statistics(point).shape[0]
 
-    def unit(vector: Any) -> Any:
+    def unit(vector: Float[Numeric, " parameters"]) -> Any:
         norm = jnp.linalg.norm(vector)
         return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
 
-    def one(index: Any) -> Any:
-        def u(z: Any) -> Any:
+    def one(index: np.ndarray) -> Any:
+        def u(z: Float[Array, " parameters"]) -> Any:
             return jnp.asarray(statistics(back(z)), dtype=float)[index]
 
-        def second(a: Any) -> Any:
+        def second(a: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(jax.grad(u), (flat,), (a,))[1]
 
-        def third(a: Any, b: Any) -> Any:
+        def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
             return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
 
-        def sweep(_: Any, state: Any) -> Any:
+        def sweep(_: object, state: Tree) -> Any:
             a, b, _ = state
             c, norm = unit(third(a, b))
             return b, c, norm
@@ -198,7 +238,7 @@ def _fit(dimensions: np.ndarray, values: np.ndarray, errors: np.ndarray) -> Tren
     return Trend(values, errors, float(exponent), float(error), verdict)
 
 
-def _point_at(point: Any, dimension: int) -> Any:
+def _point_at(point: Tree, dimension: int) -> Any:
     try:
         return point(dimension)
     except Exception as error:
@@ -232,17 +272,68 @@ def effective_scaling(
 ) -> EffectiveScaling:
     """How f, g, Sigma and the quantities of Definition 2.1 grow with the dimension at delta = lr/d, and the critical step size.
 
+    ::
+
         g ~ d^x and Sigma_ii ~ d^y at delta = lr/d:     finite for delta ~ d^-s exactly if s >= 1 + max(x, y)
 
-    `point(dimension)` are the parameters at each of at least three `dimensions`; the rest is as in `effective_dynamics`. Off the diagonal,
-    Sigma is bounded by its diagonal. The norms of second and third derivatives are found by power iteration, so they are lower bounds (the
-    third may be a local maximum, the best of a few starts). Print the result for a table.
+    Parameters
+    ----------
+    loss : callable
+        ``loss(x, y)``, the loss of one draw, a JAX function.
+    sample : callable
+        ``sample(key, dimension)`` makes a draw.
+    statistics : callable
+        ``statistics(x)``, a vector of shape (k,).
+    point : callable
+        ``point(dimension)``, the parameters x at each dimension.
+    lr : float
+        The step size is delta = lr/d.
+    dimensions : sequence of int
+        Three at least.
+    samples : int, default 1024
+        Draws at each dimension.
+    seed : int, default 0
+        Of the random numbers.
+    antithetic : callable, optional
+        As in ``effective_dynamics``.
+    controls : callable, optional
+        As in ``effective_dynamics``.
+    names : sequence of str, optional
+        What the statistics are called.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+
+    Returns
+    -------
+    EffectiveScaling
+        Print it for a table.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than three dimensions, or a function does not fit.
+
+    Notes
+    -----
+    Off the diagonal, Sigma is bounded by its diagonal. The norms of second and third derivatives are found by power iteration, so they are
+    lower bounds (the third may be a local maximum, the best of a few starts).
 
     Assumes power laws over the dimensions given, and points that stand for all those with such statistics: the theorem asks for bounds that
     hold uniformly over compact sets of the statistics, and a point shows only itself. Verdicts are evidence, not proofs.
 
     Source: Ben Arous, Gheissari and Jagannath, High-dimensional limit theorems for SGD, Definition 2.1 (its last condition as the proof
     needs it, see the module) and section 2.1.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> scaling = sgd.effective_scaling(
+    ...     lambda x, noise: jnp.sum((noise - x) ** 2) / 2,
+    ...     lambda key, d: jax.random.normal(key, (d,)),
+    ...     lambda x: jnp.stack([x[0]]),
+    ...     point=lambda d: jnp.ones(d) / d**0.5, lr=0.5, dimensions=[8, 16, 32], samples=256)
+    >>> scaling.dimensions
+    (8, 16, 32)
     """
     task = checked_task(loss, sample, statistics, antithetic, controls)
     if not callable(point):

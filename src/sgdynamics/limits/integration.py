@@ -7,7 +7,7 @@ own step sizes, so that a lane's numbers do not depend on which others run besid
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix
+from jax import Array
+from jaxtyping import Bool, Float
 
+from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.gaussian.risk import lanes_of
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
 from sgdynamics.shapes import filled
@@ -38,7 +41,7 @@ class Field(ABC):
     symmetric: tuple[str, ...] = ()  # variables that are symmetric matrices: LSODA sees a triangle of them
 
     @abstractmethod
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Tree, t: Scalar, state: State) -> Any:
         """d state/dt of one run."""
 
 
@@ -46,7 +49,7 @@ class Watch(ABC):
     """A number that falls below a level where a run is to stop; static and hashable."""
 
     @abstractmethod
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Tree, state: State) -> Any:
         """The number, at one state; `shared` are those of the field."""
 
 
@@ -102,16 +105,16 @@ class Solved(NamedTuple):
 
 def integrate(
     field: Field,
-    each: Any,
-    shared: Any,
-    state: dict[str, Any],
-    times: Any,
-    rtol: Any = RTOL,
-    atol: Any = ATOL,
+    each: Tree,
+    shared: Tree,
+    state: State,
+    times: Float[Array, " times"],
+    rtol: float | Float[Array, ""] = RTOL,
+    atol: float | Float[Array, ""] = ATOL,
     *,
     stiff: bool = False,
     guard: bool = True,
-    watch: Any = None,
+    watch: Callable[..., Any] | None = None,
     adjoint: Any = None,
     most: int | None = None,
 ) -> diffrax.Solution:
@@ -123,8 +126,8 @@ def integrate(
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
     moving = jax.jit(field)
 
-    def blown_up(t: Any, y: Any, args: Any, **_: Any) -> Any:
-        return ~(_size(y) < LARGEST)
+    def blown_up(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
+        return jnp.logical_not(_size(y) < LARGEST)
 
     event = diffrax.Event(blown_up) if guard else None
     if watch is not None:
@@ -150,18 +153,27 @@ def integrate(
     )
 
 
-def _below(watch: Watch, shared: Any, level: Any, state: Any) -> Any:
+def _below(watch: Watch, shared: Tree, level: Scalar, state: State) -> Float[Numeric, ""]:
     return watch.value(shared, state) - level
 
 
-def _size(state: dict[str, Any]) -> Any:
+def _size(state: State) -> Scalar:
     return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
 
 
-def _reach(field: Field, watch: Watch | None, each: Any, shared: Any, states: Any, levels: Any, times: Any, tolerance: Any) -> Reached:
+def _reach(
+    field: Field,
+    watch: Watch | None,
+    each: Tree,
+    shared: Tree,
+    states: State,
+    levels: Float[Numeric, " runs"],
+    times: Float[Array, " times"],
+    tolerance: Numbers,
+) -> Reached:
     """Every replicate (outer) and every start (inner) of one case, by the explicit method."""
 
-    def one(own: Any, state: Any, level: Any) -> Reached:
+    def one(own: Tree, state: State, level: Scalar) -> Reached:
         seen = None if watch is None else partial(_below, watch, shared, level)
         found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
         states_found: Any = found.ys
@@ -178,7 +190,7 @@ _reached = jax.jit(_reach, static_argnums=(0, 1))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _lanes(field: Field, watch: Watch | None, each: Any, *numbers: Any) -> Reached:
+def _lanes(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reached:
     return jax.vmap(partial(_reach, field, watch, each))(*numbers)
 
 
@@ -228,10 +240,10 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
     for replicate, run in zip(*np.nonzero(full), strict=True):
         own = jax.tree.map(lambda leaf, replicate=replicate: leaf[replicate], case.each)
         state = {name: np.asarray(value[replicate, run]) for name, value in found.last.items()}
-        begin = float(time[replicate, run])
-        rest = t > begin
+        t0 = float(time[replicate, run])
+        rest = t > t0
         try:
-            end, values = _long_run(case, own, state, begin, t[rest], 0.0 if case.levels is None else float(case.levels[run]))
+            end, values = _long_run(case, own, state, t0, t[rest], 0.0 if case.levels is None else float(case.levels[run]))
         except ValueError as error:
             return error
         for name, value in values.items() if case.watch is None else ():
@@ -242,7 +254,7 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
     return Solved(states, bool(full.any()), np.any(tired, axis=0, keepdims=True)[0], np.where(left, time, np.nan), blown)
 
 
-def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray, level: float) -> Any:
+def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray, level: float) -> Any:
     """One trajectory that the explicit method did not finish, in the flat form that LSODA takes."""
     form = Flat(case.field, tuple((name, value.shape) for name, value in state.items()))
     # on the device once, not at each of thousands of calls
@@ -252,14 +264,14 @@ def _long_run(case: Case, own: Any, state: Any, begin: float, times: np.ndarray,
         return np.asarray(_flat_rate(form, *numbers, t, y))
 
     y = np.asarray(form.flat(state))
-    if not np.all(np.isfinite(field(begin, y))):
+    if not np.all(np.isfinite(field(t0, y))):
         raise ValueError(
-            f"problem: its drift is not finite at t = {begin:.4g}: the loss, an activation or the target gives NaN or infinity there; "
+            f"problem: its drift is not finite at t = {t0:.4g}: the loss, an activation or the target gives NaN or infinity there; "
             "make it finite for every real field"
         )
     seen = None if case.watch is None else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
     setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(np.sum(np.abs(y)) < LARGEST), "watch": seen}
-    found = follow(field, y, begin, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
+    found = follow(field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
     return found, {name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()}
 
 
@@ -270,10 +282,10 @@ class Flat:
     field: Field
     form: tuple[tuple[str, tuple[int, ...]], ...]
 
-    def flat(self, state: dict[str, Any]) -> Any:
+    def flat(self, state: State) -> Float[Numeric, " n"]:
         return jnp.concatenate([self._packed(name, jnp.asarray(state[name])).reshape(-1) for name, _ in self.form])
 
-    def shaped(self, y: Any) -> dict[str, Any]:
+    def shaped(self, y: Float[Array, " n"]) -> dict[str, Any]:
         found, place = {}, 0
         for name, shape in self.form:
             packed = jax.eval_shape(partial(self._packed, name), jax.ShapeDtypeStruct(shape, y.dtype))
@@ -286,27 +298,27 @@ class Flat:
             found[name] = part
         return found
 
-    def _packed(self, name: str, value: Any) -> Any:
+    def _packed(self, name: str, value: Numeric) -> Float[Numeric, "... n"]:
         upper = np.triu_indices(value.shape[-1]) if name in self.field.symmetric else None
         return value if upper is None else value[..., upper[0], upper[1]]
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_rate(form: Flat, each: Any, shared: Any, t: Any, y: Any) -> Any:
+def _flat_rate(form: Flat, each: Tree, shared: Tree, t: Scalar, y: Float[Array, " n"]) -> Any:
     return form.flat(form.field(each, shared, t, form.shaped(y)))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _flat_watch(form: Flat, watch: Watch, shared: Any, y: Any) -> Any:
+def _flat_watch(form: Flat, watch: Watch, shared: Tree, y: Float[Array, " n"]) -> Any:
     return watch.value(shared, form.shaped(y))
 
 
 @partial(jax.jit, static_argnums=0)
-def _all_shaped(form: Flat, values: Any) -> dict[str, Any]:
+def _all_shaped(form: Flat, values: Float[Array, "..."]) -> dict[str, Any]:
     return jax.vmap(form.shaped)(values)
 
 
 @partial(jax.jit, static_argnums=0)
-def rates_at(form: Flat, each: Any, shared: Any, states: Any) -> Any:
+def rates_at(form: Flat, each: Tree, shared: Tree, states: State) -> Float[Numeric, "states replicates n"]:
     """The field of every replicate (outer) and start (inner) at t = 0, flat."""
     return jax.vmap(lambda own: jax.vmap(lambda state: form.flat(form.field(own, shared, 0.0, state)))(states))(each)

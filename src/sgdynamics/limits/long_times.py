@@ -36,7 +36,7 @@ class Followed(NamedTuple):
 def follow(
     field: Callable[[float, np.ndarray], np.ndarray],
     state: np.ndarray,
-    begin: float,
+    t0: float,
     times: np.ndarray,
     rtol: float,
     atol: float,
@@ -45,12 +45,12 @@ def follow(
     inside: Callable[[np.ndarray], bool],
     watch: Callable[[np.ndarray], float] | None = None,
 ) -> Followed:
-    """y' = field(t, y) from `begin` to times[-1] by LSODA, saved at `times` by its dense output.
+    """y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times` by its dense output.
 
     `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`: whether a state is within bounds.
     It ends early where `watch` falls below zero, the time found by Brent's method.
     """
-    y, now, slack, spent = np.asarray(state, dtype=np.float64), float(begin), 1.0, 0
+    y, now, slack, spent = np.asarray(state, dtype=np.float64), float(t0), 1.0, 0
     values = np.full((len(y), len(times)), np.nan)
     values[:, times == now] = y[:, None]
     end = float(times[-1]) if len(times) else now

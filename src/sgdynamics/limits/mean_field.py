@@ -12,6 +12,7 @@ At a finite dimension d (still p = infinity) the perpendicular parts have unifor
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,21 +22,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax import Array
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.long_times import Followed, follow, ran_out
 from sgdynamics.limits.mean_field_series import Basis
+from sgdynamics.observables import checked_evaluate, checked_record, labelled, of_states
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
-from sgdynamics.results import largest_share, record, time_coordinates
+from sgdynamics.results import largest_share, time_coordinates
+from sgdynamics.results import record as recorded
 from sgdynamics.shapes import filled
+from sgdynamics.support import require
+from sgdynamics.variables import VARIABLES
 
 __all__ = ["MeanFieldStart", "mean_field_random_start", "mean_field_start", "solve_mean_field"]
 
@@ -63,7 +71,7 @@ class _Way:
     sphere: bool
 
 
-def _velocity(way: _Way, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _velocity(way: _Way, numbers: dict[str, Any], state: State) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
     T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
     if way.basis is None:
@@ -77,20 +85,22 @@ def _velocity(way: _Way, numbers: dict[str, Any], state: dict[str, Any]) -> dict
     return {"T": dT, "q": dq, "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a)}
 
 
-def _on_table(numbers: dict[str, Any], state: dict[str, Any]) -> Any:
+def _on_table(numbers: dict[str, Any], state: State) -> Bool[Numeric, ""]:
     v = series.variance(numbers, state)
     return (jnp.min(v) >= numbers["lowest"]) & (jnp.max(v) <= numbers["highest"]) & jnp.all(jnp.isfinite(state["a"]))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _integrate(way: _Way, most: int, numbers: dict[str, Any], states: Any, times: Any, tolerance: Any) -> tuple[Any, ...]:
+def _integrate(
+    way: _Way, most: int, numbers: dict[str, Any], states: State, times: Float[Array, " times"], tolerance: Mapping[str, float]
+) -> tuple[Any, ...]:
     """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
     rate = jax.jit(partial(_velocity, way))
 
-    def left(t: Any, y: Any, args: Any, **_: Any) -> Any:
+    def left(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
         return ~_on_table(numbers, y)
 
-    def one(state: Any) -> tuple[Any, ...]:
+    def one(state: State) -> tuple[Any, ...]:
         found = diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, y, args: rate(numbers, y)),
             diffrax.Dopri8(),
@@ -114,16 +124,16 @@ def _integrate(way: _Way, most: int, numbers: dict[str, Any], states: Any, times
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_velocity(way: _Way, numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any:
+def _flat_velocity(way: _Way, numbers: dict[str, Any], like: State, y: Float[Array, " n"]) -> Any:
     return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y)))[0]
 
 
 @jax.jit
-def _flat_on_table(numbers: dict[str, Any], like: dict[str, Any], y: Any) -> Any:
+def _flat_on_table(numbers: dict[str, Any], like: State, y: Float[Array, " n"]) -> Any:
     return _on_table(numbers, ravel_pytree(like)[1](y))
 
 
-def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], begin: float, times: np.ndarray, tolerance: Any) -> Followed:
+def _later(way: _Way, numbers: dict[str, Any], state: State, t0: float, times: np.ndarray, tolerance: Mapping[str, float]) -> Followed:
     """One start from where the explicit method stopped, by LSODA."""
     like = jax.tree.map(jnp.asarray, state)
     numbers = jax.tree.map(jnp.asarray, numbers)
@@ -131,11 +141,11 @@ def _later(way: _Way, numbers: dict[str, Any], state: dict[str, Any], begin: flo
     setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(inside(y))}
     y = np.asarray(ravel_pytree(like)[0])
     limits = float(tolerance["rtol"]), float(tolerance["atol"])
-    return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, begin, times, *limits, **setting)
+    return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, t0, times, *limits, **setting)
 
 
 @partial(jax.jit, static_argnums=0)
-def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
+def _risks(way: _Way, numbers: dict[str, Any], states: State) -> tuple[Float[Numeric, " states"], Float[Numeric, " states"]]:
     """The excess risk of each state, and the error that the end of the series may cause in it.
 
         excess = (1/2) (E[y^2] - |y|^2 + |y - F|^2) on the basis;   error <= |y_tail| |F_tail| + |F_tail|^2/2
@@ -143,7 +153,7 @@ def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
     |F_tail|^2: the last four degrees continued as a geometric series, with the ratio they have to the four before.
     """
 
-    def one(state: Any) -> tuple[Any, Any]:
+    def one(state: State) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         if way.basis is None:
             return series.pair_forces(way.loss, numbers["problem"], numbers, state)[3], jnp.asarray(0.0)
         F = series.output(way.basis, numbers, state)
@@ -151,7 +161,7 @@ def _risks(way: _Way, numbers: dict[str, Any], states: Any) -> tuple[Any, Any]:
         excess = 0.5 * (numbers["rest"] + jnp.sum((y - F) ** 2))
         if way.loss is not None:  # a polynomial: the series ends
             return excess, jnp.asarray(0.0)
-        degree = series.layout(way.basis).degree
+        degree = series.indices(way.basis).degree
         last, before = (jnp.sum(jnp.where((degree >= way.basis.terms - n) & (degree < way.basis.terms - n + 4), F**2, 0.0)) for n in (4, 8))
         ratio = jnp.minimum(last / jnp.maximum(before, 1e-300), 0.999)
         tail = last * ratio / (1 - ratio)
@@ -173,21 +183,62 @@ def solve_mean_field(
     expectations: str = "auto",
     rtol: float = RTOL,
     atol: float = ATOL,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """The network of infinite width, with the p units of the start as particles, in the clock t/p = lr steps/(p d).
 
-    d -> infinity with p, or p = infinity at `dimension` d. The equations are those of the module; lr and batch do not enter
-    (lr/p -> 0), and label noise enters only the risk. Weight decay: in this clock its rate is wd = width * weight_decay, held fixed.
-    Give exactly one of `times` (in t/p), `alpha`, `steps` (with a dimension). The last two are those of the start's width,
+    d -> infinity with p, or p = infinity at finite d. Give exactly one of ``times``, ``alpha``, ``steps``.
 
-        t/p = (1/p) integral of lr/batch over alpha,
+    Parameters
+    ----------
+    problem : Problem
+        TeacherStudent or MultiIndex with squared loss. Label noise enters only the risk. Weight decay: in this clock its rate is
+        wd = width * weight_decay, held fixed.
+    algorithm : OnePassSGD
+        lr and batch do not enter (lr/p -> 0), but for ``alpha`` and ``steps``.
+    start : MeanFieldStart or Start
+        Where: ``sgd.start(problem, M=..., q=...)``, ``sgd.mean_field_random_start``, or any other start.
+    times : array_like, optional
+        Save points in t/p.
+    alpha : array_like, optional
+        Save points in samples/d of a network of the start's width: t/p = (1/p) integral of lr/batch over alpha, so that with a schedule too
+        the result stands beside SGD of that width at equal alpha.
+    steps : array_like, optional
+        The same in steps, with a ``dimension``.
+    dimension : int, optional
+        p = infinity at this d; d -> infinity unless given.
+    expectations : str, default "auto"
+        "series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
+        committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
+    rtol : float, default 1e-06
+        The relative accuracy wanted.
+    atol : float, default 1e-08
+        The absolute accuracy wanted.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``; a state has "M", "q" and "a".
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
 
-    so that with a schedule too the result stands beside SGD of that width at equal alpha; only there does lr matter.
-    expectations="series": a Hermite series, O(p n^k/k!), any activation; "pairs": closed pair expectations, O(p^2), for d = infinity and
-    committees of polynomials, erf or ReLU; "auto" takes the cheaper one.
-    The result has M, q, a, and the risk of the p = infinity system. Attributes: `error_particles`, the largest relative change of
-    the risk when every other particle is left out (what p particles say of the law that they were drawn from); `error_quadrature`,
-    the series' end; `error_integrator`, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+    Returns
+    -------
+    xarray.Dataset
+        ``M``, ``q``, ``a``, and the risk of the p = infinity system. Attributes: ``error_particles``, the largest relative change of the
+        risk when every other particle is left out (what p particles say of the law that they were drawn from); ``error_quadrature``, the
+        series' end; ``error_integrator``, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem or the algorithm.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=64, activation="erf")
+    >>> begin = sgd.mean_field_random_start(problem, dimension=200)
+    >>> result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> result["M"].shape, result["q"].shape
+    ((1, 2, 64, 1), (1, 2, 64))
     """
     checks.outside_jit("solve_mean_field")
     checked_algorithm(algorithm, "solve_mean_field", problem)
@@ -202,6 +253,9 @@ def solve_mean_field(
     way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
     T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
+    first = {"M": T[0] @ problem.parameters["frame"][0].T, "q": q[0], "a": a[0]}
+    asked = checked_record(record, first, problem, False)
+    others = {name: _beside(problem, other) for name, other in checked_evaluate(evaluate).items()}
     p = problem.width
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
     span, nodes, widenings = SPAN, TABLE_NODES, 0
@@ -238,6 +292,10 @@ def solve_mean_field(
         warnings.warn(f"the solution {what} after t = {np.nanmin(diverged_at):.4g} (coordinate diverged_at)", stacklevel=3)
     if full.any():
         warnings.warn(ran_out(ran_out_at), stacklevel=3)
+    observed, of_others = of_states(asked.of_state, _public(problem, found), 2), None
+    if others:
+        risks = [_evaluated(other, algorithm, expectations, found, span, nodes, perpendicular) for other in others.values()]
+        observed["evaluated_risk"], of_others = np.stack([one[0] for one in risks], axis=-1), max(one[1] for one in risks)
     attributes = {
         "dimension": dimension,
         "assumptions": "Gaussian inputs, one pass, p -> infinity, lr/p -> 0, " + ("d -> infinity" if dimension is None else "this d"),
@@ -246,11 +304,52 @@ def solve_mean_field(
         "error_quadrature": quadrature,
         "error_integrator": error_integrator,
         "error_particles": error_particles,
+        "error_evaluated": of_others,
+        "recorded": " ".join(asked.of_state) or None,
     }
-    return _dataset(problem, algorithm, when, found, excess, {"diverged_at": diverged_at, "ran_out_at": ran_out_at}, attributes)
+    ends = {"diverged_at": diverged_at, "ran_out_at": ran_out_at}
+    return _dataset(problem, algorithm, when, found, excess, ends, attributes, labelled(observed, others))
 
 
-def _clock(problem: Problem, algorithm: OnePassSGD, times: Any, alpha: Any, steps: Any, dimension: int | None) -> Clock:
+def _public(problem: Problem, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a user's function of a state sees: M, q and the head."""
+    return {"M": found["T"] @ problem.parameters["frame"][0].T, "q": found["q"], "a": found["a"]}
+
+
+def _beside(problem: Problem, other: Any) -> Problem:
+    """Another problem with the same particles, for its risk along the way."""
+    require("solve_mean_field", other)
+    checked_wide_problem(other)
+    if (other.width, other.signals) != (problem.width, problem.signals) or not np.allclose(other.gram, problem.gram, rtol=0, atol=1e-9):
+        raise checks.reject("evaluate", other, "give a problem of the same width, signals and Gram matrix of the signals")
+    return other
+
+
+def _evaluated(
+    other: Problem,
+    algorithm: OnePassSGD,
+    expectations: str,
+    found: dict[str, np.ndarray],
+    span: float,
+    nodes: int,
+    perpendicular: int | None,
+) -> tuple[np.ndarray, float]:
+    """The risk of another problem along the way, and its largest relative error."""
+    way = _way(other, expectations, perpendicular)
+    first = {name: value[:, 0] for name, value in found.items()}
+    while True:
+        numbers, label_error = _numbers(other, algorithm, way, first, span, nodes, perpendicular)
+        excess, ends = _risk_of(way, numbers, found)
+        longer = _longer(way, perpendicular)
+        error = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
+        if error <= RTOL or longer is None:
+            return excess + other.noise_floor, error
+        way = longer
+
+
+def _clock(
+    problem: Problem, algorithm: OnePassSGD, times: Given | None, alpha: Given | None, steps: Given | None, dimension: int | None
+) -> Clock:
     """Save points in t/p, with alpha and steps of a network of this width where lr > 0."""
     given: dict[str, Any] = {"times": times, "alpha": alpha, "steps": steps}
     if steps is not None:
@@ -299,7 +398,7 @@ def _longer(way: _Way, perpendicular: int | None) -> _Way | None:
 
 
 def _numbers(
-    problem: Problem, algorithm: OnePassSGD, way: _Way, states: Any, span: float, nodes: int, perpendicular: int | None
+    problem: Problem, algorithm: OnePassSGD, way: _Way, states: State, span: float, nodes: int, perpendicular: int | None
 ) -> tuple[dict[str, Any], float]:
     """All that is traced: rates, the table of c_n(v), the label's coefficients; and the error of the latter."""
     p, eigenvalue = problem.width, problem.covariance[0][0]
@@ -322,11 +421,13 @@ def _numbers(
     return numbers, error
 
 
-def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+def _solve(
+    way: _Way, numbers: Numbers, states: State, t: np.ndarray, tolerance: Mapping[str, float]
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """States (run, time, ...), which runs left the table, and whose steps ran out."""
     runs = len(states["q"])
     if t[-1] == 0.0:
-        return {name: value[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
+        return {name: np.asarray(value)[:, None] for name, value in states.items()}, np.zeros(runs, bool), np.zeros(runs, bool)
     # LSODA's implicit steps take matrices of the size of the state
     small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
     found, out, full, last, when = _integrate(way, FEW_STEPS if small else MOST_STEPS, numbers, states, filled(t), tolerance)
@@ -349,7 +450,7 @@ def _solve(way: _Way, numbers: Any, states: Any, t: np.ndarray, tolerance: Any) 
     return result, out, full
 
 
-def _risk_of(way: _Way, numbers: Any, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _risk_of(way: _Way, numbers: Numbers, found: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Excess risk and its error, (run, time)."""
     shape = found["q"].shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in found.items()}
@@ -365,16 +466,13 @@ def _dataset(
     excess: np.ndarray,
     ends: dict[str, np.ndarray],
     attributes: dict[str, Any],
+    more: dict[str, Any],
 ) -> xr.Dataset:
-    M = found["T"] @ problem.parameters["frame"][0].T
+    values = {**_public(problem, found), "risk": excess + problem.noise_floor, "excess_risk": excess}
     variables = {
-        "M": (("run", "time", "unit", "signal"), M, {"long_name": "overlaps with the signals, W W*^T"}),
-        "q": (("run", "time", "unit"), found["q"], {"long_name": "squared length orthogonal to the signals"}),
-        "a": (("run", "time", "unit"), found["a"], {"long_name": "head"}),
-        "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "population risk"}),
-        "excess_risk": (("run", "time"), excess, {"long_name": "excess risk"}),
-    }
+        name: (("run", "time", *VARIABLES[name].axes), value, {"long_name": VARIABLES[name].meaning}) for name, value in values.items()
+    } | more
     coordinates = time_coordinates(when, ends["diverged_at"], ran_out_at=ends["ran_out_at"])
     coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
     coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
-    return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_mean_field", attributes))
+    return xr.Dataset(variables, coordinates, recorded(problem, algorithm, "solve_mean_field", attributes))

@@ -29,11 +29,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Float
 
+from sgdynamics.arrays import Numbers, Numeric, State
 from sgdynamics.gaussian import pairs
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.mehler import hermite_coefficients
 from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 
 CHUNK = 2**18  # terms times particles at a time: they then stay in the processor's cache
@@ -49,7 +52,7 @@ class Basis:
     radial: int = 1
 
 
-class Layout(NamedTuple):
+class Indices(NamedTuple):
     """The basis as arrays: powers (A, k), j (A,), degree (A,), multinomial roots (A,), and where alpha + e_r and j + 1 are (A: nowhere)."""
 
     powers: np.ndarray
@@ -61,7 +64,7 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def layout(basis: Basis) -> Layout:
+def indices(basis: Basis) -> Indices:
     """Every index of the basis, in order of degree."""
     found = [(*alpha, j) for j in range(basis.radial) for alpha in _compositions(basis.signals, basis.terms - 2 * j) if basis.terms > 2 * j]
     found.sort(key=lambda index: sum(index) + index[-1])
@@ -76,7 +79,7 @@ def layout(basis: Basis) -> Layout:
         return [place.get(tuple(value + (axis == i) for i, value in enumerate(index)), len(found)) for index in found]
 
     up = np.array([moved(axis) for axis in range(basis.signals)])
-    return Layout(powers, radial, degree, roots, up, np.array(moved(basis.signals)))
+    return Indices(powers, radial, degree, roots, up, np.array(moved(basis.signals)))
 
 
 def _compositions(length: int, limit: int) -> list[tuple[int, ...]]:
@@ -120,7 +123,7 @@ def table(activation: Activation, terms: int, lowest: float, highest: float, nod
 
 def labels(problem: Problem, basis: Basis) -> tuple[np.ndarray, float, float]:
     """Hermite coefficients of the noiseless label on the basis (those with j > 0 are 0), E[y^2], and the coefficients' estimated error."""
-    shape = layout(basis)
+    shape = indices(basis)
     flat = shape.radial == 0
     frame = problem.parameters["frame"][0] * math.sqrt(problem.covariance[0][0])
     result = np.zeros(len(flat))
@@ -129,23 +132,25 @@ def labels(problem: Problem, basis: Basis) -> tuple[np.ndarray, float, float]:
     return result, square, error
 
 
-def output(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> Any:
+def output(basis: Basis, numbers: dict[str, Any], state: State) -> Float[Numeric, " n"]:
     """F's coefficients, sum_i weight_i a_i u_i (A,)."""
     return _output(basis, numbers, _chunks(basis, numbers, state))
 
 
-def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Any:
-    degree = layout(basis).degree
+def _output(basis: Basis, numbers: dict[str, Any], parts: dict[str, Any]) -> Float[Numeric, " n"]:
+    degree = indices(basis).degree
 
-    def one(part: dict[str, Any]) -> Any:
+    def one(part: dict[str, Any]) -> Float[Numeric, " n"]:
         return (_monomials(basis, numbers, part) * part["c"][degree]) @ (part["weights"] * part["a"])
 
     return jnp.sum(lax.map(one, parts), axis=0)
 
 
-def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trained: bool) -> tuple[Any, Any, Any]:
+def forces(
+    basis: Basis, numbers: dict[str, Any], state: State, *, trained: bool
+) -> tuple[Float[Numeric, "p K"], Float[Numeric, " p"], Float[Numeric, " p"]]:
     """grad_t U (p x k), 4 q dU/dq (p,) and, where the head is trained, U (p,): the velocities per unit of a, and that of the head."""
-    shape = layout(basis)
+    shape = indices(basis)
     parts = _chunks(basis, numbers, state)
     residual = numbers["labels"] - _output(basis, numbers, parts)
     padded = jnp.append(residual, 0.0)
@@ -153,7 +158,7 @@ def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trai
     eigenvalue = numbers["eigenvalue"]
     n = np.arange(basis.terms + 1.0)[:, None]
 
-    def one(part: dict[str, Any]) -> tuple[Any, Any, Any]:
+    def one(part: dict[str, Any]) -> tuple[Float[Numeric, "p K"], Float[Numeric, " p"], Float[Numeric, " p"]]:
         X, c, v = _monomials(basis, numbers, part), part["c"], part["v"]
         first = np.sqrt(n + 1) * c[1:] / jnp.sqrt(v)
         second = np.sqrt((n[:-1] + 1) * (n[:-1] + 2)) * c[2:] / v
@@ -173,13 +178,13 @@ def forces(basis: Basis, numbers: dict[str, Any], state: dict[str, Any], *, trai
     return dT, dq, value
 
 
-def _chunks(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _chunks(basis: Basis, numbers: dict[str, Any], state: State) -> dict[str, Any]:
     """The particles with their v and c_n(v), in groups of equal size; what fills up the last one has weight 0."""
     p = state["q"].shape[0]
-    groups = -(-p * len(layout(basis).degree) // CHUNK)
+    groups = -(-p * len(indices(basis).degree) // CHUNK)
     each = -(-p // groups)
     fill = groups * each - p
-    full = {
+    full: dict[str, Numeric] = {
         "T": jnp.pad(state["T"], ((0, fill), (0, 0))),
         "q": jnp.pad(state["q"], (0, fill), constant_values=1.0),
         "a": jnp.pad(state["a"], (0, fill)),
@@ -193,14 +198,14 @@ def _chunks(basis: Basis, numbers: dict[str, Any], state: dict[str, Any]) -> dic
     return {**parts, "c": jnp.moveaxis(c.reshape(-1, groups, each), 1, 0)}
 
 
-def variance(numbers: dict[str, Any], state: dict[str, Any]) -> Any:
+def variance(numbers: dict[str, Any], state: State) -> Float[Numeric, " p"]:
     """v = l (|t|^2 + q), the variance of each unit's field."""
     return numbers["eigenvalue"] * (jnp.sum(state["T"] ** 2, axis=-1) + state["q"])
 
 
-def _monomials(basis: Basis, numbers: dict[str, Any], part: dict[str, Any]) -> Any:
+def _monomials(basis: Basis, numbers: dict[str, Any], part: dict[str, Any]) -> Float[Numeric, "n p"]:
     """u/c_n (A, particles)."""
-    shape = layout(basis)
+    shape = indices(basis)
     rho = jnp.sqrt(numbers["eigenvalue"] / part["v"]) * part["T"].T
     powers = _powers(rho, basis.terms)
     X = shape.roots[:, None]
@@ -214,18 +219,18 @@ def _monomials(basis: Basis, numbers: dict[str, Any], part: dict[str, Any]) -> A
     return X
 
 
-def _powers(x: Any, count: int) -> Any:
+def _powers(x: Float[Numeric, "K p"], count: int) -> Float[Numeric, "n K p"]:
     """x^0, ..., x^(count-1) along a new first axis; a scan, which XLA neither fuses into what reads it nor compiles for long."""
     return lax.scan(lambda power, _: (power * x, power), jnp.ones_like(x), None, length=count)[1]
 
 
-def _chebyshev(x: Any, count: int) -> Any:
+def _chebyshev(x: Float[Numeric, " p"], count: int) -> Float[Numeric, "n p"]:
     """T_0(x), ..., T_(count-1)(x) along a new first axis."""
     start = (jnp.ones_like(x), x)
     return lax.scan(lambda pair, _: ((pair[1], 2 * x * pair[1] - pair[0]), pair[0]), start, None, length=count)[1]
 
 
-def pair_forces(problem_loss: Any, parameters: Any, numbers: dict[str, Any], state: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def pair_forces(problem_loss: CommitteeLoss, parameters: Numbers, numbers: dict[str, Any], state: State) -> tuple[Any, Any, Any, Any]:
     """The same at d = infinity from closed pair expectations, O(p^2), for a committee teacher: forces, U and the excess risk.
 
         E[s_i' zeta E] = t_i sum_c w_c A_ic + sum_c w_c B_ic t_c,   E[s_i'' E] = sum_c w_c A_ic,   E[s_i E] = sum_c w_c K_ic

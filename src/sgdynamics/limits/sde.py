@@ -17,21 +17,25 @@ Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays posi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from sgdynamics import compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Keys, Nodes, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.clock import plan_steps
 from sgdynamics.controls import Schedule, numbers_at
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, overlaps_at, population_risk, rule_for
+from sgdynamics.gaussian.sampled import reading_overlaps
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.random import normals_and_uniforms
@@ -45,7 +49,7 @@ FIRST_STEPS, MOST_STEPS = 64, 1 << 14
 LARGEST = 1e100
 
 
-class Path(NamedTuple):
+class SdeState(NamedTuple):
     """The state of a path: rows (blocks, p, K + p) and head (p)."""
 
     rows: Any
@@ -63,18 +67,29 @@ class _Field(NamedTuple):
     head: Any
 
 
-def _signal_rows(structure: Structure, parameters: Any) -> Any:
+def _signal_rows(structure: Structure, parameters: Numbers) -> Float[Numeric, "blocks K fields"]:
     """The signals in the compressed frame, (blocks, K, K + p)."""
     empty = jnp.zeros((structure.blocks, structure.signals, structure.width), parameters["frame"].dtype)
     return jnp.concatenate([jnp.broadcast_to(parameters["frame"], (*empty.shape[:2], structure.signals)), empty], axis=-1)
 
 
-def _overlaps(structure: Structure, parameters: Any, rows: Any) -> tuple[Any, Any]:
+def _overlaps(
+    structure: Structure, parameters: Numbers, rows: Float[Numeric, "blocks p fields"]
+) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
     M = jnp.einsum("bps,brs->bpr", rows[..., : structure.signals], parameters["frame"])
     return M, jnp.einsum("bpm,bqm->bpq", rows, rows)
 
 
-def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algorithm: Any, numbers: Any, path: Path, extra: Any) -> _Field:
+def _field(
+    structure: Structure,
+    rule: Rule,
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    numbers: Numbers,
+    path: SdeState,
+    extra: Float[Numeric, "blocks p p"],
+) -> _Field:
     """The drift where the new columns have the Gram matrix `extra` (blocks, p, p)."""
     p = structure.width
     M, Q = _overlaps(structure, parameters, path.rows)
@@ -86,6 +101,8 @@ def _field(structure: Structure, rule: Rule, nodes: Any, parameters: Any, algori
     decay = parameters["weight_decay"]
     growth = numbers["noise_rate"] * spectrum.growth(parameters, numbers["outside"])
     columns = spectrum.scaled(parameters, found.stein[:, :p]) + decay * jnp.eye(p)
+    if found.pull is not None:
+        columns = columns + found.pull[:, :p]
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
         norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
@@ -105,16 +122,23 @@ class _Noise(NamedTuple):
     head: Any
 
 
-def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, field: _Field, normals: Any) -> _Noise:
+def _samples(
+    structure: Structure, parameters: Numbers, algorithm: Numbers, path: SdeState, field: _Field, normals: Float[Numeric, "samples normals"]
+) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
     x = sample.inputs(parameters, z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields), draws)
     x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
-    h, head_gradient = compressed.sample_gradients(structure, parameters, fields, signals, path.head, sample.given(draws))
+    M, Q = _overlaps(structure, parameters, path.rows)
+    reading = reading_overlaps(structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q}))
+    h, head_gradient, pulls = compressed.sample_moves(structure, reading, fields, signals, path.head, sample.given(draws))
     each = h[:, None, :, None] * x[:, :, None, :]
-    rows = -(each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1) - field.pull)
+    each = each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1)
+    if pulls is not None:
+        each = each + jnp.einsum("sic,bcm->sbim", pulls, jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1))
+    rows = -(each - field.pull)
     head = jnp.zeros_like(head_gradient)
     if structure.trained:
         head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head
@@ -122,7 +146,14 @@ def _samples(structure: Structure, parameters: Any, algorithm: Any, path: Path, 
     return _Noise(jnp.moveaxis(seen, 0, 1), rows, head)
 
 
-def _second_order(structure: Structure, parameters: Any, path: Path, e: Any, zeta: Any, scale: Any) -> tuple[Any, Any]:
+def _second_order(
+    structure: Structure,
+    parameters: Numbers,
+    path: SdeState,
+    e: Float[Numeric, "samples blocks p fields"],
+    zeta: Float[Numeric, "#samples blocks p p"],
+    scale: Scalar,
+) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
     """What products of increments with themselves add to the mean of M and Q (blocks first): `scale` times the average over samples.
 
     e_i is the increment of row i (S, blocks, p, K + p), zeta_ij that of the new columns' Gram matrix (S, blocks, p, p),
@@ -149,50 +180,30 @@ def sde_step(
     structure: Structure,
     rule: Rule,
     higher_order: bool,
-    nodes: Any,
-    parameters: Any,
-    algorithm: Any,
-    numbers: Any,
-    path: Path,
-    length: Any,
-    key: Any,
-) -> Path:
+    nodes: Nodes,
+    parameters: Numbers,
+    algorithm: Numbers,
+    numbers: Numbers,
+    path: SdeState,
+    length: Scalar,
+    key: OneKey,
+) -> SdeState:
     """One step of the given length in t.
 
     `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise.
     """
-    blocks, p, k = structure.blocks, structure.width, structure.signals
-    field = partial(_field, structure, rule, nodes, parameters, algorithm, numbers)
-    nothing = jnp.zeros((blocks, p, p))
-    here = field(path, nothing)
-    grown = length * here.growth[:, None, None] * (here.root @ here.root.T)
-    ahead = field(Path(path.rows + length * here.rows, path.head + length * here.head), grown)
-    rows = path.rows + length / 2 * (here.rows + ahead.rows)
-    head = path.head + length / 2 * (here.head + ahead.head)
-    # the trapezoid rule for the new columns, as a sum of squares
-    share = jnp.sqrt(length / 2 * here.growth)[:, None, None]
-    carried = (jnp.eye(p) - length * ahead.columns) @ here.root
-    new = share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
-
-    numbers_each = structure.sample.inputs_a_sample * blocks * structure.fields + structure.sample.draw_normals
-    normals, _ = normals_and_uniforms(key, SAMPLES * (numbers_each + 1), 0)
-    g, normals = normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
+    k = structure.signals
+    here, drifted, new = _drifted(partial(_field, structure, rule, nodes, parameters, algorithm, numbers), path, length)
+    g, normals = _step_normals(structure, key)
     noise = _samples(structure, parameters, algorithm, path, here, normals)
     scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
     weights = jnp.sqrt(scale / SAMPLES) * g
-    rows = rows + jnp.einsum("s,sbim->bim", weights, noise.rows)
-    head = head + weights @ noise.head
-
+    rows = drifted.rows + jnp.einsum("s,sbim->bim", weights, noise.rows)
+    head = drifted.head + weights @ noise.head
     L = _folded(jnp.concatenate([rows[..., k:], new], axis=-1))
-    # the noise of h h^T, seen from L: eta = L^-1 (h h^T - C) L^-T for each sample and block
-    every = jnp.concatenate([jnp.moveaxis(noise.h, 0, 1).reshape(p, -1), here.root], axis=1)
-    inward = jax.vmap(lambda factor: solve_forward(factor, every))(L)
-    seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
-    eta = jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2)
     # all of |x|^2, not only what lies outside
     swing = (numbers["noise_rate"] * spectrum.growth(parameters, numbers["shares"]))[:, None, None]
-    eta = swing * eta
-    X = jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
+    X = _gram_noise(L, noise.h, here.root, swing, weights, scale)
     mean_gram = here.root @ here.root.T
     if higher_order:
         # products of the mean increment with itself: what a step of length lr/d does beyond the flow
@@ -202,20 +213,72 @@ def sde_step(
     else:
         gram = swing * (jnp.einsum("sil,sjl->sij", noise.h, noise.h)[:, None] - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
+    return SdeState(_moved(structure, parameters, rows[..., :k], L, X, M2, Q2), head)
+
+
+def _drifted(
+    field: Callable[[SdeState, Any], _Field], path: SdeState, length: Scalar
+) -> tuple[_Field, SdeState, Float[Numeric, "blocks p columns"]]:
+    """The drift at the state, the state after a step of it by Heun's rule, and the columns (blocks, p, 2p) that |x|^2 adds to the rows."""
+    blocks, p, _ = path.rows.shape
+    here = field(path, jnp.zeros((blocks, p, p)))
+    grown = length * here.growth[:, None, None] * (here.root @ here.root.T)
+    ahead = field(SdeState(path.rows + length * here.rows, path.head + length * here.head), grown)
+    rows = path.rows + length / 2 * (here.rows + ahead.rows)
+    head = path.head + length / 2 * (here.head + ahead.head)
+    # the trapezoid rule for the new columns, as a sum of squares
+    share = jnp.sqrt(length / 2 * here.growth)[:, None, None]
+    carried = (jnp.eye(p) - length * ahead.columns) @ here.root
+    return here, SdeState(rows, head), share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
+
+
+def _step_normals(structure: Structure, key: OneKey) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples normals"]]:
+    """The random numbers of a step: one weight a sample, and the normals that each sample is made of."""
+    each = structure.sample.inputs_a_sample * structure.blocks * structure.fields + structure.sample.draw_normals
+    normals, _ = normals_and_uniforms(key, SAMPLES * (each + 1), 0)
+    return normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
+
+
+def _gram_noise(
+    L: Float[Numeric, "blocks p p"],
+    h: Float[Numeric, "samples p tokens"],
+    root: Float[Numeric, "p p"],
+    swing: Float[Numeric, "blocks 1 1"],
+    weights: Float[Numeric, " samples"],
+    scale: Scalar,
+) -> Float[Numeric, "blocks p p"]:
+    """The noise of h h^T, seen from L: the weighted sum of eta = L^-1 (h h^T - C) L^-T over samples, less half of its square's mean."""
+    blocks, p, _ = L.shape
+    every = jnp.concatenate([jnp.moveaxis(h, 0, 1).reshape(p, -1), root], axis=1)
+    inward = jax.vmap(lambda factor: solve_forward(factor, every))(L)
+    seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
+    eta = swing * (jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2))
+    return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
+
+
+def _moved(
+    structure: Structure,
+    parameters: Numbers,
+    T: Float[Numeric, "blocks p K"],
+    L: Float[Numeric, "blocks p p"],
+    X: Float[Numeric, "blocks p p"],
+    M2: Float[Numeric, "blocks p K"],
+    Q2: Float[Numeric, "blocks p p"],
+) -> Float[Numeric, "blocks p fields"]:
+    """Rows [T | L] whose M and Q have moved by M2 and Q2, and whose L L^T by L X L^T; X goes through an exponential: Q stays >= 0."""
     T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
-    cross = rows[..., :k] @ jnp.swapaxes(T2, -1, -2)
+    cross = T @ jnp.swapaxes(T2, -1, -2)
     half = jax.vmap(solve_forward)(L, Q2 - cross - jnp.swapaxes(cross, -1, -2))
     X = X + jax.vmap(solve_forward)(L, jnp.swapaxes(half, -1, -2))
-    rows = rows.at[..., :k].add(T2)
     values, vectors = jnp.linalg.eigh((X + jnp.swapaxes(X, -1, -2)) / 2)
     L = L @ (vectors * jnp.exp(jnp.arcsinh(values) / 2)[:, None, :])
-    rows = jnp.concatenate([rows[..., :k], L], axis=-1)
+    rows = jnp.concatenate([T + T2, L], axis=-1)
     if structure.sphere:
         rows = rows / jnp.sqrt(jnp.einsum("bim,bim->i", rows, rows))[:, None]
-    return Path(rows, head)
+    return rows
 
 
-def _folded(rest: Any) -> Any:
+def _folded(rest: Float[Numeric, "blocks p columns"]) -> Float[Numeric, "blocks p p"]:
     """A lower-triangular L with the Gram matrix of `rest` (blocks, p, columns)."""
     return jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rest, -1, -2), mode="r"), -1, -2)
 
@@ -268,31 +331,39 @@ class SdePaths(Stepped):
         self.rows = np.concatenate([T, L], axis=-1)
         self.head = begin.a
 
-    def initial(self, chosen: np.ndarray) -> Any:
-        return Path(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
+    def initial(self, chosen: np.ndarray) -> SdeState:
+        return SdeState(jnp.asarray(self.rows[chosen]), jnp.asarray(self.head[chosen]))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: SdeState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.nodes, self.parameters, self.algorithm, self.numbers, self.edges, self.lengths, self.begins)
         plan = (self.structure, self.rule, self.higher_order)
-        return _advance(plan, watch.see, numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_paths(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: SdeState) -> dict[str, Any]:
         return _path_overlaps(self.structure, self.parameters, state)
 
 
 @partial(jax.jit, static_argnums=0)
-def _path_overlaps(structure: Structure, parameters: Any, state: Path) -> dict[str, Any]:
+def _path_overlaps(structure: Structure, parameters: Numbers, state: SdeState) -> dict[str, Any]:
     M, Q = jax.vmap(lambda rows: _overlaps(structure, parameters, rows))(state.rows)
     return {"M": M, "Q": Q, "a": state.head}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    plan: tuple[Any, ...], see: See | None, given: tuple[Any, ...], state: Path, keys: Any, begin: Any, end: Any, seen: Any, watched: Any
-) -> tuple[Path, Any, Any]:
+def _advance_paths(
+    plan: tuple[Any, ...],
+    see: See | None,
+    given: tuple[Any, ...],
+    state: SdeState,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    watched: Tree,
+) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
     (structure, rule, higher_order), (nodes, parameters, algorithm, numbers, edges, lengths, begins) = plan, given
 
-    def step(number: Any, carry: tuple[Path, Any, Any]) -> tuple[Path, Any, Any]:
+    def step(number: Whole, carry: tuple[SdeState, Any, Any]) -> tuple[SdeState, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         place = jnp.searchsorted(edges, number, side="right") - 1
         length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
@@ -301,7 +372,7 @@ def _advance(
         scales = {**numbers, "noise_rate": rates["lr"] / numbers["batch"]}
         length = length * scales["noise_rate"] if in_alpha else length
 
-        def one(path: Path, key: Any, seen: Any) -> tuple[Path, Any]:
+        def one(path: SdeState, key: OneKey, seen: Tree) -> tuple[SdeState, Any]:
             key = jax.random.fold_in(key, number)
             path = sde_step(structure, rule, higher_order, nodes, now, rates, scales, path, length, key)
             if see is not None:
@@ -313,10 +384,10 @@ def _advance(
         fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
         return state, jnp.where(fine, number + 1, last_good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
-def step_length(
+def sde_step_length(
     problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, end: float
 ) -> tuple[float, float]:
     """A step length whose error on the noiseless path from the first start is below STEP_TOLERANCE, and that error."""

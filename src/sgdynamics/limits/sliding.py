@@ -39,8 +39,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix
+from jax import Array
+from jaxtyping import Bool, Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.limits.long_times import follow
 from sgdynamics.precision import float64
 from sgdynamics.problems.mixture import CLUSTERS
@@ -70,7 +73,7 @@ def _clusters(kind: str) -> dict[str, np.ndarray]:
     return {"labels": labels, "weights": np.full(len(labels), 1.0 / labels.size)}
 
 
-def _errors(clusters: Any, M: Any, a: Any, side: Any) -> tuple[Any, Any]:
+def _errors(clusters: Numbers, M: Float[Numeric, "..."], a: Float[Numeric, "..."], side: Float[Numeric, "..."]) -> tuple[Any, Any]:
     """relu(h) (K, q, 2) with the active set taken from `side` (K, q), and w e (q, 2); the last axis is the cluster's sign, + then -."""
     sign = jnp.array([1.0, -1.0])
     relu = jnp.where(side[..., None] == sign, sign * M[..., None], 0.0)
@@ -78,7 +81,9 @@ def _errors(clusters: Any, M: Any, a: Any, side: Any) -> tuple[Any, Any]:
     return relu, clusters["weights"][:, None] * flip * jax.nn.sigmoid(flip * jnp.einsum("i,iqs->qs", a, relu))
 
 
-def _field(clusters: Any, decay: Any, head_rate: Any, M: Any, a: Any, side: Any) -> tuple[Any, Any]:
+def _field(
+    clusters: Numbers, decay: Scalar, head_rate: Scalar, M: Float[Numeric, "..."], a: Float[Numeric, "..."], side: Float[Numeric, "..."]
+) -> tuple[Any, Any]:
     """The smooth field of one side of every surface: `side` (K, q) is +1, -1, or 0 where m_i^q stays 0."""
     relu, e = _errors(clusters, M, a, side)
     jump = jnp.where(side > 0, e[:, 0], -e[:, 1])
@@ -86,13 +91,13 @@ def _field(clusters: Any, decay: Any, head_rate: Any, M: Any, a: Any, side: Any)
     return dM, -head_rate * (decay * a + jnp.einsum("iqs,qs->i", relu, e))
 
 
-def _sides(clusters: Any, decay: Any, head_rate: Any, M: Any, a: Any) -> Any:
+def _sides(clusters: Numbers, decay: Scalar, head_rate: Scalar, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
     """On which side of each surface the solution goes on: the sign of m_i^q, and on the surface the module's three cases."""
     at = jnp.sign(M)
     _, e = _errors(clusters, M, a, at)
     right, left = -a[:, None] * e[:, 0], a[:, None] * e[:, 1]
 
-    def parts(M: Any, a: Any) -> Any:
+    def parts(M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
         return a[:, None, None] * _errors(clusters, M, a, at)[0]
 
     # f_(q,+) - f_(q,-) and its rate: e grows with f, so where the labels agree they have the signs of e_+ - e_- and of its rate
@@ -104,12 +109,12 @@ def _sides(clusters: Any, decay: Any, head_rate: Any, M: Any, a: Any) -> Any:
     return jnp.where(M == 0, on, at)
 
 
-def _sign(difference: Any, scale: Any) -> Any:
+def _sign(difference: Float[Numeric, "..."], scale: Float[Numeric, "..."]) -> Float[Numeric, "..."]:
     """The sign of a difference, 0 where it is rounding."""
     return jnp.where(jnp.abs(difference) <= TIE * scale, 0.0, jnp.sign(difference))
 
 
-def infinite_snr_sides(kind: str, weight_decay: Any, M: Any, a: Any, head_rate: Any = 1.0) -> Any:
+def infinite_snr_sides(kind: str, weight_decay: Scalar, M: Float[Numeric, "..."], a: Float[Numeric, "..."], head_rate: Scalar = 1.0) -> Any:
     """The side (K, q) of each surface m_i^q = 0 on which the solution goes on: +1, -1, or 0 where it slides or stays.
 
     The sign of m_i^q; where m_i^q = 0 exactly, by the rates right and left of the surface (see the module). Pure JAX, one state.
@@ -117,7 +122,14 @@ def infinite_snr_sides(kind: str, weight_decay: Any, M: Any, a: Any, head_rate: 
     return _sides(_clusters(kind), weight_decay, head_rate, jnp.asarray(M), jnp.asarray(a))
 
 
-def infinite_snr_drift(kind: str, weight_decay: Any, M: Any, a: Any, side: Any = None, head_rate: Any = 1.0) -> tuple[Any, Any]:
+def infinite_snr_drift(
+    kind: str,
+    weight_decay: Scalar,
+    M: Float[Numeric, "..."],
+    a: Float[Numeric, "..."],
+    side: Float[Numeric, "..."] | None = None,
+    head_rate: Scalar = 1.0,
+) -> tuple[Any, Any]:
     """(dM/dt, da/dt) at snr = infinity in the state M (K, q), a (K), as in the module's first equation.
 
     `side` (K, q) freezes the active sets (+1, -1; 0: m_i^q stays 0), which makes the field smooth; by default they are those of the
@@ -128,7 +140,7 @@ def infinite_snr_drift(kind: str, weight_decay: Any, M: Any, a: Any, side: Any =
     return _field(clusters, weight_decay, head_rate, M, a, jax.lax.stop_gradient(chosen))
 
 
-def _outputs(kind: str, M: Any, a: Any) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> tuple[np.ndarray, np.ndarray]:
     """f (..., q, 2) on the clusters, and 2 y - 1."""
     labels = _clusters(kind)["labels"]
     shape = np.shape(M)
@@ -144,13 +156,13 @@ def _plain(value: np.ndarray) -> Any:
     return float(value) if np.ndim(value) == 0 else value
 
 
-def infinite_snr_risk(kind: str, M: Any, a: Any) -> Any:
+def infinite_snr_risk(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
     """The cross-entropy at snr = infinity, without weight decay: sum_c w [log(1 + exp f_c) - y_c f_c]. M (..., K, q), a (..., K)."""
     f, sign = _outputs(kind, M, a)
     return _plain(np.logaddexp(0.0, -sign * f).mean(axis=(-2, -1)))
 
 
-def infinite_snr_accuracy(kind: str, M: Any, a: Any) -> Any:
+def infinite_snr_accuracy(kind: str, M: Float[Numeric, "..."], a: Float[Numeric, "..."]) -> Any:
     """The share of the data classified right at snr = infinity: sum_c w [1{f_c has the label's sign} + 1{f_c = 0}/2].
 
     M (..., K, q), a (..., K). A cluster on which no unit is active has f_c = 0 and counts 1/2: the accuracy is a function of the state
@@ -160,16 +172,18 @@ def infinite_snr_accuracy(kind: str, M: Any, a: Any) -> Any:
     return _plain((0.5 + 0.5 * np.sign(sign * f)).mean(axis=(-2, -1)))
 
 
-def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: Any, begin: Any) -> dict[str, Any]:
-    """One run from `begin` until it meets its next surface or times[-1], saved at the times in between. A side given as NaN is chosen."""
+def _segment(
+    numbers: dict[str, Any], times: Float[Array, " times"], state: State, side: Float[Numeric, "..."], t0: float | Float[Array, ""]
+) -> dict[str, Any]:
+    """One run from `t0` until it meets its next surface or times[-1], saved at the times in between. A side given as NaN is chosen."""
     clusters, decay, head_rate = numbers["clusters"], numbers["decay"], numbers["head_rate"]
     side = jnp.where(jnp.isnan(side), _sides(clusters, decay, head_rate, state["M"], state["a"]), side)
 
-    def field(t: Any, y: Any, args: Any) -> Any:
+    def field(t: Scalar, y: State, args: Tree) -> Any:
         dM, da = _field(clusters, decay, head_rate, y["M"], y["a"], side)
         return {"M": dM, "a": da}
 
-    def distance(t: Any, y: Any, args: Any, **_: Any) -> Any:
+    def distance(t: Scalar, y: State, args: Tree, **_: object) -> Any:
         # exactly 0 on a side: a start that is just leaving its surface
         return jnp.min(jnp.where((side == 0) | (y["M"] == 0), 1.0, side * y["M"]))
 
@@ -178,11 +192,11 @@ def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: A
     found = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri8(),
-        t0=begin,
+        t0=t0,
         t1=end,
         dt0=None,
         y0=state,
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=jnp.clip(times, begin, end)), diffrax.SubSaveAt(t1=True)]),
+        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=jnp.clip(times, t0, end)), diffrax.SubSaveAt(t1=True)]),
         # the largest error counts, so that what is filled up with zeros changes nothing
         stepsize_controller=diffrax.PIDController(rtol=numbers["rtol"], atol=numbers["atol"], norm=optimistix.max_norm),
         event=diffrax.Event(distance, root_finder=finder, direction=False),
@@ -197,7 +211,9 @@ def _segment(numbers: dict[str, Any], times: Any, state: dict[str, Any], side: A
     return {"saved": states_found[0], "last": _landed(numbers, last, side, until, met), "met": met, "failed": failed}
 
 
-def _landed(numbers: dict[str, Any], last: dict[str, Any], side: Any, until: Any, met: Any) -> dict[str, Any]:
+def _landed(
+    numbers: dict[str, Any], last: dict[str, Any], side: Float[Numeric, "..."], until: Scalar, met: Bool[Numeric, "..."]
+) -> dict[str, Any]:
     """The end of a piece: where a surface was met, what met it is exactly 0 and has to choose its side anew."""
     dM, _ = _field(numbers["clusters"], numbers["decay"], numbers["head_rate"], last["M"], last["a"], side)
     # the nearest met it by definition, and so did those that the clock cannot tell from it (runs with a symmetry)
@@ -212,7 +228,7 @@ _landing = jax.jit(_landed)
 
 
 @jax.jit
-def _flat_field(numbers: dict[str, Any], side: Any, y: Any) -> Any:
+def _flat_field(numbers: dict[str, Any], side: Float[Numeric, "p K"], y: Float[Array, " n"]) -> Any:
     M, a = y[: side.size].reshape(side.shape), y[side.size :]
     dM, da = _field(numbers["clusters"], numbers["decay"], numbers["head_rate"], M, a, side)
     return jnp.concatenate([dM.reshape(-1), da])
@@ -220,7 +236,7 @@ def _flat_field(numbers: dict[str, Any], side: Any, y: Any) -> Any:
 
 def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np.ndarray]) -> tuple[dict[str, Any], str]:
     """The rest of a piece that the explicit method did not finish, by LSODA: as `_segment`, and how it ended."""
-    side, begin = last["side"], float(last["time"])
+    side, t0 = last["side"], float(last["time"])
     size = side.size
 
     def distance(y: np.ndarray) -> float:
@@ -228,10 +244,10 @@ def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np
         return float(np.min(np.where((side == 0) | (M == 0), 1.0, side * M)))
 
     y = np.concatenate([last["M"].reshape(-1), last["a"]])
-    rest = times > begin
+    rest = times > t0
     setting = {"loosest": LOOSEST, "inside": lambda y: bool(np.all(np.abs(y) < LARGEST)), "watch": distance}
     tolerance = (numbers["rtol"], numbers["atol"])
-    found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, begin, times[rest], *tolerance, **setting)
+    found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, t0, times[rest], *tolerance, **setting)
     end = {"M": found.state[:size].reshape(side.shape), "a": found.state[size:]}
     met = found.ended == "event"
     saved = {"M": np.full((len(times), *side.shape), np.nan), "a": np.full((len(times), len(end["a"])), np.nan)}
@@ -240,7 +256,9 @@ def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np
     return {"saved": saved, "last": landed, "met": met}, found.ended
 
 
-def _checked(kind: str, M: Any, Q: Any, a: Any, times: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _checked(
+    kind: str, M: Float[Numeric, "..."], Q: Given, a: Float[Numeric, "..."], times: Given
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     shape, directions = np.shape(M), len(LABELS[kind])
     if len(shape) != 3 or 0 in shape or shape[-1] != directions:
         raise ValueError(f"M has shape {shape}: give (run, K, {directions}), units x directions of a {kind} mixture")
@@ -258,11 +276,11 @@ def _checked(kind: str, M: Any, Q: Any, a: Any, times: Any) -> tuple[np.ndarray,
 @float64
 def solve_infinite_snr(
     kind: str,
-    M: Any,
-    Q: Any,
-    a: Any,
+    M: Float[Numeric, "..."],
+    Q: Given,
+    a: Float[Numeric, "..."],
     *,
-    times: Any,
+    times: Given,
     weight_decay: float = 0.0,
     head_rate: float = 1.0,
     rtol: float = RTOL,
@@ -298,7 +316,7 @@ def solve_infinite_snr(
     return result
 
 
-def _first(count: int, tree: Any) -> Any:
+def _first(count: int, tree: Tree) -> Any:
     return jax.tree.map(lambda leaf: leaf[:count], tree)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
 
 __all__ = ["letters", "subplots", "ticks"]
 
@@ -22,7 +25,7 @@ def letters(axes: Iterable[Any]) -> None:
         ax.set_title(f"({letter})", loc="left")
 
 
-def ticks(ax: Any, values: Iterable[Any]) -> None:
+def ticks(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
     """Ticks at these values of x and nowhere else."""
     ax.set_xticks(values, [f"{value:g}" for value in values])
     ax.set_xticks([], minor=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Numeric, Reals
 from sgdynamics.functions import checked_function, function_identity
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
@@ -21,12 +23,39 @@ MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are be
 
 @dataclass(frozen=True)
 class Activation:
-    """A scalar activation f; `kinks` lists the points where f or f' jumps (they are where quadrature must break).
+    """A scalar activation, with the points where it has kinks.
 
+    Parameters
+    ----------
+    f : callable
+        A JAX function of one number.
+    kinks : tuple of float, default ()
+        The points where f or f' jumps, where quadrature must break.
+    name : str, optional
+        What records and plots call it.
+    coefficients : tuple of float, optional
+        Those of a polynomial, lowest degree first; ``sgd.polynomial`` sets them.
+
+    Raises
+    ------
+    ValueError
+        If f is no JAX function of one number, or kinks are not finite.
+
+    Notes
+    -----
     Names that stand for one: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, sign, and he2 to he6, the probabilists'
     Hermite polynomials as they are, not normalised (he2 = x^2 - 1, he3 = x^3 - 3x, E[he_n^2] = n!).
-    f must be a JAX function of one number. Its derivatives come from autodiff on the smooth pieces; the jumps of f and f' at
-    the kinks are measured from both sides and enter expectations of f' and f'' as point masses.
+    Derivatives come from autodiff on the smooth pieces; the jumps of f and f' at the kinks are measured from both sides and enter
+    expectations of f' and f'' as point masses.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> leaky = sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,), name="leaky")
+    >>> np.round(leaky.jumps(1), 3).tolist()
+    [0.9]
+    >>> sgd.TeacherStudent(width=2, activation=leaky).activation.name
+    'leaky'
     """
 
     f: Callable[[Any], Any]
@@ -46,7 +75,7 @@ class Activation:
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", _coefficients(self.coefficients))
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
         return self.f(x)
 
     @property
@@ -59,7 +88,18 @@ class Activation:
         return None if self.coefficients is None else len(self.coefficients) - 1
 
     def derivative(self, order: int) -> Callable[[Any], Any]:
-        """The pointwise derivative of the smooth pieces, elementwise on arrays."""
+        """The pointwise derivative of the smooth pieces.
+
+        Parameters
+        ----------
+        order : int
+            Which derivative; 0 is f itself.
+
+        Returns
+        -------
+        callable
+            A JAX function, elementwise on arrays.
+        """
         if self.coefficients is not None:
             coefficients = np.polynomial.polynomial.polyder(np.asarray(self.coefficients), order) if order else self.coefficients
             return lambda x: _horner(tuple(coefficients), x)
@@ -67,18 +107,35 @@ class Activation:
         for _ in range(order):
             function = jax.grad(function)
 
-        def elementwise(x: Any) -> Any:
+        def elementwise(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
             x = jnp.asarray(x)
             return jax.vmap(function)(x.reshape(-1)).reshape(x.shape)
 
         return elementwise
 
     def jumps(self, order: int) -> tuple[float, ...]:
-        """The jump of the derivative of this order at each kink, by extrapolation from both sides."""
+        """The jump of a derivative at each kink, by extrapolation from both sides.
+
+        Parameters
+        ----------
+        order : int
+            Which derivative; 0 is f itself.
+
+        Returns
+        -------
+        tuple of float
+            One number a kink.
+        """
         return _jumps(self, order)
 
-    def describe(self) -> Any:
-        """What a result records: a name that can be run again, or a function's identity."""
+    def describe(self) -> str | dict[str, Any]:
+        """What a result records.
+
+        Returns
+        -------
+        str or dict
+            A name that can be made again, a polynomial's coefficients, or a function's identity.
+        """
         if self.name in NAMED and NAMED[self.name] == self:
             return self.name
         if self.coefficients is not None:
@@ -101,7 +158,7 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def checked_kinks(value: Any) -> tuple[float, ...]:
+def checked_kinks(value: object) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
     listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
     if listed.ndim != 1 or not np.all(np.isfinite(listed)):
@@ -109,7 +166,7 @@ def checked_kinks(value: Any) -> tuple[float, ...]:
     return tuple(np.sort(listed).tolist())
 
 
-def _horner(coefficients: Sequence[float], x: Any) -> Any:
+def _horner(coefficients: Sequence[float], x: Reals) -> Reals:
     x = jnp.asarray(x)
     result = jnp.zeros_like(x) + float(coefficients[-1])
     for value in reversed(coefficients[:-1]):
@@ -123,17 +180,39 @@ class _Polynomial:
 
     coefficients: tuple[float, ...]
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Reals) -> Reals:
         return _horner(self.coefficients, x)
 
 
 def polynomial(coefficients: Sequence[float]) -> Activation:
-    """The activation c0 + c1 x + c2 x^2 + ..."""
+    """The activation c0 + c1 x + c2 x^2 + ...
+
+    Parameters
+    ----------
+    coefficients : sequence of float
+        c0, c1, ..., lowest degree first.
+
+    Returns
+    -------
+    Activation
+        Its expectations have closed forms.
+
+    Raises
+    ------
+    ValueError
+        If there are none or too many, or one is not finite.
+
+    Examples
+    --------
+    >>> he2 = sgd.polynomial([-1.0, 0.0, 1.0])
+    >>> he2.degree, float(he2(2.0))
+    (2, 3.0)
+    """
     values = _coefficients(coefficients)
     return Activation(_Polynomial(values), name="polynomial", coefficients=values)
 
 
-def _coefficients(coefficients: Any) -> tuple[float, ...]:
+def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
     given = checks.numbers("coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)")
     if given.ndim != 1 or given.size > MOST_COEFFICIENTS:
         raise checks.reject("coefficients", coefficients, f"give a list of numbers c0, c1, ..., {MOST_COEFFICIENTS} at most")
@@ -151,15 +230,15 @@ def _hermite(order: int) -> Activation:
     return Activation(_Polynomial(values), name=f"he{order}", coefficients=values)
 
 
-def _erf(x: Any) -> Any:
+def _erf(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     return jax.lax.erf(jnp.asarray(x) / math.sqrt(2.0))
 
 
-def _gelu(x: Any) -> Any:
+def _gelu(x: Numeric) -> Numeric:
     return jax.nn.gelu(x, approximate=False)
 
 
-def _relu(x: Any) -> Any:
+def _relu(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     # where, not maximum: the derivative at a tie is then 0 in every JAX version
     return jnp.where(x > 0, x, 0.0)
 
@@ -178,7 +257,10 @@ NAMED: dict[str, Activation] = {
 }
 
 
-def activation(value: Any, argument: str = "activation") -> Activation:
+ActivationLike = str | Activation | Function | Mapping[str, Any]  # a name, an activation, a user's function, or a record of one
+
+
+def activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """The activation that a name, an `Activation` or a plain JAX function stands for."""
     if isinstance(value, Activation):
         return value
@@ -198,7 +280,7 @@ def activation(value: Any, argument: str = "activation") -> Activation:
     raise checks.reject(argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)")
 
 
-def student_activation(value: Any, argument: str = "activation") -> Activation:
+def student_activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """An activation that can be trained through: it must not jump."""
     result = activation(value, argument)
     if any(result.jumps(0)):

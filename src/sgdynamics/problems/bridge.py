@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import TOLERANCE_AGAIN, Start, check_dimension, checked_start
 
@@ -14,8 +15,8 @@ GRAM_TOLERANCE = TOLERANCE_AGAIN  # single precision resolves a Gram matrix of r
 
 
 def overlaps_of(
-    weights: Any,
-    teacher: Any,
+    weights: Given,
+    teacher: Given,
     head: Any = None,
     problem: Problem | None = None,
     *,
@@ -25,25 +26,56 @@ def overlaps_of(
 ) -> Start:
     """The start from which the theory continues a real two-layer network: M = W W*^T, Q = W W^T and the head a.
 
-    weights (p, d) are the trained rows, teacher (k, d) the signal directions (for a mixture its means), head (p,) the second layer (ones
-    unless given; also (1, p), as the weight of torch.nn.Linear(p, 1)). NumPy, JAX or PyTorch arrays, on any device, with or without
-    gradients; a leading axis stands for runs, the teacher being one for all or one a run. With a `problem`, shapes and the teacher's Gram
-    matrix are checked against it. With several covariance blocks the coordinates of the inputs come block by block, in the problem's order.
+    Parameters
+    ----------
+    weights : array_like
+        The trained rows, (p, d), or with a leading axis of runs. NumPy, JAX or PyTorch arrays, on any device, with or without gradients.
+        With several covariance blocks the coordinates of the inputs come block by block, in the problem's order.
+    teacher : array_like
+        The signal directions, (k, d) (for a mixture its means), one for all runs or one a run.
+    head : array_like, optional
+        The second layer, (p,), or (1, p) as the weight of ``torch.nn.Linear(p, 1)``; ones unless given.
+    problem : Problem, optional
+        Where it is given, shapes and the teacher's Gram matrix are checked against it.
+    input_scale : float, default 1.0
+        What the network multiplies w.x by.
+    output_scale : float, optional
+        What the network multiplies the sum over its units by; unless given the library's own, 1/p (mixtures: 1).
+    teacher_scale : float, optional
+        What the teacher's rows are multiplied by; ``input_scale`` unless given.
 
+    Returns
+    -------
+    Start
+        To be given to any solver.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, entries are not finite, or the teacher's Gram matrix is not the problem's.
+
+    Notes
+    -----
     The library's network is f = (1/p) sum_i a_i s(w_i.x) on inputs x ~ N(0, I_d), rows of norm O(1), without biases (mixtures: without
-    1/p), trained by W <- W - (lr/d) dloss/dW on the loss (f - y)^2/2. A network in other units,
+    1/p), trained by W <- W - (lr/d) dloss/dW on the loss (f - y)^2/2. A network in other units, ::
 
         f = output_scale sum_i a'_i s(input_scale w'_i.x),      w' <- w' - eta dloss/dw',      a' <- a' - eta' dloss/da',
 
-    is the same network with w = input_scale w', a = c a', c = p output_scale (mixtures: output_scale), and the same training with
+    is the same network with w = input_scale w', a = c a', c = p output_scale (mixtures: output_scale), and the same training with ::
 
         lr = eta d input_scale^2,      head_rate = (eta' c^2)/(eta input_scale^2),
 
     twice that lr where the loss is (f - y)^2, as torch.nn.MSELoss has it. So a network s(w'.x/sqrt(d)) with rows of norm sqrt(d) takes
-    input_scale = d**-0.5, and one with sum_i a_i s/sqrt(p) takes output_scale = p**-0.5. `output_scale=None` is the library's own (c = 1);
-    the teacher's rows are scaled by `teacher_scale`, the same as input_scale unless given.
+    ``input_scale=d**-0.5``, and one with sum_i a_i s/sqrt(p) takes ``output_scale=p**-0.5``.
     Assumes inputs that are independent of the weights from here on: fresh samples, one pass.
     Source: Saad and Solla (1995), the order parameters R, Q.
+
+    Examples
+    --------
+    >>> weights, teacher = np.eye(2, 100) + 0.1, np.eye(1, 100)
+    >>> begin = sgd.overlaps_of(weights, teacher)
+    >>> begin.M[0].round(2).tolist()
+    [[1.1], [0.1]]
     """
     s = checks.number("input_scale", input_scale, above=0.0)
     s_teacher = s if teacher_scale is None else checks.number("teacher_scale", teacher_scale, above=0.0)
@@ -78,7 +110,7 @@ def overlaps_of(
     return found if problem is None else checked_start(problem, found)
 
 
-def _plain(argument: str, value: Any) -> np.ndarray:
+def _plain(argument: str, value: object) -> np.ndarray:
     """A float64 array from NumPy, JAX, PyTorch or nested lists; what comes from PyTorch leaves its graph and its device first."""
     found = value
     if callable(getattr(value, "detach", None)):
@@ -99,7 +131,7 @@ def _plain(argument: str, value: Any) -> np.ndarray:
     return result
 
 
-def _rows(argument: str, value: Any, meaning: str) -> np.ndarray:
+def _rows(argument: str, value: object, meaning: str) -> np.ndarray:
     """Rows with their run axis."""
     rows = _plain(argument, value)
     if rows.ndim not in (2, 3) or 0 in rows.shape:
@@ -107,7 +139,7 @@ def _rows(argument: str, value: Any, meaning: str) -> np.ndarray:
     return rows if rows.ndim == 3 else rows[None]
 
 
-def _head(value: Any, runs: int, p: int, problem: Problem | None) -> np.ndarray:
+def _head(value: object, runs: int, p: int, problem: Problem | None) -> np.ndarray:
     """The head of every run."""
     if value is None:
         if problem is not None and problem.head == "trained":

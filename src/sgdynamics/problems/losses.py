@@ -5,30 +5,33 @@ They hold functions and names, never numbers: two problems that differ only in n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Numbers, Numeric, Scalar, Tree
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
 
 
-def squared(output: Any, label: Any) -> Any:
+def squared(output: Scalar, label: Scalar) -> Scalar:
     """(f - y)^2 / 2."""
     return 0.5 * (output - label) ** 2
 
 
-def correlation(output: Any, label: Any) -> Any:
+def correlation(output: Scalar, label: Scalar) -> Any:
     """- f y."""
     return -output * label
 
 
-def logistic(output: Any, label: Any) -> Any:
+def logistic(output: Scalar, label: Scalar) -> Any:
     """log(1 + exp(-f y))."""
     return jax.nn.softplus(-output * label)
 
@@ -36,7 +39,7 @@ def logistic(output: Any, label: Any) -> Any:
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {"squared": squared, "correlation": correlation, "logistic": logistic}
 
 
-def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
+def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
     """The function of (output, label) that a name or a user's function stands for."""
     if isinstance(value, str):
         return LOSSES[checks.choice("loss", value, LOSSES)]
@@ -49,9 +52,64 @@ def outer_loss(value: Any) -> Callable[[Any, Any], Any]:
 Parts = dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]
 
 
+class Move(NamedTuple):
+    """How one sample moves the rows R and the head: R <- R - (lr/D)(H X + A R + B S), a <- a - (head_rate lr/D) g.
+
+    X are the sample's inputs, S the signals. What a `Rule` returns, and what the gradient of a loss is.
+
+    Parameters
+    ----------
+    inputs : array (p,) or (p, tokens)
+        H: how far each row moves against each input.
+    rows : array (p, p), optional
+        A: and against each row; none unless given.
+    signals : array (p, K), optional
+        B: and against each signal; none unless given.
+    head : array (p,), optional
+        g: and the head, where it is trained; 0 unless given.
+
+    Examples
+    --------
+    Hebb's rule, which moves a row along the input by its label:
+
+    >>> import jax.numpy as jnp
+    >>> import sgdynamics as sgd
+    >>> rule = sgd.Rule(lambda fields, signals, head, noise_draw, overlaps: sgd.Move(-jnp.sign(signals)), groups={"w": 1})
+    >>> rule.width, rule.signals
+    (1, 1)
+    """
+
+    inputs: Any
+    rows: Any = None
+    signals: Any = None
+    head: Any = None
+
+    def filled(self, rows: int, signals: int) -> Move:
+        """The same with zeros for what is not there."""
+        zeros = [jnp.zeros(shape, self.inputs.dtype) for shape in ((rows, rows), (rows, signals), (rows,))]
+        return Move(self.inputs, *(empty if part is None else part for part, empty in zip(self[1:], zeros, strict=True)))
+
+
+class Seen(NamedTuple):
+    """What a loss or rule with an argument `overlaps` reads: Q = W W^T, M = W W*^T and P = W* W*^T of the full rows.
+
+    `lengths` is X X^T/d of the sample's inputs, where a rule says that it reads it.
+    """
+
+    Q: Any
+    M: Any
+    P: Any
+    lengths: Any = None
+
+
 class Loss:
     """What is asked of any loss, answered for one of which nothing is known."""
 
+    pulls = False  # whether a sample also moves rows along rows and signals, depending on the overlaps
+    reads_lengths = False  # whether it depends on the inputs' lengths too
+    has_risk = True
+    smooth = False  # whether it is known to have no kinks, so that its gradient has a derivative
+    noisy = True  # whether it reads the draws
     quadratic = False  # whether all of it is squares, so that Wick's theorem gives every moment
     gradient_degree: int | None = None  # in the fields, where it is a polynomial
 
@@ -59,9 +117,35 @@ class Loss:
         """The functions in it that this library has not made, by the argument that gave them, each with what it is of (fields, signals)."""
         return {}
 
-    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any] | None:
+    def output_and_label(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Any] | None:
         """What the loss compares, where that is all it sees."""
         return None
+
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
+        """The value at one sample, and how that sample moves the rows: against its gradient."""
+        value, (h, g) = jax.value_and_grad(self, argnums=(0, 2))(fields, signals, head, noise_draw, parameters)  # type: ignore[arg-type]
+        return value, Move(h, head=g)
+
+    def reading(self, parameters: Numbers, Q: Any, M: Any, lengths: Any = None) -> Any:
+        """The numbers with the overlaps (block by block) among them, where they are read."""
+        if not self.pulls:
+            return parameters
+        P = jnp.sum(jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:])), axis=0)
+        return {**parameters, "overlaps": Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), P, lengths)}
 
 
 def _own_activation(name: str, activation: Activation, of: Callable[..., Any]) -> Parts:
@@ -80,10 +164,10 @@ class NetworkLoss(Loss):
     def kinks(self) -> tuple[float, ...]:
         return self.student.kinks
 
-    def output(self, fields: Any, head: Any) -> Any:
+    def output(self, fields: Float[Numeric, " p"], head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         return jnp.mean(head * self.student(fields))
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Numbers) -> Any:
         raise NotImplementedError
 
     def own_parts(self) -> Parts:
@@ -94,11 +178,25 @@ class NetworkLoss(Loss):
         """Those of the label."""
         return {}
 
-    def output_and_label(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> tuple[Any, Any]:
+    def output_and_label(
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
         return self.output(fields, head), label
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
+    def __call__(
+        self,
+        fields: Float[Numeric, " p"],
+        signals: Float[Numeric, " K"],
+        head: Float[Numeric, " p"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> Float[Numeric, ""]:
         return self.outer(*self.output_and_label(fields, signals, head, noise_draw, parameters))
 
 
@@ -122,7 +220,7 @@ class CommitteeLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return _own_activation("teacher_activation", self.teacher, lambda fields, signals: signals)
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
 
 
@@ -145,7 +243,7 @@ class TargetLoss(NetworkLoss):
     def own_label(self) -> Parts:
         return {"target": (self.target, lambda fields, signals: self.target(signals))}
 
-    def label(self, signals: Any, parameters: Any) -> Any:
+    def label(self, signals: Float[Numeric, " K"], parameters: Numbers) -> Float[Numeric, ""]:
         return self.target(signals)
 
 
@@ -162,23 +260,117 @@ class ClusterLoss(Loss):
     def own_parts(self) -> Parts:
         return _own_activation("activation", self.student, lambda fields, signals: fields)
 
-    def __call__(self, fields: Any, signals: Any, head: Any, label: Any, parameters: Any) -> Any:
+    def __call__(
+        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " p"], label: Scalar, parameters: Numbers
+    ) -> Float[Numeric, ""]:
         output = jnp.sum(head * self.student(fields))
         return jax.nn.softplus(output) - label * output
 
 
+def asked(function: Function, fifth: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """What a user's function takes after (fields, signals, head, draws), in its order: "user" (the problem's parameters), "overlaps".
+
+    An argument of the name overlaps or parameters is that, any other what `fifth` says. Of what it could take, `known` is there.
+    """
+    try:
+        names = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.VAR_KEYWORD][4:]
+    except (TypeError, ValueError):
+        return known[:1]
+    meant = {"overlaps": "overlaps", "parameters": "user"}
+    return tuple(dict.fromkeys(meant.get(name, fifth) for name in names if meant.get(name, fifth) in known))
+
+
 @dataclass(frozen=True)
 class UserLoss(Loss):
-    """A user's own per-sample loss; it sees the problem's `parameters` only where it asks for them."""
+    """A user's own per-sample loss; of the problem's `parameters` and the overlaps it sees what it asks for."""
 
     function: Callable[..., Any]
-    takes_parameters: bool
+    more: tuple[str, ...] = ()  # what it takes after the draws
     kinks: tuple[float, ...] = ()
+    smooth: bool = False
+    noisy: bool = True
+
+    @property
+    def pulls(self) -> bool:
+        return "overlaps" in self.more
 
     def own_parts(self) -> Parts:
         return {"loss": (self.function, None)}
 
-    def __call__(self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Any) -> Any:
-        if self.takes_parameters:
-            return self.function(fields, signals, head, noise_draw, parameters["user"])
-        return self.function(fields, signals, head, noise_draw)
+    def __call__(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> Float[Numeric, ""]:
+        return self.function(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
+
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
+        if not self.pulls:
+            return super().move(fields, signals, head, noise_draw, parameters)
+        seen = parameters["overlaps"]
+
+        def value(fields: Float[Numeric, "p ..."], head: Float[Numeric, " p"], Q: Float[Numeric, "p p"], M: Float[Numeric, "p K"]) -> Any:
+            return self(fields, signals, head, noise_draw, {**parameters, "overlaps": seen._replace(Q=Q, M=M)})
+
+        # W enters through the fields, Q = W W^T and M = W W*^T
+        found, (h, g, of_Q, of_M) = jax.value_and_grad(value, argnums=(0, 1, 2, 3))(fields, head, seen.Q, seen.M)
+        return found, Move(h, of_Q + of_Q.T, of_M, g)
+
+
+@dataclass(frozen=True)
+class RuleLoss(Loss):
+    """A user's own update, which need not be a gradient, and a risk, if any. The rows' rates stand in the numbers."""
+
+    update: Callable[..., Any]
+    more: tuple[str, ...]
+    risk: Callable[..., Any] | None = None
+    risk_more: tuple[str, ...] = ()
+    kinks: tuple[float, ...] = ()
+    reads_lengths: bool = False
+    smooth: bool = False
+    noisy: bool = True
+    pulls = True
+
+    @property
+    def has_risk(self) -> bool:
+        return self.risk is not None
+
+    def own_parts(self) -> Parts:
+        return {"update": (self.update, None)}
+
+    def __call__(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> Any:
+        if self.risk is None:
+            return jnp.full((), jnp.nan, fields.dtype)
+        return self.risk(fields, signals, head, noise_draw, *(parameters[name] for name in self.risk_more))
+
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
+        found = self.update(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
+        found = found.filled(fields.shape[0], signals.shape[0])
+        rate = parameters["rates"][:, None].astype(fields.dtype)
+        H = rate * found.inputs.reshape(fields.shape[0], -1)
+        scaled = Move(H.reshape(fields.shape).astype(fields.dtype), rate * found.rows, rate * found.signals, found.head)
+        return self(fields, signals, head, noise_draw, parameters), scaled

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks, trees
-from sgdynamics.problems.activations import NAMED, student_activation
+from sgdynamics.arrays import Function
+from sgdynamics.problems.activations import NAMED, ActivationLike, student_activation
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
@@ -23,12 +24,40 @@ LEAST_WIDTH = {"binary": 1, "xor": 2}
 
 
 class GaussianMixture(Problem):
-    """A network f = sum_i a_i s(w_i.x) (no 1/p, head trained) that tells the classes of a Gaussian mixture apart.
+    """A network that tells the classes of a Gaussian mixture apart.
 
-    x ~ N(mean, I/snr) with the mean drawn from +mu (y = 1), -mu (y = 0) for "binary", and from +-mu (y = 1), +-nu (y = 0) for "xor",
-    mu and nu orthonormal; loss log(1 + e^f) - y f, and (weight_decay/2)(|W|^2 + |a|^2) in the dynamics. snr may be infinite: then the
-    inputs are the means themselves. `M` holds the overlaps with mu, or with mu and nu; the paper's R_perp = Q - M M^T, v = a.
-    ReLU unless `activation` says otherwise. Source: High-dimensional limit theorems for SGD, sections 4 and 5.
+    ::
+
+        f = sum_i a_i s(w_i.x)  (no 1/p, head trained),     x ~ N(mean, I/snr),     loss log(1 + e^f) - y f
+
+    Parameters
+    ----------
+    kind : str, default "binary"
+        "binary": the means are +mu (y = 1) and -mu (y = 0). "xor": +mu and -mu (y = 1), +nu and -nu (y = 0), mu and nu orthonormal.
+    width : int, optional
+        How many units, 1 or more (xor: 2 or more); unless given 2 for binary and 4 for xor.
+    snr : float, default 100.0
+        One over the variance of the inputs about their mean; it may be infinite, and then the inputs are the means themselves.
+    weight_decay : float, default 0.1
+        Adds ``(weight_decay/2)(|W|^2 + |a|^2)`` to the loss of the dynamics, not to the risk.
+    activation : str, Activation or callable, default "relu"
+        Of the units.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused; the message names it, the value and what would be right.
+
+    Notes
+    -----
+    ``M`` holds the overlaps with mu, or with mu and nu; the paper's R_perp = Q - M M^T, v = a.
+    Source: High-dimensional limit theorems for SGD, sections 4 and 5.
+
+    Examples
+    --------
+    >>> problem = sgd.GaussianMixture("xor", snr=50.0)
+    >>> problem.width, problem.signals, problem.head
+    (4, 2, 'trained')
     """
 
     kind: ClassVar[str] = "GaussianMixture"
@@ -42,9 +71,9 @@ class GaussianMixture(Problem):
         kind: str = "binary",
         width: int | None = None,
         snr: float = 100.0,
-        weight_decay: float = 0.1,
+        weight_decay: float | Function = 0.1,
         *,
-        activation: Any = "relu",
+        activation: ActivationLike = "relu",
     ) -> None:
         self._made_of(locals())
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
@@ -70,13 +99,29 @@ class GaussianMixture(Problem):
     def _derived(self) -> dict[str, Any]:
         return super()._derived | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
 
-    def replace(self, **changes: Any) -> GaussianMixture:
-        """The same problem with some of its arguments changed; `mixture`, as records call it, stands for `kind`."""
+    def replace(self, **changes: object) -> GaussianMixture:
+        """The same problem with some of its arguments changed.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name; ``mixture``, as records call it, stands for ``kind``.
+
+        Returns
+        -------
+        GaussianMixture
+            A new one; this one stays as it is.
+        """
         return super().replace(**{"kind" if name == "mixture" else name: value for name, value in changes.items()})
 
     @classmethod
     def from_record(
-        cls, mixture: str = "binary", width: int | None = None, snr: Any = 100.0, weight_decay: float = 0.1, activation: Any = "relu"
+        cls,
+        mixture: str = "binary",
+        width: int | None = None,
+        snr: float = 100.0,
+        weight_decay: float | Function = 0.1,
+        activation: ActivationLike = "relu",
     ) -> GaussianMixture:
         """The problem that `describe` wrote down, also where JSON made its infinities strings."""
         snr = math.inf if isinstance(snr, str) and snr == str(math.inf) else snr

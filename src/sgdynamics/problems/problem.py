@@ -9,21 +9,24 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from jaxtyping import Float
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given, Numeric
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
-from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.functions import checked_function, function_identity, looked_into
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
-from sgdynamics.problems.losses import UserLoss, squared
+from sgdynamics.problems.losses import Seen, UserLoss, asked, squared
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
@@ -79,36 +82,72 @@ class _Form:
 class Number:
     """An attribute of a problem that is read from its numbers, so that it is right whoever put them there."""
 
-    def __set_name__(self, owner: Any, name: str) -> None:
+    def __set_name__(self, owner: type | None, name: str) -> None:
         self.name = name
 
-    def __get__(self, problem: Any, owner: Any = None) -> Any:
+    def __get__(self, problem: Any, owner: type | None = None) -> Any:
         return self if problem is None else trees.number(problem.parameters[self.name])
 
 
 class Problem:
     """A learning problem: a per-sample loss of the fields, and the law of the data.
 
-    loss(fields, signals, head, noise_draw) -> number, any JAX function, with
+    Inputs are x ~ N(0, I_d), or as ``covariance``, ``clusters``, ``tokens`` and ``means`` say.
 
-    - fields: lambda_i = w_i . x for the `width` trained rows,
-    - signals: w*_r . x for the `signals` fixed directions, whose Gram matrix is `gram` (identity unless given),
-    - head: the second layer a (ones unless a start gives it), trained if head="trained",
-    - noise_draw: one standard normal a sample, or with `draws` a dictionary.
+    Parameters
+    ----------
+    loss : callable
+        ``loss(fields, signals, head, noise_draw)`` of one sample, any JAX function that returns a number. fields: lambda_i = w_i . x for
+        the trained rows; signals: w*_r . x for the fixed directions; head: the second layer a; noise_draw: one standard normal a
+        sample, with ``clusters`` the label, with ``draws`` a dictionary.
+    width : int
+        How many rows are trained, p.
+    signals : int
+        How many fixed directions the loss sees, K.
+    gram : array_like, optional
+        Gram matrix of the signals, K x K (one a covariance block, or one that is spread over them); the identity unless given.
+    head : str, default "fixed"
+        "fixed" or "trained"; the head is ones unless a start gives it.
+    constraint : str, optional
+        "sphere" keeps rows of norm 1; none unless given.
+    weight_decay : float or callable, default 0.0
+        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk. It may be a
+        function of alpha = samples/d (on fixed data of t).
+    covariance : sequence of (float, float), optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+    clusters : sequence of (float, sequence of float, float), optional
+        (weight, coefficients, label) each: the inputs are a Gaussian mixture. With these probabilities they have the mean
+        sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
+    parameters : dict, optional
+        Numbers that the loss takes as a fifth argument; changing them does not compile again. They may be functions of alpha (or of t).
+    kinks : sequence of float, default ()
+        Values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
+    tokens : int, optional
+        How many inputs L a sample has: the loss then sees fields (width, L) and signals (signals, L).
+    token_correlation : array_like, optional
+        The correlation of the inputs of one sample, L x L; the identity unless given.
+    means : array_like or callable, optional
+        Coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or a JAX function of the draws.
+    draws : dict, optional
+        Named draws, normal, categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape:
+        ``{"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}``. The loss's fourth argument is then the dictionary of one
+        sample's, with clusters its "cluster" and "label" too.
+    expectation : sgd.Expectation, optional
+        An own one, in place of the one that the library chooses for the theory.
 
-    Inputs are x ~ N(0, I_d), or N(0, diag) with `covariance=[(eigenvalue, fraction of d), ...]`. Weight decay al adds
-    (al/2)(|W|^2 + |a|^2) to the loss of the dynamics (|a|^2 only where the head is trained), not to the risk.
-    With `clusters=[(weight, coefficients, label), ...]` the inputs are a Gaussian mixture: with these probabilities they have the mean
-    sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
-    With `tokens=L` a sample has L inputs, the loss sees fields (width, L) and signals (signals, L), and `token_correlation` (L x L) is the
-    correlation of the inputs. `means`: coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or
-    a JAX function of the draws. `draws={"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}`: named draws, normal,
-    categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape; the loss's fourth argument is then the dictionary of
-    one sample's, with clusters its "cluster" and "label" too.
-    `weight_decay` and the numbers of `parameters` may be functions of alpha = samples/d (on fixed data of t).
-    `expectation`: an own `sgd.Expectation`, in place of the one the library chooses for the theory.
-    With `parameters={...}` the loss takes that dictionary as a fifth argument; changing its numbers does not recompile.
-    `kinks`: values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or the loss fails on one sample; the message names the argument, the value and what would be right.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> def loss(fields, signals, head, noise_draw):
+    ...     return (jnp.mean(head * fields) - signals[0] - 0.1 * noise_draw) ** 2 / 2
+    >>> problem = sgd.Problem(loss, width=2, signals=1)
+    >>> problem.replace(weight_decay=0.01).weight_decay
+    0.01
     """
 
     kind: ClassVar[str] = "Problem"
@@ -127,17 +166,17 @@ class Problem:
         width: int,
         signals: int,
         *,
-        gram: Any = None,
+        gram: Given | None = None,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
+        weight_decay: float | Function = 0.0,
         covariance: Sequence[tuple[float, float]] | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
         tokens: int | None = None,
-        token_correlation: Any = None,
-        means: Any = None,
+        token_correlation: Given | None = None,
+        means: Given | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
     ) -> None:
@@ -146,31 +185,48 @@ class Problem:
             raise checks.reject("loss", loss, "give a JAX function loss(fields, signals, head, noise_draw)")
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
-        wrapped = UserLoss(loss, parameters is not None, self.kinks)
+        wrapped = UserLoss(loss, asked(loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)), self.kinks)
         data = {name: self._given[name] for name in DATA}
         if expectation is not None and not all(callable(getattr(expectation, name, None)) for name in ("moments", "risk", "__hash__")):
             raise checks.reject("expectation", expectation, "give a hashable sgd.Expectation, with moments and risk")
         pairs = checked_covariance(covariance)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         if parameters is not None:
-            self._parameters["user"] = _user_parameters(parameters)
-        self._check_loss(loss, parameters is not None)
+            self._parameters["user"] = user_parameters(parameters)
+        checked_function("loss", loss, self.example(wrapped.more), takes=self.takes(wrapped.more), call="one sample")
+        self._look_into((loss, wrapped.more))
         try_problem(self)
         self._sealed = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._sealed:
             raise AttributeError(f"a problem does not change once made: take problem.replace({name}=...)")
         object.__setattr__(self, name, value)
 
-    def replace(self, **changes: Any) -> Self:
-        """The same problem with some of its arguments changed, checked as when it was made: problem.replace(noise=0.1)."""
+    def replace(self, **changes: object) -> Self:
+        """The same problem with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name: ``problem.replace(noise=0.1)``.
+
+        Returns
+        -------
+        Problem
+            A new one of the same class; this one stays as it is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such argument, or its value is refused.
+        """
         checks.known_names(self.kind, changes, self._given)
         return type(self)(**{**self.arguments, **changes})
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What it is made of: the arguments that `replace` changes, a user's functions among them."""
+        """What it is made of: the arguments that ``replace`` changes, a user's functions among them."""
         if not self._mapped:
             return dict(self._given)
         before, now = type(self)(**self._given).describe(), self.describe()
@@ -192,13 +248,13 @@ class Problem:
     def _set(
         self,
         loss: Callable[..., Any],
-        width: Any,
-        signals: Any,
-        gram: Any,
+        width: int,
+        signals: int,
+        gram: Given | None,
         gram_name: str,
-        head: Any,
-        constraint: Any,
-        weight_decay: Any,
+        head: str,
+        constraint: str | None,
+        weight_decay: float | Function,
         covariance: tuple[tuple[float, float], ...],
         clusters: Any = None,
         expectation: Any = None,
@@ -228,14 +284,26 @@ class Problem:
         numbers = {**self._constants, **self._parameters}
         return {"frame": gram_root(numbers["gram"]), **following(numbers)}
 
-    def _check_loss(self, loss: Callable[..., Any], takes_parameters: bool) -> None:
-        sample = self.structure.sample
-        draws = "noise_draw" if sample.draws is None else "draws"
-        names = f"fields, signals, head, {draws}" + (", parameters" if takes_parameters else "")
-        more = (self.at(0.0).parameters["user"],) if takes_parameters else ()
-        tokens, given = sample.token_shape, sample.example(self.parameters)
-        arguments = (np.zeros((self.width, *tokens)), np.zeros((self.signals, *tokens)), np.zeros(self.width), given, *more)
-        checked_function("loss", loss, arguments, takes=names, call="one sample")
+    def _look_into(self, *functions: tuple[Callable[..., Any], tuple[str, ...]]) -> None:
+        """Note whether a user's functions (with what they take after the draws) are smooth, and whether they read the draws."""
+        found = [looked_into(function, *self.example(more)) for function, more in functions]
+        smooth = all(one for one, _ in found) and not getattr(self.structure.loss, "kinks", ())
+        loss = replace(self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found))
+        self.structure = replace(self.structure, loss=loss)
+
+    def takes(self, more: Sequence[str] = ()) -> str:
+        """The names of the arguments of a function of one sample, with what it takes after the draws."""
+        names = ["fields", "signals", "head", "noise_draw" if self.structure.sample.draws is None else "draws"]
+        return ", ".join([*names, *("parameters" if name == "user" else name for name in more)])
+
+    def example(self, more: Sequence[str] = ()) -> tuple[Any, ...]:
+        """Zeros of the shapes of such arguments."""
+        p, k, sample = self.width, self.signals, self.structure.sample
+        tokens, numbers = sample.token_shape, self.at(0.0).parameters
+        lengths = np.zeros((sample.inputs_a_sample,) * 2) if self.structure.loss.reads_lengths else None
+        numbers["overlaps"] = Seen(np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths)
+        given = sample.example(numbers)
+        return np.zeros((p, *tokens)), np.zeros((k, *tokens)), np.zeros(p), given, *(numbers[name] for name in more)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -260,7 +328,12 @@ class Problem:
         """What it is, in the table of what is supported."""
         sample = self.structure.sample
         several = sample.tokens is not None or sample.draws is not None
-        return ("fields", *["mixture"] * bool(self.clusters or sample.means), *["several inputs"] * several)
+        return (
+            "fields",
+            *["mixture"] * bool(self.clusters or sample.means),
+            *["several inputs"] * several,
+            *["rule"] * self.structure.loss.pulls,
+        )
 
     @property
     def scheduled(self) -> bool:
@@ -274,7 +347,18 @@ class Problem:
                 checked_values(name, getattr(self, name), np.linspace(0, end, 257), of)
 
     def at(self, alpha: float) -> Self:
-        """The problem with the numbers that it has at this alpha (on fixed data at this t)."""
+        """The problem with the numbers that it has at one moment of a run.
+
+        Parameters
+        ----------
+        alpha : float
+            Samples over d (on fixed data: t).
+
+        Returns
+        -------
+        Problem
+            Functions of alpha replaced by their values there; itself where there are none.
+        """
         return _numbers_at(self, alpha) if self.scheduled else self
 
     @property
@@ -283,7 +367,18 @@ class Problem:
         return 0.0
 
     def block_dimensions(self, dimension: int) -> np.ndarray:
-        """How many of d coordinates each covariance block has, by largest remainder."""
+        """How many of d coordinates each covariance block has, by largest remainder.
+
+        Parameters
+        ----------
+        dimension : int
+            The dimension d.
+
+        Returns
+        -------
+        ndarray
+            One whole number a block; they add up to d.
+        """
         exact = self.parameters["fractions"] * dimension
         sizes = np.floor(exact + 1e-9).astype(np.int64)
         short = dimension - int(sizes.sum())
@@ -292,19 +387,29 @@ class Problem:
         return sizes
 
     def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result."""
-        data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
+        """The problem as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments, a user's function by its name and the hash of its source.
+        """
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
             "width": self.width,
             "signals": self.signals,
             "kinks": list(self.kinks),
-            "parameters": _plain(self._parameters.get("user")),
+            "parameters": plain_numbers(self._parameters.get("user")),
             **self._describe_common("gram"),
-            **{name: _plain(data.get(name, self._given[name])) for name in DATA if self._given[name] is not None},
+            **{name: plain_numbers(value) for name, value in self._described_data().items()},
             "rerunnable": False,
         }
+
+    def _described_data(self) -> dict[str, Any]:
+        """The arguments that say what a sample is, where they are given."""
+        data = {**self._parameters, "draws": described_draws(self._given["draws"] or {}, self._parameters.get("draws", {}))}
+        return {name: data.get(name, self._given[name]) for name in DATA if self._given[name] is not None}
 
     def _describe_common(self, gram_name: str) -> dict[str, Any]:
         single, gram = len(self.covariance) == 1, np.asarray(self.gram)
@@ -324,7 +429,7 @@ class Problem:
         return f"{self.kind}({shown})"
 
 
-def _user_parameters(value: Any) -> Any:
+def user_parameters(value: Any) -> Any:
     """The numbers of a user's loss, as float64 arrays."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise checks.reject("parameters", value, "give a dictionary of numbers or arrays by name")
@@ -348,7 +453,7 @@ def _numbers_at(problem: Any, alpha: float) -> Any:
         return numbers_at(problem, np.float64(alpha))
 
 
-def _plain(value: Any) -> Any:
+def plain_numbers(value: Any) -> Any:
     """Numbers, text and functions in dictionaries and lists, as plain values."""
 
     def plain(one: Any) -> Any:
@@ -359,7 +464,7 @@ def _plain(value: Any) -> Any:
     return jax.tree.map(plain, value, is_leaf=scheduled)
 
 
-def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
+def _gram(value: Given | None, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
     blocks = len(covariance)
     if value is None:
@@ -376,12 +481,12 @@ def _gram(value: Any, name: str, signals: int, covariance: tuple[tuple[float, fl
     return result
 
 
-def gram_root(gram: Any) -> Any:
+def gram_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
     return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
 
 
-def _root(at: Any, gram: Any) -> Any:
+def _root(at: ModuleType, gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     values, vectors = at.linalg.eigh(gram)
     symmetric = vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
     # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
@@ -391,7 +496,7 @@ def _root(at: Any, gram: Any) -> Any:
 
 
 @jax.custom_jvp
-def _traced_root(gram: Any) -> Any:
+def _traced_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
     return _root(jnp, gram)
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Given, Reals
 from sgdynamics.reach import check_memory
 
 MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
@@ -24,10 +25,34 @@ TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 class SpikedTensor:
     """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
 
+    ::
+
         loss(x, Y) = |Y - x^(order)|^2 + (ridge/2) |x|^2,      x in R^n
 
-    order = 2 is the spiked matrix (not symmetrised). The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional
-    limit theorems for SGD" (Ben Arous, Gheissari, Jagannath). The ridge enters the dynamics, not `risk`.
+    Parameters
+    ----------
+    order : int, default 2
+        Of the tensor; 2 is the spiked matrix (not symmetrised).
+    snr : float, default 1.2
+        The strength of the signal, above 0.
+    ridge : float, default 0.0
+        Of the penalty, 0 or more; it enters the dynamics, not ``risk``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+
+    Notes
+    -----
+    The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional limit theorems for SGD" (Ben Arous, Gheissari,
+    Jagannath).
+
+    Examples
+    --------
+    >>> problem = sgd.SpikedTensor(order=3, snr=2.0)
+    >>> problem.risk(m=0.0, r2=1.0)
+    5.0
     """
 
     order: int = 2
@@ -41,8 +66,19 @@ class SpikedTensor:
         object.__setattr__(self, "snr", checks.number("snr", self.snr, above=0.0))
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
-    def replace(self, **changes: Any) -> SpikedTensor:
-        """The same problem with some of its arguments changed, checked as when it was made."""
+    def replace(self, **changes: object) -> SpikedTensor:
+        """The same problem with some of its arguments changed, checked as when it was made.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name.
+
+        Returns
+        -------
+        SpikedTensor
+            A new one; this one stays as it is.
+        """
         return checks.replaced(self, changes)
 
     @property
@@ -50,29 +86,47 @@ class SpikedTensor:
         """The numbers of the problem, as a dictionary that JAX can trace."""
         return {"snr": trees.traced(self.snr), "ridge": trees.traced(self.ridge)}
 
-    def risk(self, m: Any, r2: Any) -> Any:
-        """The population loss without the ridge and without the noise's constant E|W|^2 = n^k: |snr v^(k) - x^(k)|^2.
+    def risk(self, m: Reals, r2: Reals) -> Reals:
+        """The population loss without the ridge and without the noise's constant E|W|^2 = n^k.
 
-        snr^2 - 2 snr m^k + R^(2k) = (snr - m^k)^2 + r2 sum_j R^(2j) m^(2(k-1-j)),   R^2 = m^2 + r2
+        ::
 
-        written as a sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
+            |snr v^(k) - x^(k)|^2 = (snr - m^k)^2 + r2 sum_j R^(2j) m^(2(k-1-j)),   R^2 = m^2 + r2
+
+        Parameters
+        ----------
+        m : float or ndarray
+            The overlap <x, v>.
+        r2 : float or ndarray
+            The squared length orthogonal to the signal, x^2 - m^2.
+
+        Returns
+        -------
+        float or ndarray
+            A sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
         """
         value = spiked_risk(self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64))
         return float(value) if np.ndim(value) == 0 else value
 
     def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result."""
+        """The problem as plain values for the record of a result.
+
+        Returns
+        -------
+        dict
+            "kind" and the arguments.
+        """
         return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
 
 
-def spiked_risk(order: int, snr: Any, m: Any, r2: Any) -> Any:
+def spiked_risk(order: int, snr: float, m: Reals, r2: Reals) -> Reals:
     """The same of NumPy or JAX values."""
     along, total = m * m, m * m + r2
     rest = sum(total**j * along ** (order - 1 - j) for j in range(order))
     return (snr - m**order) ** 2 + r2 * rest
 
 
-def checked_spiked(value: Any) -> SpikedTensor:
+def checked_spiked(value: SpikedTensor) -> SpikedTensor:
     """A spiked tensor as an argument: refuse what is none."""
     if not isinstance(value, SpikedTensor):
         raise checks.reject("problem", value, "give a SpikedTensor(order=..., snr=...)")
@@ -98,7 +152,7 @@ class SpikedStart:
         return self.m.shape[0]
 
 
-def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
+def spiked_start(problem: SpikedTensor, *, m: Given | None, r2: Given | None) -> SpikedStart:
     """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number a run."""
     checked_spiked(problem)
     values = {}
@@ -118,7 +172,7 @@ def spiked_start(problem: SpikedTensor, *, m: Any, r2: Any) -> SpikedStart:
     return SpikedStart(np.broadcast_to(values["m"], runs).copy(), np.broadcast_to(values["r2"], runs).copy())
 
 
-def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
+def checked_spiked_start(problem: SpikedTensor, begin: SpikedStart) -> SpikedStart:
     """A start as an argument: refuse what is none; an integrator's rounding below r2 = 0 is set to 0, more is refused."""
     checked_spiked(problem)
     if not isinstance(begin, SpikedStart):
@@ -127,7 +181,7 @@ def checked_spiked_start(problem: SpikedTensor, begin: Any) -> SpikedStart:
     return spiked_start(problem, m=begin.m, r2=r2)
 
 
-def check_spiked_dimension(dimension: Any) -> int:
+def check_spiked_dimension(dimension: int) -> int:
     """The dimension n: the signal and something orthogonal to it."""
     return checks.whole("dimension", dimension, 2, 10**18)
 

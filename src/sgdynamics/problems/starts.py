@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
 from sgdynamics.problems.trial import try_start
@@ -24,7 +25,31 @@ TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integr
 
 @dataclass(frozen=True)
 class Start:
-    """Overlaps of one or more runs: M_blocks (run, block, unit, signal), Q_blocks (run, block, unit, unit), a (run, unit)."""
+    """Where one or more runs start: overlaps and head.
+
+    Made by ``sgd.start``, ``sgd.random_start``, ``sgd.start_from`` or ``sgd.overlaps_of``.
+
+    Parameters
+    ----------
+    M_blocks : ndarray
+        Overlaps of the rows with the signals in each covariance block, (run, block, unit, signal).
+    Q_blocks : ndarray
+        Gram matrices of the rows in each block, (run, block, unit, unit).
+    a : ndarray
+        The heads, (run, unit).
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit each other.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> begin.runs, begin.M.shape, begin.Q.shape
+    (1, (1, 2, 1), (1, 2, 2))
+    """
 
     M_blocks: np.ndarray
     Q_blocks: np.ndarray
@@ -45,6 +70,7 @@ class Start:
 
     @property
     def runs(self) -> int:
+        """How many runs."""
         return self.a.shape[0]
 
     @property
@@ -59,15 +85,58 @@ class Start:
 
 
 def start(
-    problem: Problem | SpikedTensor, *, M: Any = None, Q: Any = None, a: Any = None, q: Any = None, m: Any = None, r2: Any = None
+    problem: Problem | SpikedTensor,
+    *,
+    M: Given | None = None,
+    Q: Given | None = None,
+    a: Given | None = None,
+    q: Given | None = None,
+    m: Given | None = None,
+    r2: Given | None = None,
 ) -> Any:
-    """A start from overlaps: M (units x signals), Q (units x units, the full Gram matrix of the rows), head a (ones unless given).
+    """A start from overlaps that are given.
 
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned: it says which overlaps a start has.
+    M : array_like, optional
+        Overlaps W W*^T of the rows with the signals, units x signals. Needed, except for spiked tensors.
+    Q : array_like, optional
+        The full Gram matrix W W^T of the rows, units x units. Needed, except for wide networks and spiked tensors.
+    a : array_like, optional
+        The head, one number a unit (or runs x units); ones unless given.
+    q : array_like, optional
+        Wide networks (``solve_mean_field``) take this in place of Q: the diagonal of Q - M P^-1 M^T, one number a unit.
+    m : float or array_like, optional
+        Spiked tensors: the overlap <x, v>.
+    r2 : float or array_like, optional
+        Spiked tensors: the squared length of x orthogonal to v, 0 or more.
+
+    Returns
+    -------
+    Start, MeanFieldStart or SpikedStart
+        For every solver of that problem.
+
+    Raises
+    ------
+    ValueError
+        If overlaps are missing, or are none: Omega = [[Q, M], [M^T, P]] has to be positive semi-definite to 1e-9 in every block, and on the
+        sphere Q_ii has to be 1.
+
+    Notes
+    -----
     A leading axis of any length stands for runs. With several covariance blocks, M and Q may have a block axis before the
     unit axis; without it the rows are spread over the blocks by their fractions, as random directions are.
-    Refused unless Omega = [[Q, M], [M^T, P]] is positive semi-definite to 1e-9 in every block, and on the sphere unless Q_ii = 1.
-    Wide networks (`solve_mean_field`) take q, the diagonal of Q - M P^-1 M^T, in place of Q. A `SpikedTensor` starts from m = <x, v> and
-    r2 = |x|^2 - m^2.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> begin.a.tolist()
+    [[1.0, 1.0]]
+    >>> sgd.start(sgd.SpikedTensor(), m=[0.1, 0.2], r2=1.0).runs
+    2
     """
     checked_kind(problem)
     spiked = isinstance(problem, SpikedTensor)
@@ -100,7 +169,7 @@ def start(
     return result
 
 
-def _head(value: Any, runs: int, p: int) -> np.ndarray:
+def _head(value: Given, runs: int, p: int) -> np.ndarray:
     """The head of every run, from one for all or one a run."""
     given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
     if given.ndim <= 1:
@@ -108,7 +177,7 @@ def _head(value: Any, runs: int, p: int) -> np.ndarray:
     return checks.array("a", given, (runs, p), "runs x units")
 
 
-def checked_kind(problem: Any) -> str:
+def checked_kind(problem: object) -> str:
     """The kind of a problem; refuse what is none."""
     if not isinstance(problem, (Problem, SpikedTensor)):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
@@ -135,7 +204,7 @@ def _accept(problem: Problem, begin: Start, tolerance: float) -> None:
     try_start(problem, begin.M_blocks, begin.Q_blocks, begin.a)
 
 
-def checked_start(problem: Problem, begin: Any) -> Start:
+def checked_start(problem: Problem, begin: Start) -> Start:
     """A start as an argument: refuse what is none, or belongs to a problem of another shape, teacher or constraint."""
     require("functional", problem)
     if not isinstance(begin, Start):
@@ -172,7 +241,7 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
     return np.concatenate([upper, lower], axis=-2)
 
 
-def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
+def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
     """Give overlaps their run and block axes."""
     blocks = len(problem.covariance)
     result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
@@ -191,7 +260,7 @@ def _with_blocks(name: str, value: Any, problem: Problem, shape: tuple[int, int]
     return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
 
 
-def check_dimension(problem: Problem, dimension: Any, small: bool = False) -> tuple[int, np.ndarray]:
+def check_dimension(problem: Problem, dimension: int, small: bool = False) -> tuple[int, np.ndarray]:
     """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks."""
     require("functional", problem)
     d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
@@ -272,14 +341,47 @@ def random_start(
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
-    a: Any = None,
+    a: Given | None = None,
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 
-    Rows N(0, scale^2 I/d); on the sphere uniform; with orthogonal=True `scale` times orthonormal rows, uniform on the Stiefel
-    manifold. Along the signals a row has independent N(0, scale^2/d) coordinates T; the rest enters through its Gram matrix,
-    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor. The head is `a`, of p numbers for all runs or of runs x p;
-    unless given it is ones, for mixtures N(0, 1). Run i does not depend on how many runs there are.
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned.
+    dimension : int
+        The dimension d, signals + width or more.
+    seed : int, default 0
+        Of the random numbers.
+    runs : int, default 1
+        How many starts are drawn. Run i does not depend on how many there are.
+    scale : float, default 1.0
+        Rows are N(0, scale^2 I/d), so that their norms are about this; on the sphere they are uniform: leave it at 1.
+    orthogonal : bool, default False
+        Rows that are ``scale`` times orthonormal, uniform on the Stiefel manifold.
+    a : array_like, optional
+        The head, p numbers for all runs or runs x p; unless given ones, for mixtures N(0, 1).
+
+    Returns
+    -------
+    Start or SpikedStart
+        With ``runs`` runs.
+
+    Raises
+    ------
+    ValueError
+        If the dimension is too small for the rows and signals, or another argument is refused.
+
+    Notes
+    -----
+    Along the signals a row has independent N(0, scale^2/d) coordinates; the rest enters through its Gram matrix,
+    which is scale^2/d Wishart_p(d - K) and is drawn by its Bartlett factor.
+
+    Examples
+    --------
+    >>> begin = sgd.random_start(sgd.TeacherStudent(width=2), dimension=1000, runs=3)
+    >>> begin.Q.shape, bool(abs(begin.M).max() < 0.2)
+    ((3, 2, 2), True)
     """
     orthogonal = checks.flag("orthogonal", orthogonal)
     if isinstance(problem, SpikedTensor):

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics import checks, trees
+from sgdynamics.arrays import Function, Given
 from sgdynamics.controls import describe_schedule, number_or_schedule
 from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.activations import student_activation
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
@@ -24,7 +25,7 @@ class _Network(Problem):
 
     noise = Number()
 
-    def _set_network(self, loss: NetworkLoss, noise: Any) -> None:
+    def _set_network(self, loss: NetworkLoss, noise: float | Function) -> None:
         self.loss = loss.outer
         self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
         try_problem(self)
@@ -34,7 +35,7 @@ class _Network(Problem):
     def noise_floor(self) -> float:
         return float(self._parameters["noise"]) / 2 if self.structure.has_excess else 0.0
 
-    def _describe_loss(self) -> Any:
+    def _describe_loss(self) -> str | dict[str, Any]:
         for name, function in LOSSES.items():
             if function is self.loss:
                 return name
@@ -42,14 +43,55 @@ class _Network(Problem):
 
 
 class TeacherStudent(_Network):
-    """A student f = (1/p) sum_i a_i s(w_i.x) and a teacher y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z.
+    """A two-layer student that learns a two-layer teacher.
 
-    Squared loss (f - y)^2/2 unless `loss` says otherwise ("correlation", "logistic", or a JAX function of (f, y)).
-    Activations by name: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, he2 to he6 (the probabilists' Hermite
-    polynomials, not normalised: he3 = x^3 - 3x, E[he_n^2] = n!), and sign for teachers; or a polynomial, an `Activation`, a JAX function.
-    `teacher_activation` is the student's unless given, `teacher_gram` = W* W*^T the identity, `teacher_head` ones.
-    `covariance` is that of the inputs, as (eigenvalue, fraction of d) pairs; then `teacher_gram` may be one matrix a block,
-    and a single one is spread over the blocks by their fractions.
+    ::
+
+        f = (1/p) sum_i a_i s(w_i.x),     y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z,     x ~ N(0, I_d)
+
+    Parameters
+    ----------
+    width : int, default 4
+        How many units the student has, p.
+    teacher_width : int, default 1
+        How many units the teacher has, k.
+    activation : str, Activation or callable, default "square"
+        The student's: a name (linear, square, erf, relu, tanh, gelu, softplus, abs, he2 to he6; see ``sgd.Activation``), a polynomial, an
+        ``Activation``, or a JAX function.
+    teacher_activation : str, Activation or callable, optional
+        The teacher's, which may also be "sign"; the student's unless given.
+    teacher_gram : array_like, optional
+        P = W* W*^T, k x k, the identity unless given; with several covariance blocks one matrix a block, or one that is spread over them by
+        their fractions.
+    teacher_head : array_like, optional
+        a*, k numbers; ones unless given.
+    noise : float or callable, default 0.0
+        The variance of the label noise; it may be a function of alpha = samples/d (on fixed data of t).
+    head : str, default "fixed"
+        "fixed" or "trained"; the head a is ones unless a start gives it.
+    constraint : str, optional
+        "sphere" keeps rows of norm 1; none unless given.
+    weight_decay : float or callable, default 0.0
+        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk.
+    loss : str or callable, default "squared"
+        "squared" is (f - y)^2/2; "correlation", "logistic", or a JAX function of (f, y).
+    covariance : sequence of (float, float), optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused; the message names it, the value and what would be right.
+
+    Notes
+    -----
+    erf is erf(x/sqrt 2); he2 to he6 are the probabilists' Hermite polynomials, not normalised: he3 = x^3 - 3x, E[he_n^2] = n!.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1)
+    >>> problem.replace(teacher_width=2).gram.tolist()
+    [[[1.0, 0.0], [0.0, 1.0]]]
     """
 
     kind: ClassVar[str] = "TeacherStudent"
@@ -60,15 +102,15 @@ class TeacherStudent(_Network):
         self,
         width: int = 4,
         teacher_width: int = 1,
-        activation: Any = "square",
-        teacher_activation: Any = None,
-        teacher_gram: Any = None,
-        teacher_head: Any = None,
-        noise: Any = 0.0,
+        activation: ActivationLike = "square",
+        teacher_activation: ActivationLike | None = None,
+        teacher_gram: Given | None = None,
+        teacher_head: Given | None = None,
+        noise: float | Function = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
-        loss: Any = "squared",
+        weight_decay: float | Function = 0.0,
+        loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self._made_of(locals())
@@ -101,14 +143,56 @@ class TeacherStudent(_Network):
 
 
 class MultiIndex(_Network):
-    """A student network that learns any function of a few directions: y = target(z) + sqrt(noise) z', z_r = w*_r.x.
+    """A student network that learns any function of a few directions.
 
-    `target` is a JAX function from the vector of `directions` signals to a number. Losses: "squared", "correlation",
-    "logistic" (labels as the target gives them, so a target of +-1), or a JAX function of (output, label).
-    `kinks`: where the target has a kink or jumps, so that the theory integrates around it: (normal, level) for the plane
-    normal . z = level, or a number for the planes z_r = number of every direction: kinks=[0.0] for sign(z[0]),
-    kinks=[((1.0, -1.0), 0.0)] for max(z[0], z[1]). Up to 32 planes in one direction, 6 in two, 4 in three whose normals span
-    two dimensions; beyond three directions expectations are sampled, and nothing is cut.
+    ::
+
+        f = (1/p) sum_i a_i s(w_i.x),     y = target(z) + sqrt(noise) z',     z_r = w*_r.x
+
+    Parameters
+    ----------
+    target : callable
+        A JAX function from the vector of ``directions`` signals to a number.
+    directions : int, default 2
+        How many directions it looks at.
+    width : int, default 8
+        How many units the student has, p.
+    activation : str, Activation or callable, default "relu"
+        The student's: a name, a polynomial, an ``Activation``, or a JAX function.
+    gram : array_like, optional
+        Gram matrix of the directions; the identity unless given.
+    noise : float or callable, default 0.0
+        The variance of the label noise; it may be a function of alpha.
+    head : str, default "fixed"
+        "fixed" or "trained".
+    constraint : str, optional
+        "sphere" keeps rows of norm 1; none unless given.
+    weight_decay : float or callable, default 0.0
+        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk.
+    loss : str or callable, default "squared"
+        "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and -1), or a JAX function of (output,
+        label).
+    covariance : sequence of (float, float), optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+    kinks : sequence, default ()
+        Where the target has a kink or jumps, so that the theory integrates around it: (normal, level) for the plane normal . z = level, or
+        a number for the planes z_r = number of every direction: ``[0.0]`` for sign(z[0]), ``[((1.0, -1.0), 0.0)]`` for max(z[0], z[1]).
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused; the message names it, the value and what would be right.
+
+    Notes
+    -----
+    Up to 32 planes in one direction, 6 in two, 4 in three whose normals span two dimensions; beyond three directions expectations are
+    sampled, and nothing is cut.
+
+    Examples
+    --------
+    >>> problem = sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=2, activation="square")
+    >>> problem.signals, problem.head
+    (2, 'fixed')
     """
 
     kind: ClassVar[str] = "MultiIndex"
@@ -118,14 +202,14 @@ class MultiIndex(_Network):
         target: Callable[[Any], Any],
         directions: int = 2,
         width: int = 8,
-        activation: Any = "relu",
+        activation: ActivationLike = "relu",
         *,
-        gram: Any = None,
-        noise: Any = 0.0,
+        gram: Given | None = None,
+        noise: float | Function = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: Any = 0.0,
-        loss: Any = "squared",
+        weight_decay: float | Function = 0.0,
+        loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | None = None,
         kinks: Sequence[Any] = (),
     ) -> None:

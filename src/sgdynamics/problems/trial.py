@@ -6,15 +6,20 @@ The solvers would find out too, but late: an integrator that sees NaN shortens i
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Numbers, Numeric, Tree
 from sgdynamics.precision import float64
 from sgdynamics.samples import spectrum
+
+if TYPE_CHECKING:  # problems try themselves
+    from sgdynamics.problems.problem import Problem, Structure
 
 SAMPLES = 64
 MOST_NUMBERS = 1 << 20  # of all samples together: a very wide network is tried on fewer
@@ -29,7 +34,7 @@ def _normals(fields: int, inputs: int, draws: int) -> tuple[np.ndarray, np.ndarr
     return normals[:, :-draws].reshape(count, inputs, fields), normals[:, -draws:]
 
 
-def _drawn(problem: Any) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """The normals of a problem's samples, those of the fields correlated over tokens and one input a row."""
     sample = problem.structure.sample
     z, normals = _normals(problem.structure.fields, sample.inputs_a_sample, sample.draw_normals)
@@ -38,7 +43,7 @@ def _drawn(problem: Any) -> tuple[np.ndarray, np.ndarray]:
     return z.reshape(-1, problem.structure.fields), normals
 
 
-def try_problem(problem: Any) -> None:
+def try_problem(problem: Problem) -> None:
     """The loss and its gradient on samples with rows of norm 1, orthogonal to the signals, and a head of ones."""
     if not problem.structure.loss.own_parts():
         return
@@ -46,10 +51,12 @@ def try_problem(problem: Any) -> None:
     z, normals = _drawn(problem)
     fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
     signals = z[:, p:] @ _root(spectrum.variance(problem.parameters, problem.gram)).T
-    _try(problem, fields, signals, np.ones(p), normals, None)
+    blocks = problem.structure.blocks
+    overlaps = np.broadcast_to(np.eye(p) / blocks, (blocks, p, p)), np.zeros((blocks, p, problem.signals))
+    _try(problem, fields, signals, np.ones(p), normals, None, overlaps)
 
 
-def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
+def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
     """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
     if not problem.structure.loss.own_parts():
         return
@@ -59,15 +66,17 @@ def try_start(problem: Any, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None
     for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
         full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
         both = z @ _root(full).T
-        _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0))
+        _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0), (Q[run], M[run]))
 
 
-def _root(covariance: np.ndarray) -> np.ndarray:
+def _root(covariance: Float[Numeric, "K K"]) -> np.ndarray:
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
-def _try(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, normals: np.ndarray, M: np.ndarray | None) -> None:
+def _try(
+    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, normals: np.ndarray, M: np.ndarray | None, overlaps: Any
+) -> None:
     sample = problem.structure.sample
     coefficients, given = _beside(problem, normals)
     if coefficients is not None:
@@ -76,13 +85,14 @@ def _try(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray
         )
         signals = signals + rows @ problem.gram.sum(axis=0)
         fields = fields if M is None else fields + rows @ M.T
-    fields, signals = sample.by_sample(fields), sample.by_sample(signals)
+    fields, signals = (np.asarray(sample.by_sample(part)) for part in (fields, signals))
     try:
-        found = _values(problem, fields, signals, head, given)
+        found = _values(problem, fields, signals, head, given, overlaps)
     except Exception as error:
         name, function = _culprit(problem, None)
         raise checks.reject(name, function, f"differentiating it failed with: {checks.reason(error)}") from error
     value, slope, head_slope = found
+    value = value if problem.structure.loss.has_risk else np.zeros(len(value))
     flat = np.isfinite(slope).reshape(len(slope), -1)
     bad = [~np.isfinite(value), ~flat.all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
     for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
@@ -93,7 +103,7 @@ def _try(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray
 
 
 @float64
-def _beside(problem: Any, normals: np.ndarray) -> tuple[np.ndarray | None, Any]:
+def _beside(problem: Problem, normals: np.ndarray) -> tuple[np.ndarray | None, Any]:
     """The coefficients of the inputs' means on the signals, if any, and what the loss takes beside fields and signals."""
     sample = problem.structure.sample
     with jax.ensure_compile_time_eval():  # a problem may be made while a function of the user's is traced
@@ -102,19 +112,39 @@ def _beside(problem: Any, normals: np.ndarray) -> tuple[np.ndarray | None, Any]:
 
 
 @float64
-def _values(problem: Any, fields: Any, signals: Any, head: Any, given: Any) -> tuple[np.ndarray, ...]:
+def _values(
+    problem: Problem,
+    fields: Float[Numeric, "samples p ..."],
+    signals: Float[Numeric, "samples K ..."],
+    head: Float[Numeric, " p"],
+    given: Tree,
+    overlaps: Any,
+) -> tuple[np.ndarray, ...]:
+    loss, sample = problem.structure.loss, problem.structure.sample
+    lengths = np.eye(sample.inputs_a_sample) if loss.reads_lengths else None
     with jax.ensure_compile_time_eval():
-        value, (slope, head_slope) = _compiled(problem.structure, problem.at(0.0).parameters, fields, signals, head, given)
+        numbers = loss.reading(problem.at(0.0).parameters, *map(jnp.asarray, overlaps), lengths)
+        value, slope, head_slope = _compiled(problem.structure, numbers, fields, signals, head, given)
         return np.asarray(value), np.asarray(slope), np.asarray(head_slope)
 
 
 @partial(jax.jit, static_argnums=0)
-def _compiled(structure: Any, parameters: Any, fields: Any, signals: Any, head: Any, given: Any) -> Any:
-    one = jax.value_and_grad(structure.loss, argnums=(0, 2))
-    return jax.vmap(one, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
+def _compiled(
+    structure: Structure,
+    parameters: Numbers,
+    fields: Float[Numeric, "samples p ..."],
+    signals: Float[Numeric, "samples K ..."],
+    head: Float[Numeric, " p"],
+    given: Tree,
+) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples ..."], Float[Numeric, "samples p"]]:
+    value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
+    slope = found.inputs
+    if structure.loss.pulls:  # what is not finite there shows in the slope
+        slope = slope + 0 * (jnp.sum(found.rows) + jnp.sum(found.signals))
+    return value, slope, found.head
 
 
-def _culprit(problem: Any, point: tuple[Any, ...] | None) -> tuple[str, Any]:
+def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]:
     """Which of the problem's functions is not finite at this point, or which is the only one of the user's: argument and function."""
     parts = problem.structure.loss.own_parts()
     if point is not None:
@@ -129,13 +159,13 @@ def _culprit(problem: Any, point: tuple[Any, ...] | None) -> tuple[str, Any]:
 
 
 @float64
-def _eager(call: Any, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
+def _eager(call: Function, fields: np.ndarray, signals: np.ndarray) -> np.ndarray:
     with jax.ensure_compile_time_eval():
         return np.asarray(call(fields, signals))
 
 
 def _refuse(
-    problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Any, what: str, bad: int, of: int, begun: bool
+    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Tree, what: str, bad: int, of: int, begun: bool
 ) -> None:
     name, function = _culprit(problem, (fields, signals))
     if name in ("activation", "teacher_activation"):
@@ -160,7 +190,7 @@ def _refuse(
 
 
 @float64
-def _compared(problem: Any, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Any) -> list[float] | None:
+def _compared(problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Tree) -> list[float] | None:
     """Output and label, where these are what the loss sees."""
     with jax.ensure_compile_time_eval():
         found = problem.structure.loss.output_and_label(fields, signals, head, given, problem.at(0.0).parameters)

@@ -11,6 +11,7 @@ from scipy import special, stats
 from scipy.stats import qmc
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
 from sgdynamics.problems.starts import MOST_DIMENSION, TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
@@ -40,7 +41,7 @@ class MeanFieldStart:
         return self.a.shape[0]
 
 
-def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> MeanFieldStart:
+def mean_field_start(problem: Problem, *, M: Given | None, q: Given | None, a: Given | None = None) -> MeanFieldStart:
     """Particles from M (units x signals), q (units: the squared length orthogonal to the signals) and the head a (ones unless given).
 
     The rows have Q = M P^-1 M^T + diag(q); a leading axis stands for runs. On the sphere m P^-1 m + q must be 1.
@@ -65,12 +66,43 @@ def mean_field_start(problem: Problem, *, M: Any, q: Any, a: Any = None) -> Mean
 def mean_field_random_start(
     problem: Problem, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0, sampling: str = "independent"
 ) -> MeanFieldStart:
-    """Particles with the law of random rows N(0, scale^2 I/d), on the sphere uniform; heads are ones.
+    """Particles with the law of random rows, for ``solve_mean_field``.
+
+    ::
 
         t ~ N(0, scale^2 I_k/d),   q ~ scale^2 chi2_{d-k}/d
 
-    sampling="independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points),
-    to about 1/p. Run i does not depend on how many runs there are. There is no condition on d and p: d > k is enough.
+    Parameters
+    ----------
+    problem : Problem
+        A wide network: its width is the number of particles.
+    dimension : int
+        The dimension d of the rows, more than the signals; there is no condition on d and p.
+    seed : int, default 0
+        Of the random numbers.
+    runs : int, default 1
+        How many sets of particles. Run i does not depend on how many there are.
+    scale : float, default 1.0
+        Rows are N(0, scale^2 I/d); on the sphere they are uniform: leave it at 1.
+    sampling : str, default "independent"
+        "independent" draws them, so p particles stand for the law to 1/sqrt(p); "sobol" spreads them evenly (scrambled Sobol points), to
+        about 1/p.
+
+    Returns
+    -------
+    MeanFieldStart
+        M, q and heads of ones.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused.
+
+    Examples
+    --------
+    >>> begin = sgd.mean_field_random_start(sgd.TeacherStudent(width=64, activation="erf"), dimension=200)
+    >>> begin.M.shape, begin.q.shape
+    ((1, 64, 1), (1, 64))
     """
     checked_wide_problem(problem)
     p, k = problem.width, problem.signals
@@ -133,7 +165,7 @@ def _frame_rows(problem: Problem, begin: MeanFieldStart, tolerance: float) -> np
     return T
 
 
-def particles(problem: Problem, start: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def particles(problem: Problem, start: Start | MeanFieldStart) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """T, q, a of a start; of one with a full Q, q is the diagonal of Q - M P^-1 M^T."""
     if isinstance(start, Start):
         begin = checked_start(problem, start)

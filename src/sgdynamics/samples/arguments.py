@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function, Given
 from sgdynamics.functions import traced_shape
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.draws import checked_draws, edges_of
@@ -20,9 +21,9 @@ def stated_sample(
     signals: int,
     covariance: tuple[tuple[float, float], ...],
     clusters: tuple[tuple[float, tuple[float, ...], float], ...] = (),
-    tokens: Any = None,
-    token_correlation: Any = None,
-    means: Any = None,
+    tokens: int | None = None,
+    token_correlation: Given | None = None,
+    means: Given | Function | None = None,
     draws: Any = None,
 ) -> tuple[Sample, dict[str, Any]]:
     """What a sample is, and the numbers it is made with."""

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Num
 from scipy import special
 
 from sgdynamics import checks
+from sgdynamics.arrays import Numeric
 
 FIX = (
     'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
@@ -39,10 +41,10 @@ class Draw:
         """How many values a discrete draw has, all its entries together."""
         return self.outcomes**self.size if self.outcomes else 1
 
-    def value(self, edges: Any, normals: Any) -> Any:
+    def value(self, edges: Float[Numeric, " edges"] | None, normals: Float[Numeric, "*s size"]) -> Num[Numeric, "..."]:
         """The draw that standard normals (..., size) stand for: a value between two edges each."""
         z = normals.reshape(*normals.shape[:-1], *self.shape)
-        if not self.outcomes:
+        if edges is None:  # normal
             return z
         index = jnp.sum(z[..., None] > edges, axis=-1)
         return index.astype(z.dtype) if self.binary else index
@@ -53,7 +55,7 @@ class Draw:
         return every.astype(np.float64) if self.binary else every
 
 
-def edges_of(probabilities: Any) -> Any:
+def edges_of(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
     """A standard normal between two of these edges stands for a value."""
     at, quantile = (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
     return quantile(at.minimum(at.cumsum(probabilities, axis=-1), 1.0)[..., :-1])
@@ -62,7 +64,7 @@ def edges_of(probabilities: Any) -> Any:
 def described_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Draws as they were given, with these probabilities."""
 
-    def one(value: Any, chances: Any) -> Any:
+    def one(value: Any, chances: Float[Numeric, " outcomes"]) -> Any:
         if not isinstance(value, tuple) or not isinstance(value[0], str):
             return chances
         return value[0], chances[-1] if np.ndim(value[1]) == 0 else chances, *value[2:]

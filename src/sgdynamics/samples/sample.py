@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
+from sgdynamics.arrays import DType, Numbers, Numeric, Tree
 from sgdynamics.samples.draws import Draw
 from sgdynamics.samples.spectrum import spread
 
@@ -23,14 +25,14 @@ MOST_CASES = 64  # combinations of discrete draws that expectations sum over; be
 
 
 class Place(NamedTuple):
-    """Where samples lie in d dimensions: the spread of each coordinate, and the axes along which the signals have coordinates (K, axes)."""
+    """Where samples lie in d dimensions: the spread of each coordinate, and the axes along which the signals have coordinates."""
 
-    spread: Any
-    axes: Any
-    signals: Any
+    spread: Float[Numeric, " d"]
+    axes: Int[Numeric, " axes"]
+    signals: Float[Numeric, "K axes"]
 
 
-def as_dtype(given: Any, dtype: Any) -> Any:
+def as_dtype(given: Tree, dtype: DType) -> Tree:
     """What a loss takes beside fields and signals, its real numbers in this precision."""
     return jax.tree.map(lambda one: one.astype(dtype) if jnp.issubdtype(one.dtype, jnp.floating) else one, given)
 
@@ -87,7 +89,7 @@ class Sample:
         """How many standard normals the other draws take, those that expectations sample."""
         return sum(draw.size for draw in self._every if draw not in self._summed)
 
-    def drawn(self, numbers: Any, normals: Any, case: dict[str, Any] | None = None) -> dict[str, Any]:
+    def drawn(self, numbers: Numbers, normals: Float[Numeric, "*s normals"], case: dict[str, Any] | None = None) -> dict[str, Any]:
         """The draws from standard normals (..., draw_normals); with a `case` of the summed ones, from (..., free)."""
         found, first = dict(case or {}), 0
         for draw in self._every:
@@ -99,27 +101,27 @@ class Sample:
             found["label"] = self._of_cluster(found, numbers["cluster_labels"], normals.dtype)
         return found
 
-    def _chances(self, numbers: Any, draw: Draw) -> tuple[Any, Any]:
+    def _chances(self, numbers: Numbers, draw: Draw) -> tuple[Float[Numeric, " n"], Float[Numeric, " m"]]:
         """Probabilities of a discrete draw's values, and the edges between them."""
         if self.clusters and draw.name == "cluster":
             return numbers["cluster_weights"], numbers["cluster_edges"]
         return numbers["draws"][draw.name]["probabilities"], numbers["draws"][draw.name]["edges"]
 
-    def _of_cluster(self, draws: dict[str, Any], table: Any, dtype: Any) -> Any:
+    def _of_cluster(self, draws: dict[str, Any], table: Float[Numeric, "clusters ..."], dtype: DType) -> Float[Numeric, "*s"]:
         # a sum over the few clusters, not a gather, which goes one by one on a CPU
         chosen = (draws["cluster"][..., None] == jnp.arange(self.clusters)).astype(dtype)
         return jnp.sum(chosen.reshape(*chosen.shape, *[1] * (table.ndim - 1)) * table, axis=chosen.ndim - 1)
 
-    def given(self, draws: dict[str, Any]) -> Any:
+    def given(self, draws: dict[str, Any]) -> Tree:
         """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label."""
         return draws if self.draws is not None else draws["label" if self.clusters else "noise"]
 
-    def example(self, numbers: Any) -> Any:
+    def example(self, numbers: Numbers) -> Tree:
         """Zeros of the shapes and types of the loss's fourth argument for one sample."""
         shapes = jax.eval_shape(lambda normals: self.given(self.drawn(numbers, normals)), np.zeros(self.draw_normals))
         return jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
 
-    def cases(self, numbers: Any) -> tuple[Any, dict[str, Any]]:
+    def cases(self, numbers: Numbers) -> tuple[Float[Numeric, " cases"], dict[str, Any]]:
         """For expectations: weights (cases,), and the draws that are summed over, (cases, ...) each; the rest is `free`."""
         weights, found = np.ones(1), {}
         for draw in self._summed:
@@ -132,7 +134,7 @@ class Sample:
             found["label"] = numbers["cluster_labels"][found["cluster"]]
         return weights, found
 
-    def mean_coefficients(self, numbers: Any, draws: dict[str, Any]) -> Any:
+    def mean_coefficients(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... K"] | None:
         """Means of the inputs on the signals, (..., [tokens,] K); None for centred data."""
         parts = []
         if self.clusters:
@@ -146,9 +148,9 @@ class Sample:
             parts.append(function(draws))
         elif self.means:
             parts.append(numbers["means"])
-        return sum(parts) if parts else None
+        return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def inputs(self, numbers: Any, normals: Any, draws: dict[str, Any]) -> Any:
+    def inputs(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any]) -> Tree:
         """Inputs in the compressed frame from normals (..., [tokens,] blocks, columns), of which the first K lie along the signals."""
         x = self.mixed(numbers, normals, -3) * spread(numbers)[:, None]
         means = self.mean_coefficients(numbers, draws)
@@ -158,35 +160,35 @@ class Sample:
         empty = jnp.zeros((*along.shape[:-1], x.shape[-1] - self.signals), x.dtype)
         return x + jnp.concatenate([along, empty], axis=-1)
 
-    def inputs_in_space(self, numbers: Any, normals: Any, draws: dict[str, Any], place: Place) -> Any:
+    def inputs_in_space(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any], place: Place) -> Tree:
         """Inputs in d dimensions, one a row, from normals (samples, [tokens,] d)."""
         x = self.mixed(numbers, normals, -2) * place.spread
         means = self.mean_coefficients(numbers, draws)
         if means is not None:
-            x = x.at[..., place.axes].add((means @ place.signals).astype(x.dtype))
+            x = jnp.asarray(x).at[..., place.axes].add((means @ place.signals).astype(x.dtype))
         return x.reshape(-1, x.shape[-1])
 
-    def mixed(self, numbers: Any, values: Any, axis: int) -> Any:
+    def mixed(self, numbers: Numbers, values: Float[Numeric, "*s"], axis: int) -> Float[Numeric, "*s"]:
         """C^1/2 (which is symmetric) along the axis of the tokens."""
         if not self.correlated:
             return values
         root = numbers["token_root"].astype(values.dtype)
         return jnp.moveaxis(jnp.tensordot(root, values, axes=(1, axis), precision="highest"), 0, axis)
 
-    def mixed_inputs(self, numbers: Any, values: Any) -> Any:
+    def mixed_inputs(self, numbers: Numbers, values: Float[Numeric, "*s inputs"]) -> Float[Numeric, "*s inputs"]:
         """The same along the last axis, which holds all inputs of all samples."""
         if not self.correlated:
             return values
-        return self.mixed(numbers, values.reshape(*values.shape[:-1], -1, self.tokens), -1).reshape(values.shape)
+        return self.mixed(numbers, values.reshape(*values.shape[:-1], -1, self.inputs_a_sample), -1).reshape(values.shape)
 
-    def by_sample(self, rows: Any) -> Any:
+    def by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
         """What the loss sees of (inputs, p): (samples, p), or (samples, p, tokens)."""
         return rows if self.tokens is None else jnp.swapaxes(rows.reshape(-1, self.tokens, rows.shape[-1]), 1, 2)
 
-    def by_input(self, values: Any) -> Any:
+    def by_input(self, values: Float[Numeric, "samples p ..."]) -> Float[Numeric, "inputs p"]:
         """(samples, p[, tokens]) as (inputs, p)."""
         return values if self.tokens is None else jnp.swapaxes(values, 1, 2).reshape(-1, values.shape[1])
 
-    def each_input(self, weights: Any) -> Any:
+    def each_input(self, weights: Float[Numeric, " samples"]) -> Float[Numeric, " inputs"]:
         """Numbers of samples (n,) for each of their inputs."""
         return weights if self.tokens is None else jnp.repeat(weights, self.tokens)

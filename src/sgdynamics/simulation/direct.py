@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
-from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
+from sgdynamics.algorithms.one_pass import OnePassSGD, Rows, Stride, take_step
 from sgdynamics.algorithms.updates import Law, copies
-from sgdynamics.compressed import first_scalars, sample_gradients
+from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.compressed import first_scalars, sample_moves
 from sgdynamics.controls import numbers_at
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import step_key
 from sgdynamics.samples.sample import Place, as_dtype
@@ -26,7 +29,9 @@ class DirectSGD(Simulator):
     """Runs in d dimensions. The data are isotropic in each covariance block, so the signals may lie along its first K axes and
     the rest of the rows along the next p: any other position is a rotation of this one."""
 
-    def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray, dtype: str = "float64") -> None:
+    def __init__(
+        self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, dtype: str = "float64"
+    ) -> None:
         self.structure = problem.structure
         self.batch = algorithm.batch
         self.law = algorithm.law
@@ -41,7 +46,7 @@ class DirectSGD(Simulator):
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
         self.place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes)))
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> Rows:
         p, sets = self.structure.width, copies(self.law)
         weights = np.zeros((len(chosen), sets * p, self.dimension), self.dtype)  # the velocity, if any, is 0
         head = np.zeros((len(chosen), sets * p), self.dtype)
@@ -50,12 +55,12 @@ class DirectSGD(Simulator):
         scalars = jax.tree.map(lambda one: jnp.broadcast_to(one.astype(self.dtype), (len(chosen),)), first_scalars(self.law))
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars)
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place)
         plan = (self.structure, self.batch, self.law, self.edges)
-        return _advance(plan, watch.see, numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_weights(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Rows) -> dict[str, Any]:
         weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state[:2])
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), weights)
         return {"M": M, "Q": Q, "a": head}
@@ -68,7 +73,7 @@ class DirectSGD(Simulator):
         return max(1, GROUP_BYTES // self.bytes_a_run())
 
     @property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, ...]:
         return self.batch, self.structure.width, self.dimension
 
     @property
@@ -88,7 +93,9 @@ def first_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
     return weights
 
 
-def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any, weights: Any) -> tuple[Any, Any]:
+def direct_overlaps(
+    numpy: ModuleType, signals: int, edges: tuple[int, ...], frame: Float[Numeric, "blocks K K"], weights: Float[Numeric, "runs p d"]
+) -> tuple[Float[Numeric, "runs blocks p K"], Float[Numeric, "runs blocks p p"]]:
     """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy."""
     M, Q = [], []
     for block, (low, high) in enumerate(pairwise(edges)):
@@ -99,13 +106,21 @@ def direct_overlaps(numpy: Any, signals: int, edges: tuple[int, ...], frame: Any
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    plan: tuple[Any, ...], see: See | None, numbers: tuple[Any, ...], state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
-) -> tuple[Any, Any, Any]:
+def _advance_weights(
+    plan: tuple[Any, ...],
+    see: See | None,
+    numbers: tuple[Any, ...],
+    state: Rows,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
+) -> tuple[Rows, Int[Numeric, " runs"], Any]:
     (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
     sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
 
-    def one(number: Any, state: Rows, key: Any, seen: Any) -> tuple[Rows, Any]:
+    def one(number: Whole, state: Rows, key: OneKey, seen: Tree) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
@@ -117,7 +132,7 @@ def _advance(
             seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.width]})
         return state, seen
 
-    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Rows, Int[Numeric, " runs"], Any]:
         state, good, seen = carry
         state, seen = jax.vmap(partial(one, number))(state, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
@@ -126,20 +141,41 @@ def _advance(
         fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < limit, axis=1)
         return state, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
 def direct_step(
-    structure: Any, numbers: tuple, rate: Any, state: Rows, x: Any, noise: Any, place: Place, law: Law | None = None, number: Any = 0
+    structure: Structure,
+    numbers: tuple,
+    rate: Scalar,
+    state: Rows,
+    x: Float[Numeric, "inputs d"],
+    noise: Tree,
+    place: Place,
+    law: Law | None = None,
+    number: Whole = 0,
 ) -> Rows:
     """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
     parameters, algorithm = numbers
     signals, batch = x[:, place.axes] @ place.signals.T, x.shape[0] // structure.sample.inputs_a_sample
 
-    def gradient(weights: Any, head: Any) -> tuple[Any, Any]:
+    def gradient(weights: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p d"], Float[Numeric, " p"]]:
         fields = x @ weights.T
-        h, head_gradient = sample_gradients(structure, parameters, fields, signals, head, noise)
-        return h.T @ x / batch, jnp.mean(head_gradient, axis=0)
+        reading, lengths = parameters, None
+        if structure.loss.pulls:
+            Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
+            reading = structure.loss.reading(parameters, Q[None], M[None])
+            reading["overlaps"] = reading["overlaps"]._replace(P=(place.signals @ place.signals.T).astype(Q.dtype))
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(batch, -1, x.shape[1])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
+        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
+        found = h.T @ x / batch
+        if pulls is not None:
+            pull = jnp.mean(pulls, axis=0)
+            found = found + pull[:, : len(weights)] @ weights
+            found = found.at[:, place.axes].add(pull[:, len(weights) :] @ place.signals.astype(found.dtype))
+        return found, jnp.mean(head_gradient, axis=0)
 
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
     return take_step(law, algorithm, state, gradient, stride, x.shape[1], number)

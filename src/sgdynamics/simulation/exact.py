@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from sgdynamics import checks, compressed
+from sgdynamics.algorithms.one_pass import OnePassSGD, Rows
 from sgdynamics.algorithms.updates import copies
-from sgdynamics.problems.problem import Problem
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import step_key
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, moves_a_step
@@ -24,9 +27,9 @@ GROUP_BYTES = 1 << 28
 class ExactChain(Simulator):
     """Runs in the compressed space."""
 
-    def __init__(self, problem: Problem, algorithm: Any, begin: Start, dimension: int, sizes: np.ndarray) -> None:
-        self.layout = compressed.Layout(problem.structure, algorithm.batch, update=algorithm.law)
-        self.layout = replace(self.layout, small=bool(sizes.min() < self.layout.inside))
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> None:
+        self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law)
+        self.grouping = replace(self.grouping, small=bool(sizes.min() < self.grouping.inside))
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.dimension = np.float64(dimension)
@@ -35,46 +38,48 @@ class ExactChain(Simulator):
         self.head = begin.a
 
     def initial(self, chosen: np.ndarray) -> Any:
-        return _initial(self.layout, self.T[chosen], self.L[chosen], self.head[chosen])
+        return _initial(self.grouping, self.T[chosen], self.L[chosen], self.head[chosen])
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
-        return _advance(self.layout, watch.see, numbers, self.sizes, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_chain(
+            self.grouping, watch.see, numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
+        )
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
-        return _overlaps(self.layout.structure, self.parameters, state)
+    def overlaps(self, state: Rows) -> dict[str, Any]:
+        return _overlaps(self.grouping.structure, self.parameters, state)
 
     @property
     def grain(self) -> int:
-        return self.layout.span_steps
+        return self.grouping.span_steps
 
     def largest_group(self) -> int:
-        if self.layout.update is None or not self.layout.update.rereads:
+        if self.grouping.update is None or not self.grouping.update.rereads:
             return super().largest_group()
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
-        a_run = 4 * 8 * self.layout.folds * self.layout.structure.blocks * self.layout.columns**2
+        a_run = 4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2
         return max(1, min(super().largest_group(), GROUP_BYTES // a_run))
 
     @property
-    def size(self) -> tuple[Any, ...]:
-        return self.layout.batch, self.layout.structure.width, int(self.dimension)
+    def size(self) -> tuple[int, ...]:
+        return self.grouping.batch, self.grouping.structure.width, int(self.dimension)
 
     @property
     def moves(self) -> float:
         return moves_a_step(self.algorithm)
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        layout, blocks = self.layout, self.layout.structure.blocks
-        inside = layout.steps * layout.batch * (blocks * layout.inside + 1)
-        rows = layout.structure.width * blocks * (layout.inside + layout.columns)
-        return 8.0 * (layout.folds * (2 * inside + 2 * blocks * layout.columns**2) + 4 * rows)
+        grouping, blocks = self.grouping, self.grouping.structure.blocks
+        inside = grouping.steps * grouping.batch * (blocks * grouping.inside + 1)
+        rows = grouping.structure.width * blocks * (grouping.inside + grouping.columns)
+        return 8.0 * (grouping.folds * (2 * inside + 2 * blocks * grouping.columns**2) + 4 * rows)
 
 
-def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
+def check_room(problem: Problem, algorithm: OnePassSGD, sizes: np.ndarray) -> None:
     """The compressed space needs a coordinate for every signal and every row of an update's sets; one of several blocks may have fewer."""
     sets = copies(algorithm.law)
     least = problem.signals + sets * problem.width
-    if len(sizes) == 1 and sizes[0] < least:
+    if algorithm.law is not None and len(sizes) == 1 and sizes[0] < least:
         raise checks.reject(
             "dimension",
             int(sizes.sum()),
@@ -84,35 +89,49 @@ def check_room(problem: Problem, algorithm: Any, sizes: np.ndarray) -> None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _initial(layout: compressed.Layout, T: Any, L: Any, head: Any) -> Any:
-    return jax.vmap(partial(compressed.initial_rows, layout))(T, L, head)
+def _initial(
+    grouping: compressed.Grouping,
+    T: Float[Numeric, "runs blocks p K"],
+    L: Float[Numeric, "runs blocks p p"],
+    head: Float[Numeric, "runs p"],
+) -> Any:
+    return jax.vmap(partial(compressed.initial_rows, grouping))(T, L, head)
 
 
 @partial(jax.jit, static_argnums=0)
-def _overlaps(structure: Any, parameters: Any, state: Any) -> dict[str, Any]:
+def _overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
     return jax.vmap(partial(compressed.overlaps, structure, parameters))(state)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    layout: compressed.Layout, see: See | None, numbers: Any, sizes: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+def _advance_chain(
+    grouping: compressed.Grouping,
+    see: See | None,
+    numbers: tuple[Any, Any, Scalar],
+    sizes: Float[Numeric, " blocks"],
+    state: Rows,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
 ) -> Advanced:
-    """All runs from step `begin` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
-    length = layout.span_steps
+    """All runs from step `since` to step `end`, for each the last step at which it was seen to be finite, and what was seen."""
+    length = grouping.span_steps
     watch = None if see is None else partial(see, given)
 
-    def span(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def span(index: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Int[Numeric, " runs"], Any]:
         state, last_good, seen = carry
         first = index * length
 
-        def one(state: Any, key: Any, seen: Any) -> Any:
-            draws = compressed.draw_span(layout, step_key(key, index), sizes)
-            return compressed.run_span(layout, numbers, state, draws, (first, begin, end), seen, watch)
+        def one(state: Rows, key: OneKey, seen: Tree) -> tuple[Rows, None]:
+            draws = compressed.draw_span(grouping, step_key(key, index), sizes)
+            return compressed.run_span(grouping, numbers, state, draws, (first, since, end), seen, watch)
 
         state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
         fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
         return state, jnp.where(fine, jnp.minimum(first + length, end), last_good), seen
 
-    good = jnp.broadcast_to(begin, keys.shape)
-    return jax.lax.fori_loop(begin // length, (end + length - 1) // length, span, (state, good, seen))
+    good = jnp.broadcast_to(since, keys.shape)
+    return jax.lax.fori_loop(since // length, (end + length - 1) // length, span, (state, good, seen))

@@ -7,6 +7,8 @@ batched product); on an accelerator, and where all runs share one data set, they
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,13 +16,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, next_selection
 from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.losses import Loss
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.reach import available_bytes
@@ -53,7 +58,7 @@ class Weights(NamedTuple):
     first_risk: Any
 
 
-class Plan(NamedTuple):
+class Options(NamedTuple):
     """What compiled code depends on beside the problem's structure."""
 
     selects: bool
@@ -85,7 +90,7 @@ class DirectFixedData(Simulator):
     ) -> None:
         self.structure = problem.structure
         self.dtype = np.dtype(dtype)
-        self.plan = Plan(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
+        self.options = Options(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
         self.algorithm = algorithm.parameters  # float64: a schedule counts steps, and few numbers depend on it
@@ -98,48 +103,54 @@ class DirectFixedData(Simulator):
         self.seed = seed
         self.data: Data | None = None
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> Weights:
         self.data = None  # the last group's go before this group's come
         self.now = 0.0
         keys = run_keys(self.seed, chosen)
-        owners = run_keys(self.seed, np.array([SHARED])) if self.plan.shared else keys
+        owners = run_keys(self.seed, np.array([SHARED])) if self.options.shared else keys
         self.data = _draw_data(self.structure, self.samples, self.dtype, self.parameters, self.place, owners)
-        if self.plan.shared:
+        if self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
         rows = jnp.asarray(self._rows(chosen))
         head = jnp.asarray(self.head[chosen], dtype=self.dtype)
-        selected = _first(self.samples, self.algorithm, keys) if self.plan.selects else None
+        selected = _first(self.samples, self.algorithm, keys) if self.options.selects else None
         begun = Weights(rows, head, selected, jnp.zeros(len(chosen)))
         return begun._replace(first_risk=jnp.asarray(self.train_risk(begun)))
 
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
         rows = first_rows(np.concatenate([self.T, self.L], axis=-1)[chosen], self.edges).astype(self.dtype)
-        for block, (low, high) in enumerate(pairwise(self.edges) if self.plan.shared else ()):
+        for block, (low, high) in enumerate(pairwise(self.edges) if self.options.shared else ()):
             for place, run in enumerate(chosen):
                 generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(int(run), block)))
                 frame = np.linalg.qr(generator.standard_normal((max(high - low - k, 0), p)))[0]
                 rows[place, :, low + k : high] = self.L[run, block][:, : frame.shape[1]] @ frame.T
         return rows
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = end * float(self.algorithm["lr"])
-        state, good = _advance(self.structure, self.plan, *numbers, self.data, state, keys, np.int64(begin), np.int64(end))
+        state, good = _advance_on_data(self.structure, self.options, *numbers, self.data, state, keys, np.int64(since), np.int64(end))
         return state, good, watch.seen
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Weights) -> dict[str, Any]:
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
             M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), rows)
-        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state)}
+        means = {name: self.train_mean(loss, state) for name, loss in self.on_train.items()}
+        return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state), **means}
 
-    def train_risk(self, state: Any) -> np.ndarray:
-        return np.asarray(_train_risk(self.structure, self.plan, self.parameters, self.now, self.data, state))
+    def train_risk(self, state: Weights) -> np.ndarray:
+        return self.train_mean(self.structure.loss, state)
 
-    def keep(self, state: Any, index: np.ndarray) -> Any:
-        if not self.plan.shared:
+    def train_mean(self, loss: Loss, state: Weights) -> np.ndarray:
+        """The mean of a loss over the data set of each run."""
+        structure = replace(self.structure, loss=loss)
+        return np.asarray(_train_mean(structure, self.options, self.parameters, self.now, self.data, state))
+
+    def keep(self, state: Weights, index: np.ndarray) -> Any:
+        if not self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[index], self.data)
         return super().keep(state, index)
 
@@ -153,12 +164,12 @@ class DirectFixedData(Simulator):
         inputs = n * self.structure.sample.inputs_a_sample
         data_set = (inputs * (self.dimension + k) + n * self.structure.sample.draw_normals) * self.dtype.itemsize
         a_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
-        sets = 1 if self.plan.shared else runs
+        sets = 1 if self.options.shared else runs
         return (sets + 1) * data_set + runs * a_run + 4 * 8 * max(ROW_NUMBERS, self.dimension)
 
     def largest_group(self) -> int:
         limit = SHARE_OF_MEMORY * available_bytes()
-        if jax.default_backend() == "cpu" and not self.plan.shared:
+        if jax.default_backend() == "cpu" and not self.options.shared:
             limit = min(limit, CPU_GROUP_BYTES)
         one = self.bytes_of(2) - self.bytes_of(1)
         return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // one) + 1))
@@ -177,13 +188,13 @@ def check_memory(simulator: DirectFixedData) -> None:
         )
 
 
-def _step_key(key: Any, number: Any) -> Any:
+def _step_key(key: OneKey, number: Whole) -> OneKey:
     return step_key(jax.random.fold_in(key, 1), number)
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, place: Place, keys: Any) -> Data:
+def _draw_data(structure: Structure, samples: int, dtype: np.dtype, parameters: Numbers, place: Place, keys: Keys) -> Data:
     """The data set of each key. Drawn in float64, also for float32: both precisions see the same data."""
     sample = structure.sample
     inputs = sample.inputs_a_sample * place.spread.shape[0]
@@ -191,14 +202,14 @@ def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, p
     chunks = -(-samples * each // ROW_NUMBERS)
     rows = -(-samples // chunks)
 
-    def chunk(key: Any) -> Data:
+    def chunk(key: OneKey) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
         draws = sample.drawn(parameters, normals[:, inputs:])
         x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place).astype(dtype)
         signals = jnp.matmul(x[:, place.axes], place.signals.T, precision=HIGHEST)
         return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
-    def one(key: Any) -> Data:
+    def one(key: OneKey) -> Data:
         key = jax.random.fold_in(key, 0)
         if chunks == 1:
             return chunk(key)
@@ -210,26 +221,28 @@ def _draw_data(structure: Any, samples: int, dtype: np.dtype, parameters: Any, p
 
 @float64
 @partial(jax.jit, static_argnums=0)
-def _first(samples: int, algorithm: Any, keys: Any) -> Any:
+def _first(samples: int, algorithm: Numbers, keys: Keys) -> Bool[Numeric, "runs n"]:
     draw = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, 2), 0, samples)[1])
     return first_selection(algorithm, draw(keys))
 
 
-def _product(rows: Any, x: Any) -> Any:
+def _product(rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "inputs p"]:
     """Fields (n, p) of inputs (n, d); one row as a vector, which is faster."""
     if rows.shape[0] == 1:
         return jnp.matmul(x, rows[0], precision=HIGHEST)[:, None]
     return jnp.matmul(x, rows.T, precision=HIGHEST)
 
 
-def _weighted(h: Any, x: Any) -> Any:
+def _weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "p d"]:
     """h^T x, (p, d)."""
     if h.shape[1] == 1:
         return jnp.matmul(h[:, 0], x, precision=HIGHEST)[None]
     return jnp.matmul(h.T, x, precision=HIGHEST)
 
 
-def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -> tuple[Any, tuple[Any, Any]]:
+def _losses(
+    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]
+) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
     """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
     sample = structure.sample
     compute = jax.vmap(jax.value_and_grad(structure.loss, argnums=(0, 2)), in_axes=(0, 0, None, 0, None))
@@ -239,48 +252,72 @@ def _losses(structure: Any, parameters: Any, data: Data, rows: Any, head: Any) -
     return jnp.mean(loss, dtype=jnp.float64), (sample.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
 
 
-def _over_runs(plan: Plan, function: Any, data: Data, *runs: Any) -> Any:
+def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
     """function(data, ...) for every run."""
-    if plan.together:
-        return jax.vmap(function, in_axes=(None if plan.shared else 0, *[0] * len(runs)))(data, *runs)
+    if options.together:
+        return jax.vmap(function, in_axes=(None if options.shared else 0, *[0] * len(runs)))(data, *runs)
     return jax.lax.map(lambda one: function(*one), (data, *runs))
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _train_risk(structure: Any, plan: Plan, parameters: Any, now: Any, data: Any, state: Weights) -> Any:
+def _train_mean(structure: Structure, options: Options, parameters: Numbers, now: Scalar, data: Data, state: Weights) -> Any:
     numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
-    return _over_runs(plan, lambda data, rows, head: _losses(structure, numbers, data, rows, head)[0], data, state.rows, state.head)
+    sample = structure.sample
+
+    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> Any:
+        fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
+        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, data.given, numbers)
+        return jnp.mean(values, axis=0, dtype=jnp.float64)
+
+    return _over_runs(options, one, data, state.rows, state.head)
 
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    structure: Any, plan: Plan, parameters: Any, algorithm: Any, dimension: Any, data: Any, state: Weights, keys: Any, begin: Any, end: Any
-) -> tuple[Weights, Any]:
-    """All runs from step `begin` to step `end`, and for each the last step at which it was finite."""
+def _advance_on_data(
+    structure: Structure,
+    options: Options,
+    parameters: Numbers,
+    algorithm: Numbers,
+    dimension: Scalar,
+    data: Data,
+    state: Weights,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+) -> tuple[Weights, Int[Numeric, " runs"]]:
+    """All runs from step `since` to step `end`, and for each the last step at which it was finite."""
 
-    def step(number: Any, data: Data, state: Weights, good: Any, key: Any) -> tuple[Weights, Any]:
-        state = fixed_data_step(structure, plan, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
+    def step(number: Whole, data: Data, state: Weights, good: Whole, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
+        state = fixed_data_step(structure, options, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
         return state, jnp.where(fine, number + 1, good)
 
-    if plan.together:
+    if options.together:
 
-        def all_runs(number: Any, carry: tuple[Weights, Any]) -> tuple[Weights, Any]:
-            return _over_runs(plan, partial(step, number), data, *carry, keys)
+        def all_runs(number: Whole, carry: tuple[Weights, Any]) -> tuple[Weights, Int[Numeric, " runs"]]:
+            return _over_runs(options, partial(step, number), data, *carry, keys)
 
-        return jax.lax.fori_loop(begin, end, all_runs, (state, jnp.broadcast_to(begin, keys.shape)))
+        return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape)))
 
-    def one_run(data: Data, state: Weights, key: Any) -> tuple[Weights, Any]:
-        return jax.lax.fori_loop(begin, end, lambda number, now: step(number, data, now[0], now[1], key), (state, begin))
+    def one_run(data: Data, state: Weights, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
+        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], key), (state, since))
 
-    return _over_runs(plan, one_run, data, state, keys)
+    return _over_runs(options, one_run, data, state, keys)
 
 
 def fixed_data_step(
-    structure: Any, plan: Plan, parameters: Any, algorithm: Any, dimension: Any, data: Data, state: Weights, key: Any, number: Any
+    structure: Structure,
+    options: Options,
+    parameters: Numbers,
+    algorithm: Numbers,
+    dimension: Scalar,
+    data: Data,
+    state: Weights,
+    key: OneKey,
+    number: Whole,
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
     rows, head, selected, first_risk = state
@@ -289,14 +326,14 @@ def fixed_data_step(
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
     risk, (h, head_h) = _losses(structure, parameters, data, rows, head)
-    if plan.selects:
+    if options.selects:
         h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
         head_h = jnp.where(selected[:, None], head_h, 0)
     share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
     gradient, head_gradient = share * _weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
     kick = head_kick = None
-    normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if plan.hot else 0, samples if plan.selects else 0)
-    if plan.hot:
+    normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if options.hot else 0, samples if options.selects else 0)
+    if options.hot:
         noise = (kick_size(algorithm, dimension) * normals).astype(dtype)
         kick, head_kick = noise[:-p].reshape(rows.shape), jnp.sqrt(algorithm["head_rate"].astype(dtype)) * noise[-p:]
     lr, rate = (algorithm[name].astype(dtype) for name in ("lr", "head_rate"))
@@ -305,6 +342,6 @@ def fixed_data_step(
     if structure.sphere:
         length = jnp.sum((lr * gradient) ** 2, axis=1)
         moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
-    if plan.selects:
+    if options.selects:
         selected = next_selection(algorithm, selected, uniforms)
     return Weights(moved, head, selected, first_risk)

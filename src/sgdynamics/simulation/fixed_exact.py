@@ -8,9 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey
+from sgdynamics.conditioning import Known
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
@@ -25,66 +28,77 @@ class ExactFixedData(Simulator):
     """Runs whose data sets are known only as far as the algorithm has looked. Memory grows with the steps, up to that of the data set."""
 
     def __init__(self, problem: Problem, algorithm: FixedData, begin: Start, dimension: int, sizes: np.ndarray, seed: int) -> None:
-        self.layout = conditioning.Layout(problem.structure, algorithm.selects, algorithm.hot, limit=False)
+        self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot, limit=False)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.samples = algorithm.samples(dimension)
         self.inputs = self.samples * problem.structure.sample.inputs_a_sample
         self.sizes = sizes.astype(np.float64)
-        self.most = int(sizes.max()) + self.layout.opened  # the last steps need room to look, even where nothing is left to find
+        self.most = int(sizes.max()) + self.setup.opened  # the last steps need room to look, even where nothing is left to find
         self.T, self.L = factor(problem, begin, sizes)
         self.head = begin.a
         self.seed = seed
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.now = 0.0
-        room = min(max(conditioning.SMALLEST, self.layout.first + 2 * self.layout.opened), self.most)
+        room = min(max(conditioning.SMALLEST, self.setup.first + 2 * self.setup.opened), self.most)
         rows = (self.T[chosen], self.L[chosen], self.head[chosen])
         numbers = (self.parameters, self.algorithm, self.sizes)
-        return _begin(self.layout, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
+        return _initial(self.setup, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         self.now = end * float(self.algorithm["lr"])
         numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING["float64"]))
-        return *conditioning.advance(self.layout, numbers, self.most, state, keys, None, begin, end), watch.seen
+        return *conditioning.advance(self.setup, numbers, self.most, state, keys, None, since, end), watch.seen
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
-        return _observe(self.layout, numbers_at(self.parameters, self.now), state)
+    def overlaps(self, state: Known) -> dict[str, Any]:
+        return conditioning.observed(_observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state)
 
     @property
     def grain(self) -> int:
         return 1
 
     @property
-    def size(self) -> tuple[Any, ...]:
-        return self.samples, self.layout.structure.width, int(self.sizes.sum())
+    def size(self) -> tuple[int, ...]:
+        return self.samples, self.setup.structure.width, int(self.sizes.sum())
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        columns = min(self.most, self.layout.first + self.layout.opened * (steps + 1))
-        return 2.0 * 8 * self.inputs * columns * (1 + self.layout.structure.blocks)
+        columns = min(self.most, self.setup.first + self.setup.opened * (steps + 1))
+        return 2.0 * 8 * self.inputs * columns * (1 + self.setup.structure.blocks)
 
     def largest_group(self) -> int:
-        a_run = 8 * self.inputs * self.most * (1 + self.layout.structure.blocks)
+        a_run = 8 * self.inputs * self.most * (1 + self.setup.structure.blocks)
         return max(1, 2 * GROUP_BYTES // a_run)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _begin(
-    layout: conditioning.Layout, samples: int, room: int, parameters: Any, algorithm: Any, sizes: Any, T: Any, L: Any, head: Any, keys: Any
+def _initial(
+    setup: conditioning.Setup,
+    samples: int,
+    room: int,
+    parameters: Numbers,
+    algorithm: Numbers,
+    sizes: Float[Numeric, " blocks"],
+    T: Float[Numeric, "runs blocks p K"],
+    L: Float[Numeric, "runs blocks p p"],
+    head: Float[Numeric, "runs p"],
+    keys: Keys,
 ) -> conditioning.Known:
-    def one(T: Any, L: Any, head: Any, key: Any) -> conditioning.Known:
-        sample = layout.structure.sample
-        count = layout.structure.blocks * layout.first * samples * sample.inputs_a_sample
+    def one(
+        T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"], key: OneKey
+    ) -> conditioning.Known:
+        sample = setup.structure.sample
+        count = setup.structure.blocks * setup.first * samples * sample.inputs_a_sample
         normals, uniform = normals_and_uniforms(jax.random.fold_in(key, FIRST_STEP), count + samples * sample.draw_normals, samples)
-        known = normals[:count].reshape(layout.structure.blocks, layout.first, -1)
-        known = jnp.where(jnp.arange(layout.first)[:, None] < sizes[:, None, None], known, 0.0)  # a small block has fewer directions
+        known = normals[:count].reshape(setup.structure.blocks, setup.first, -1)
+        known = jnp.where(jnp.arange(setup.first)[:, None] < sizes[:, None, None], known, 0.0)  # a small block has fewer directions
         noise = normals[count:].reshape(samples, sample.draw_normals)
-        return conditioning.begin(layout, parameters, algorithm, T, L, head, known, noise, uniform, room)
+        return conditioning.initial(setup, parameters, algorithm, T, L, head, known, noise, uniform, room)
 
     return jax.vmap(one)(T, L, head, keys)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(layout: conditioning.Layout, parameters: Any, state: Any) -> dict[str, Any]:
-    return jax.vmap(partial(conditioning.observe, layout, parameters))(state)
+def _observe(setup: conditioning.Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
+    return jax.vmap(partial(conditioning.observe, setup, parameters))(state)

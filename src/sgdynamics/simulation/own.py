@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sgdynamics.arrays import Keys, Numbers, OneKey, Scalar, State, Tree, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.random import step_key
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
@@ -26,13 +27,13 @@ class OwnChain(Simulator):
     def initial(self, chosen: np.ndarray) -> Any:
         return {name: jnp.asarray(value[chosen]) for name, value in self.states.items()}
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        return _advance(
-            self.definition, watch.see, self.numbers, self.share, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given
+    def advance(self, state: State, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance_own(
+            self.definition, watch.see, self.numbers, self.share, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
         )
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
-        return state
+    def overlaps(self, state: State) -> dict[str, Any]:
+        return dict(state)
 
     @property
     def grain(self) -> int:
@@ -40,14 +41,23 @@ class OwnChain(Simulator):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance(
-    definition: Any, see: See | None, numbers: Any, share: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
+def _advance_own(
+    definition: Any,
+    see: See | None,
+    numbers: Numbers,
+    share: Scalar,
+    state: State,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
 ) -> tuple[Any, Any, Any]:
-    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         state, good, seen = carry
         now = {**numbers_at(numbers, number * share), "alpha": number * share}
 
-        def one(state: Any, key: Any, seen: Any) -> tuple[Any, Any]:
+        def one(state: State, key: OneKey, seen: Tree) -> tuple[Any, Any]:
             moved = definition.step(now, state, step_key(key, number))
             return moved, seen if see is None else see(given, seen, number + 1, moved)
 
@@ -55,4 +65,4 @@ def _advance(
         fine = jnp.stack([jnp.all(jnp.abs(leaf.reshape(len(keys), -1)) < LARGEST, axis=1) for leaf in jax.tree.leaves(state)]).all(axis=0)
         return state, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))

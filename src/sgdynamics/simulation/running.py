@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from sgdynamics.arrays import Keys, Numbers, Tree
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
@@ -38,7 +39,7 @@ class Watched(NamedTuple):
 UNSEEN = Watched()
 
 
-def moves_a_step(algorithm: Any) -> float:
+def moves_a_step(algorithm: Numbers) -> float:
     """How many moves one step of an algorithm with these numbers makes: `reuse` makes several."""
     return float(algorithm.get("update", {}).get("times", 1.0))
 
@@ -46,16 +47,18 @@ def moves_a_step(algorithm: Any) -> float:
 class Simulator(ABC):
     """A way to simulate: states of many runs at once, advanced by whole steps."""
 
+    on_train: Mapping[str, Any] = {}  # losses whose mean over the data set `overlaps` gives too, by name
+
     @abstractmethod
     def initial(self, chosen: np.ndarray) -> Any:
         """The states of these runs at step 0."""
 
     @abstractmethod
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Tree, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         """The states at step `end`, for each run the last step at which it was finite, and what `see` noted after each step."""
 
     @abstractmethod
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Tree) -> dict[str, Any]:
         """M, Q, a of the states, with a leading run axis."""
 
     @property
@@ -81,11 +84,11 @@ class Simulator(ABC):
         """What one run of so many steps takes in memory, about; 0 where that is nothing to speak of, or has been checked before."""
         return 0.0
 
-    def train_risk(self, state: Any) -> np.ndarray:
+    def train_risk(self, state: Tree) -> np.ndarray:
         """The mean loss over the data set of each run, where there is one."""
         return np.asarray(self.overlaps(state)["train_risk"])
 
-    def keep(self, state: Any, index: np.ndarray) -> Any:
+    def keep(self, state: Tree, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
 
@@ -129,66 +132,99 @@ def _groups(runs: int, largest: int) -> list[np.ndarray]:
     return [np.arange(start, start + size) for start in range(0, runs, size)]
 
 
+class _Group:
+    """Runs that go together: their states, how far they are, which have diverged or stopped, and their latest values."""
+
+    def __init__(self, simulator: Simulator, runs: int, chosen: np.ndarray, seed: int) -> None:
+        self.simulator, self.count = simulator, len(chosen)
+        self.state, self.keys = simulator.initial(np.minimum(chosen, runs - 1)), run_keys(seed, chosen)
+        self.batch = np.arange(self.count)  # which of the group's runs the states belong to
+        self.diverged, self.stopped = np.full((2, self.count), -1, dtype=np.int64)
+        self.values: dict[str, np.ndarray] = {}
+        self.now, self.piece = 0, simulator.grain
+        self.paces: list[float] = []  # seconds a step of each piece with this batch
+
+    @property
+    def going(self) -> np.ndarray:
+        return (self.stopped < 0) & (self.diverged < 0)
+
+    def advance(self, end: int) -> int:
+        """On to step `end`; how many steps that were."""
+        began, made = time.perf_counter(), end - self.now
+        self.state, good, _ = self.simulator.advance(self.state, self.keys, self.now, end)
+        good = np.asarray(good)
+        elapsed = time.perf_counter() - began
+        self.piece = _next_piece(self.simulator, self.piece, elapsed)
+        self.paces.append(elapsed / made)
+        newly = (good < end) & self.going[self.batch]
+        self.diverged[self.batch[newly]] = good[newly]
+        self.now = end
+        return made
+
+    def piece_end(self, target: int) -> int:
+        return _piece_end(self.simulator, self.now, target, self.piece)
+
+    def note(self) -> None:
+        """Values of the runs that have not stopped; the others keep theirs."""
+        lively = self.stopped[self.batch] < 0
+        for name, value in self.simulator.overlaps(self.state).items():
+            value = np.asarray(value)
+            into = self.values.setdefault(name, np.full((self.count, *value.shape[1:]), np.nan))
+            into[self.batch[lively]] = value[lively]
+
+    def save(self, saved: dict[str, list[np.ndarray]]) -> None:
+        """One more save point, NaN where a run has diverged."""
+        if not self.values or np.any(self.going):
+            self.note()
+        for name, value in self.values.items():
+            gone = (self.diverged >= 0).reshape(-1, *[1] * (value.ndim - 1))
+            saved.setdefault(name, []).append(np.where(gone, np.nan, value))
+
+    def stop_below(self, level: float) -> None:
+        """Runs with a smaller train risk stop here, with the values that they have now."""
+        done = self.batch[(self.simulator.train_risk(self.state) < level) & self.going[self.batch]]
+        if len(done):
+            self.note()
+            self.stopped[done] = self.now
+
+    def shrink(self, last: float) -> None:
+        """A smaller batch for the runs that go on, where that pays over the steps up to `last`."""
+        pace = min(self.paces[1:], default=0.0)  # the first piece has compiled its program
+        index = _smaller(self.batch, self.going, pace * (last - self.now))
+        if index is not None:
+            self.state, self.keys = self.simulator.keep(self.state, index), self.keys[index]
+            self.batch, self.paces = self.batch[index], []
+
+
 @float64
 def _run_group(
     simulator: Simulator, runs: int, chosen: np.ndarray, steps: np.ndarray, seed: int, progress: Meter, stop_at: float | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    state = simulator.initial(np.minimum(chosen, runs - 1))
-    keys = run_keys(seed, chosen)
-    batch = np.arange(len(chosen))  # which of the group's runs the states belong to
-    diverged, stopped = np.full((2, len(chosen)), -1, dtype=np.int64)
-    values: dict[str, np.ndarray] = {}
-    saved: dict[str, list[np.ndarray]] = {}
-    now, piece = 0, simulator.grain
-    paces: list[float] = []  # seconds a step of each piece with this batch
-
-    def note() -> None:
-        """Values of the runs that go on; the others keep theirs."""
-        lively = stopped[batch] < 0
-        for name, value in simulator.overlaps(state).items():
-            value = np.asarray(value)
-            into = values.setdefault(name, np.full((len(chosen), *value.shape[1:]), np.nan))
-            into[batch[lively]] = value[lively]
-
-    def stop() -> None:
-        done = batch[(simulator.train_risk(state) < stop_at) & (diverged[batch] < 0) & (stopped[batch] < 0)]
-        if len(done):
-            note()
-            stopped[done] = now
-
+    group = _Group(simulator, runs, chosen, seed)
     if stop_at is not None:
-        stopped[chosen >= runs] = 0  # nobody waits for what only fills up the group
-        stop()
+        group.stopped[chosen >= runs] = 0  # nobody waits for what only fills up the group
+        group.stop_below(stop_at)
+    saved: dict[str, list[np.ndarray]] = {}
     for target in steps.tolist():
-        while now < target:
-            if stop_at is not None and np.all((stopped >= 0) | (diverged >= 0)):
-                progress.advance(target - now)
-                now = target
-                break
-            end = _piece_end(simulator, now, target, piece)
-            if stop_at is not None:
-                end = min(end, (now // CHECK_STEPS + 1) * CHECK_STEPS)
-            began = time.perf_counter()
-            state, good, _ = simulator.advance(state, keys, now, end)
-            good = np.asarray(good)
-            elapsed = time.perf_counter() - began
-            piece = _next_piece(simulator, piece, elapsed)
-            paces.append(elapsed / (end - now))
-            newly = (good < end) & (diverged[batch] < 0) & (stopped[batch] < 0)
-            diverged[batch[newly]] = good[newly]
-            progress.advance(end - now)
-            now = end
-            if stop_at is not None and now % CHECK_STEPS == 0:
-                stop()
-                pace = min(paces[1:], default=0.0)  # the first piece has compiled its program
-                index = _smaller(batch, (stopped < 0) & (diverged < 0), pace * (float(steps[-1]) - now))
-                if index is not None:
-                    state, keys, batch, paces = simulator.keep(state, index), keys[index], batch[index], []
-        if not values or np.any((stopped < 0) & (diverged < 0)):
-            note()
-        for name, value in values.items():
-            saved.setdefault(name, []).append(np.where((diverged >= 0).reshape(-1, *[1] * (value.ndim - 1)), np.nan, value))
-    return {name: np.stack(values, axis=1) for name, values in saved.items()}, diverged, stopped
+        if stop_at is not None:
+            _go_and_stop(group, target, stop_at, float(steps[-1]), progress)
+        while group.now < target:
+            progress.advance(group.advance(group.piece_end(target)))
+        group.save(saved)
+    return {name: np.stack(values, axis=1) for name, values in saved.items()}, group.diverged, group.stopped
+
+
+def _go_and_stop(group: _Group, target: int, stop_at: float, last: float, progress: Meter) -> None:
+    """On to step `target` or until no run is left, looking at train risks on the way."""
+    while group.now < target and np.any(group.going):
+        check = (group.now // CHECK_STEPS + 1) * CHECK_STEPS
+        progress.advance(group.advance(min(group.piece_end(target), check)))
+        if group.now % CHECK_STEPS == 0:
+            group.stop_below(stop_at)
+            group.shrink(last)
+    if group.now < target:
+        progress.advance(target - group.now)
+        group.now = target
 
 
 def _smaller(batch: np.ndarray, lively: np.ndarray, seconds: float) -> np.ndarray | None:
@@ -222,7 +258,7 @@ def _next_piece(simulator: Simulator, piece: int, elapsed: float) -> int:
 
 
 def first_passage(
-    simulator: Simulator, seen: dict[str, np.ndarray], see: See, given: Any, last: int, seed: int, label: str, show: bool | None
+    simulator: Simulator, seen: dict[str, np.ndarray], see: See, given: Tree, last: int, seed: int, label: str, show: bool | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The step at which each run was first seen to have left (NaN where it had not by step `last`), and which runs diverged.
 
@@ -244,7 +280,7 @@ def _first_passage_group(
     chosen: np.ndarray,
     seen: dict[str, np.ndarray],
     see: See,
-    given: Any,
+    given: Tree,
     last: int,
     seed: int,
     progress: Meter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import xarray as xr
 
 from sgdynamics import checks, conditioning
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
+from sgdynamics.arrays import Given
 from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, Sweep, within_reach
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -17,6 +19,7 @@ from sgdynamics.progress import meter
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
+from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 
 @float64
@@ -25,9 +28,9 @@ def solve_dmft(
     algorithm: FixedData,
     start: Start,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     paths: int = 20000,
     seed: int = 0,
     replicates: int = 4,
@@ -37,26 +40,85 @@ def solve_dmft(
     dtype: str = "float64",
     memory: float | None = None,
     progress: bool | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Overlaps, training risk and population risk of a fixed-data algorithm at d -> infinity, at its own finite learning rate.
 
-    `paths` in all of the effective process, in `replicates` independent sets (each rounded to a power of two, for quasi-random points),
-    whose spread gives every quantity X its X_standard_error. What is left of a bias of order 1/paths, and of the tolerance, is measured by
-    solving again with a quarter of each set and four times the tolerance: a third of the change is part of the standard errors, in squares
-    (not of R's; `error_paths` is its largest share of the training risk, `error_sampling` that of the whole standard error).
-    `tolerance`: a gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth
-    algorithms stay of low rank (the attribute `rank` tells how low).
-    two_time=True adds C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs
-    one more sweep of twice the cost a save point.
-    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or
-    for `rank` directions where that is given, and refused beyond `memory` (gigabytes; 80% of what is free unless given). Work of more
-    than ten days is refused as well.
-    A start with M = 0 stays there only up to the sampling error of the paths, from which an unstable M = 0 will leave.
+    Give exactly one of ``times``, ``alpha``, ``steps``.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned, with Gaussian inputs.
+    algorithm : GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+        How, on a fixed data set.
+    start : Start
+        Where, of one run or several. With M = 0 a run stays there only up to the sampling error of the paths, from which an unstable M = 0
+        will leave.
+    times : array_like, optional
+        Save points in t = lr steps, rounded to whole steps.
+    alpha : array_like, optional
+        Save points in samples used/d.
+    steps : array_like, optional
+        Save points in steps.
+    paths : int, default 20000
+        Of the effective process, in all.
+    seed : int, default 0
+        Of the random numbers.
+    replicates : int, default 4
+        Independent sets of paths (each rounded to a power of two, for quasi-random points), whose spread gives every quantity X its
+        ``X_standard_error``.
+    tolerance : float, default 1e-05
+        A gradient whose part outside of what is known is smaller than this share of it opens no new direction, so that smooth algorithms
+        stay of low rank (the attribute ``rank`` tells how low).
+    rank : int, optional
+        How many directions memory is set aside for; as many as the steps may open unless given.
+    two_time : bool, default False
+        Add C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs one more sweep
+        of twice the cost a save point.
+    dtype : str, default "float64"
+        "float32" halves the memory.
+    memory : float, optional
+        Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``, or ``sgd.on_train(...)`` of a sample.
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with ``two_time`` ``C`` and ``R``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or memory or work (more than ten days) is beyond reach.
+
+    Notes
+    -----
+    What is left of a bias of order 1/paths, and of the tolerance, is measured by solving again with a quarter of each set and four times
+    the tolerance: a third of the change is part of the standard errors, in squares (not of R's; ``error_paths`` is its largest share of the
+    training risk, ``error_sampling`` that of the whole standard error).
+    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or for
+    ``rank`` directions where that is given.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear")
+    >>> begin = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
+    >>> algorithm = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
+    >>> result = sgd.solve_dmft(problem, algorithm, begin, steps=[0, 4], paths=1024, progress=False)
+    >>> result["train_risk"].shape, "M_standard_error" in result
+    ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
     where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress}
-    door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True)
+    door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
     begin, when = door.begin, door.when
     replicates = checks.whole("replicates", replicates, 2)
     checks.choice("dtype", dtype, ("float64", "float32"))
@@ -73,6 +135,7 @@ def solve_dmft(
     sweeps = [Sweep(problem, algorithm, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)]
     within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
     for sweep in sweeps:
+        sweep.on_train = door.observables.losses()
         sweep.make_room(int(when.step[-1]), rank, memory)
     states = []
     with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs * (1 + 1 / FEWER), door.progress) as bar:
@@ -87,9 +150,11 @@ def solve_dmft(
 
 def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndarray], sweep: Sweep, tolerance: float) -> xr.Dataset:
     """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
-    error = 0.0
+    error, observed, of_others = 0.0, {}, 0.0
     for part in (states, fewer):
         part["risk"], error = door.dynamics.risk_of(part, door.when, None)
+        observed, of_others = door.observed(part, 3)
+        part |= observed
     means = {name: value.mean(axis=1) for name, value in states.items()}
     whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in states.items()}  # all blocks together
     change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
@@ -113,15 +178,14 @@ def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndar
         "error_quadrature": error,
         "error_sampling": largest_share(errors["train_risk"], means["train_risk"]),
         "error_paths": largest_share(biases["train_risk"], means["train_risk"]),
+        "error_evaluated": of_others if "evaluated_risk" in observed else None,
     }
-    result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts)
-    two = {"C": "two-time correlation W(t) W(t')^T", "R": "response of W(t) to a kick of W(t')"}
-    for name, label in two.items():
+    more = {name: means[name] for name in observed}
+    result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts, observed=more)
+    for name in ("C", "R"):
         if name in means:
-            dims = ("run", "time", "time_other", "unit", "unit_other")
-            result[name] = (dims, means[name], {"long_name": label})
-            result[f"{name}_standard_error"] = (dims, errors[name], {"long_name": f"{label}, standard error"})
-    for name in ("M", "Q", "a", "risk", "train_risk"):
+            result[name] = (("run", "time", *VARIABLES[name].axes), means[name], {"long_name": VARIABLES[name].meaning})
+    for name in (*(name for name in VARIABLES if name in result and name in errors), *observed):
         label = result[name].attrs["long_name"]
-        result[f"{name}_standard_error"] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
+        result[name + STANDARD_ERROR] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
     return result

@@ -9,8 +9,10 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.arrays import Given
 from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.observables import Observables, checked_evaluate, checked_record, labelled, of_states
 from sgdynamics.progress import warn
 from sgdynamics.results import largest_share, trajectory
 
@@ -26,6 +28,17 @@ class Door:
     sizes: Any  # of the covariance blocks at that dimension
     seed: int
     progress: bool | None
+    observables: Observables
+
+    def observed(self, states: dict[str, np.ndarray], lead: int = 2) -> tuple[dict[str, np.ndarray], float]:
+        """What was asked for beside the overlaps, of states with so many leading axes, the last of them time; and the risks' error."""
+        asked, error = self.observables, 0.0
+        found = of_states(asked.of_state, self.dynamics.public_states(states, lead), lead)
+        found |= {name: states[name] for name in asked.of_sample}
+        risks = [other.risk_of(states, self.when, self.dimension) for other in asked.evaluated.values()]
+        if risks:
+            found["evaluated_risk"], error = np.stack([risk for risk, _ in risks], axis=-1), max(error for _, error in risks)
+        return found, error
 
 
 def opened(
@@ -34,15 +47,17 @@ def opened(
     algorithm: Any,
     start: Any,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: Any = None,
     needs_dimension: bool = False,
     small: bool = False,
     runs: Any = None,
     seed: Any = 0,
     progress: Any = None,
+    record: Any = None,
+    evaluate: Any = None,
     whole_steps: bool = False,
 ) -> Door:
     """The arguments of every solver, checked in one order, before anything compiles."""
@@ -53,7 +68,11 @@ def opened(
     seed = checks.whole("seed", seed, 0)
     when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=whole_steps)
     dynamics.check_controls(when)
-    return Door(dynamics, dynamics.start(start, runs), when, d, sizes, seed, progress)
+    begin = dynamics.start(start, runs)
+    first = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(begin)).items()}
+    observables = checked_record(record, first, problem, dynamics.has_data)
+    observables.evaluated.update({name: dynamics.beside(other) for name, other in checked_evaluate(evaluate).items()})
+    return Door(dynamics, begin, when, d, sizes, seed, progress, observables)
 
 
 def closed(
@@ -67,6 +86,7 @@ def closed(
     warnings: tuple[str, ...] = (),
     sampled: str | None = None,
     made: Any = xr.Dataset,
+    observed: dict[str, np.ndarray] | None = None,
 ) -> Any:
     """The result: risks where they are not known yet, errors over runs (`sampled` says what a run is called), warnings, labels."""
     dynamics, attributes = door.dynamics, dict(attributes)
@@ -81,5 +101,10 @@ def closed(
             attributes["error_sampling"] = largest_share(risk.std(axis=0, ddof=1) / np.sqrt(len(risk)), risk.mean(axis=0))
     for text in warnings:
         warn(text)
+    if observed is None:
+        observed, error = door.observed(states)
+        attributes["error_evaluated"] = error if "evaluated_risk" in observed else None
+    attributes["recorded"] = " ".join(name for name in observed if name != "evaluated_risk") or None
     values = dynamics.observed(states, risk, door.when)
-    return trajectory(dynamics, door.when, values, method=method, attributes=attributes, made=made, **ends)
+    more = labelled(observed, door.observables.evaluated)
+    return trajectory(dynamics, door.when, values, method=method, attributes=attributes, made=made, more=more, **ends)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, solve
 from sgdynamics.limits.integration import or_raise
 from sgdynamics.precision import float64
@@ -23,30 +25,94 @@ def solve_ode(
     algorithm: OnePassSGD,
     start: Start | SpikedStart | Any,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """The overlaps and the risk as d -> infinity, or with the exact mean increment of one step at `dimension`.
+    """The overlaps and the risk as d -> infinity, or with the exact mean increment of one step at finite d.
 
-    lr = 0 is gradient flow. Give exactly one of `times`, `alpha`, `steps`; any number of starts is solved at once, to times as late as 1e8.
+    Give exactly one of ``times``, ``alpha``, ``steps``; any number of starts is solved at once, to times as late as 1e8.
+
+    Parameters
+    ----------
+    problem : Problem, SpikedTensor or Dynamics
+        What is learned.
+    algorithm : OnePassSGD
+        Plain one-pass SGD; lr = 0 is gradient flow.
+    start : Start, SpikedStart or dict
+        Where, of one run or several.
+    times : array_like, optional
+        Save points in t = lr steps/d (with a schedule the integral of it), increasing.
+    alpha : array_like, optional
+        Save points in samples/d.
+    steps : array_like, optional
+        Save points in steps, with a ``dimension``.
+    dimension : int, optional
+        The exact mean increment of one step at this d; d -> infinity unless given.
+    rtol : float, optional
+        The relative accuracy wanted of the overlaps; the local tolerance is a thousandth of it, as errors add up. Unless given 1e-8, or
+        where the expectations are sampled, and not known better than that, their own relative error at the start.
+    atol : float, optional
+        The absolute accuracy; rtol/100 unless given.
+    record : dict, optional
+        Functions of the state by name, such as ``{"cosine": lambda state: ...}``: each is a variable of the result. A state is a dictionary
+        of the variables "M", "Q" and "a" of one run at one time.
+    evaluate : dict, optional
+        Other problems by name, with the same rows and signals: their risks along the way are the variable ``evaluated_risk``.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``M``, ``Q``, ``a``, ``risk`` and, where it is defined, ``excess_risk`` over (run, time, ...), with the coordinates ``t``, ``alpha``
+        and ``step``. Attributes: ``error_integrator``, the largest relative change of the risk when the tolerance is ten times looser;
+        ``error_quadrature``, the estimated error of the expectations: of pairs and grids relative to their own scale, of sampling on the
+        overlaps and the risk relative to their largest values in the run; ``error_quadrature_risk``, that of sampling relative to the risk
+        of the same time, which is large where the risk is near 0.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem or the algorithm; the message says what to do instead.
+
+    Warns
+    -----
+    UserWarning
+        A solution that leaves every bound is NaN from there on, its last finite time in ``diverged_at``. Where the integrator runs out of
+        steps instead, what it reached is kept, and the coordinate ``ran_out_at`` says how far that is.
+
+    Notes
+    -----
     An explicit method of order 8 with adaptive steps; where it needs too many (late times), LSODA goes on from where it stopped.
-    `rtol`, `atol`: the accuracy wanted of the overlaps; the local tolerance is a thousandth of it, as errors add up. Unless given rtol is
-    1e-8, or where the expectations are sampled, and not known better than that, their own relative error at the start; atol is rtol/100.
-    Attributes: `error_integrator`, the largest relative change of the risk when the tolerance is ten times looser;
-    `error_quadrature`, the estimated error of the expectations: of pairs and grids relative to their own scale, of sampling on the overlaps
-    and the risk relative to their largest values in the run; `error_quadrature_risk`, that of sampling relative to the risk of the same
-    time, which is large where the risk is near 0.
-    A solution that leaves every bound is NaN from there on, its last finite time in `diverged_at`. Where the integrator runs out of steps
-    instead, what it reached is kept, and the coordinate `ran_out_at` says how far that is.
     Spiked tensors follow m and r2 (Proposition 3.1 of High-dimensional limit theorems for SGD, with a ridge and a batch); a ReLU mixture at
-    snr = infinity slides along the surfaces where its drift jumps (`limits.sliding`).
+    snr = infinity slides along the surfaces where its drift jumps.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> result["risk"].values.round(3).tolist()
+    [[0.982, 0.498]]
+    >>> result["alpha"].values.round(6).tolist()
+    [5.0, 10.0]
     """
     door, prepared = prepare_ode(
-        problem, algorithm, start, times=times, alpha=alpha, steps=steps, dimension=dimension, rtol=rtol, atol=atol
+        problem,
+        algorithm,
+        start,
+        times=times,
+        alpha=alpha,
+        steps=steps,
+        dimension=dimension,
+        rtol=rtol,
+        atol=atol,
+        record=record,
+        evaluate=evaluate,
     )
     return finish_ode(door, or_raise(solve([prepared])[0]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.clock import elapsed, plan_steps, reached
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -24,27 +26,80 @@ def solve_sde(
     algorithm: OnePassSGD,
     start: Start | SpikedStart,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int,
     runs: int | None = None,
     seed: int = 0,
     higher_order: bool = True,
     step: float | None = None,
     progress: bool | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Paths of the SDE at dimension d: the drift of the ODE, and noise sqrt(lr/d) times a root of the covariance of one sample's increment.
 
-    higher_order=True keeps the drift of relative order 1/d that the noise makes (the mean increment of a real step; on the sphere the
-    Ito terms of normalising); False leaves the drift of the d -> infinity ODE. `step`: the longest step of the scheme in t; unless given,
-    one whose error on the noiseless path is below 2e-3 (attribute `error_integrator`); with a schedule it counts alpha.
-    A start of one run serves any number of runs. Of a spiked tensor mean and covariance are exactly those at n, or with
-    higher_order=False those of n -> infinity; r2 stays positive by construction.
-    Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
+    Give exactly one of ``times``, ``alpha``, ``steps``.
+
+    Parameters
+    ----------
+    problem : Problem or SpikedTensor
+        What is learned.
+    algorithm : OnePassSGD
+        Plain one-pass SGD.
+    start : Start or SpikedStart
+        Where; a start of one run serves any number of runs.
+    times : array_like, optional
+        Save points in t = lr steps/d, increasing.
+    alpha : array_like, optional
+        Save points in samples/d.
+    steps : array_like, optional
+        Save points in steps.
+    dimension : int
+        The dimension d.
+    runs : int, optional
+        How many paths; unless given as many as the start has.
+    seed : int, default 0
+        Of the random numbers.
+    higher_order : bool, default True
+        Keep the drift of relative order 1/d that the noise makes (the mean increment of a real step; on the sphere the Ito terms of
+        normalising); False leaves the drift of the d -> infinity ODE.
+    step : float, optional
+        The longest step of the scheme in t (with a schedule in alpha); unless given one whose error on the noiseless path is below 2e-3
+        (attribute ``error_integrator``).
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``.
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+
+    Returns
+    -------
+    xarray.Dataset
+        As that of ``solve_ode``; a path that diverges is NaN from then on, with its last finite time in ``diverged_at``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or this is not answered for the problem or the algorithm.
+
+    Notes
+    -----
+    Of a spiked tensor mean and covariance are exactly those at n, or with higher_order=False those of n -> infinity; r2 stays positive by
+    construction. Source: Escaping mediocrity, (27), (60)-(62), there for width 1.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> paths = sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5], dimension=1000, runs=4, progress=False)
+    >>> paths["M"].shape
+    (4, 1, 2, 1)
     """
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
-    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True)
+    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True, record=record, evaluate=evaluate)
     dynamics, d = door.dynamics, door.dimension
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
@@ -53,7 +108,7 @@ def solve_sde(
     if step is not None:
         longest = checks.number("step", step, above=0.0)
     elif variable[-1] > 0:
-        longest, error = dynamics.sde_step(door.begin, d, door.sizes, float(variable[-1]), higher_order)
+        longest, error = dynamics.longest_sde_step(door.begin, d, door.sizes, float(variable[-1]), higher_order)
     edges, lengths = plan_steps(variable, longest)  # refuses more steps than anybody can wait for
     simulator = dynamics.paths_of_sde(door.begin, d, door.sizes, higher_order)
     simulator.set_steps(edges, lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Given
 from sgdynamics.clock import time_of_steps
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
@@ -24,9 +26,9 @@ def simulate(
     algorithm: OnePassSGD | FixedData,
     start: Start | SpikedStart | Any,
     *,
-    times: Any = None,
-    alpha: Any = None,
-    steps: Any = None,
+    times: Given | None = None,
+    alpha: Given | None = None,
+    steps: Given | None = None,
     dimension: int,
     runs: int | None = None,
     seed: int = 0,
@@ -35,28 +37,82 @@ def simulate(
     progress: bool | None = None,
     shared_data: bool = False,
     stop_at: float | None = None,
+    record: Mapping[str, Any] | None = None,
+    evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """SGD at dimension d: one pass over fresh samples, or an algorithm on a fixed data set.
 
-    method="exact": the compressed chain, equal in law to SGD at any d >= signals + width (with momentum 2 width), at a cost without d.
-    method="direct": SGD on d-dimensional weights, from a start with the same overlaps (dtype="float32" halves its memory).
-    Give exactly one of `times`, `alpha`, `steps`; save points are rounded to whole steps. A start of one run serves any number
-    of runs, one of n runs serves n. The same seed gives the same numbers, whatever the save points and the number of runs.
-    The attribute `error_sampling` is the largest relative standard error of the mean risk over runs.
-    A run that diverges is NaN from then on, with its last finite time in `diverged_at`; the others go on.
-    `progress`: True or False, or None for a bar on a terminal only.
-    With `GradientDescent`, `MultiPassSGD`, `PersistentSGD` or `Langevin` the result also has `train_risk`, the mean loss over the data set;
-    method="exact" then is the exact law by Gaussian conditioning, without a data set, at a cost that grows with the steps squared, and
-    method="direct" keeps the n x d data sets (float32 halves them, and sees the same data). There, and only there:
-    `shared_data=True` lets all runs read one data set, from random directions with the start's overlaps (direct only);
-    `stop_at` ends a run whose train risk is below it, seen every 100 steps, with the time in `stopped_at`; it then costs nothing.
-    On the sphere such a run counts as diverged when it steps further than the sphere's diameter at a train risk above its first;
-    for phase retrieval a warning says beforehand when samples are beyond the stability limit of the learning rate.
-    A `SpikedTensor` has its own exact chain in (m, r2), its vector form ("direct", O(n) a step) and, at small n, the tensors themselves
-    (method="tensor", O(n^k) a step): what the other two are checked against.
+    Give exactly one of ``times``, ``alpha``, ``steps``; save points are rounded to whole steps.
+
+    Parameters
+    ----------
+    problem : Problem, SpikedTensor or Dynamics
+        What is learned.
+    algorithm : OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+        How.
+    start : Start, SpikedStart or dict
+        Where; a start of one run serves any number of runs, one of n runs serves n.
+    times : array_like, optional
+        Save points in t = lr steps/d (on a fixed data set lr steps), increasing.
+    alpha : array_like, optional
+        Save points in samples used/d.
+    steps : array_like, optional
+        Save points in steps.
+    dimension : int
+        The dimension d; the exact chain needs signals + width or more (with momentum 2 width).
+    runs : int, optional
+        How many runs; unless given as many as the start has.
+    seed : int, default 0
+        Of the random numbers. The same seed gives the same numbers, whatever the save points and the number of runs.
+    method : str, default "exact"
+        "exact": the compressed chain, equal in law to SGD, at a cost without d; on a fixed data set the exact law by Gaussian conditioning,
+        without a data set, at a cost that grows with the steps squared. "direct": SGD on d-dimensional weights, from a start with the same
+        overlaps; on a fixed data set it keeps the n x d data sets. "tensor", for spiked tensors at small n: the tensors themselves, O(n^k)
+        a step.
+    dtype : str, default "float64"
+        "float32" halves the memory of direct runs (and sees the same data).
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+    shared_data : bool, default False
+        On a fixed data set: all runs read one data set, from random directions with the start's overlaps (direct only).
+    stop_at : float, optional
+        On a fixed data set: ends a run whose train risk is below it, seen every 100 steps, with the time in ``stopped_at``; it then costs
+        nothing.
+    record : dict, optional
+        Functions of the state by name, as in ``solve_ode``, or, on a fixed data set, ``sgd.on_train(...)`` of a sample.
+    evaluate : dict, optional
+        Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+
+    Returns
+    -------
+    xarray.Dataset
+        As that of ``solve_ode``, on a fixed data set also ``train_risk``, the mean loss over it. The attribute ``error_sampling`` is the
+        largest relative standard error of the mean risk over runs. A run that diverges is NaN from then on, with its last finite time in
+        ``diverged_at``; the others go on.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused, or memory or work is beyond reach.
+
+    Notes
+    -----
+    On the sphere a run on a fixed data set counts as diverged when it steps further than the sphere's diameter at a train risk above its
+    first; for phase retrieval a warning says beforehand when samples are beyond the stability limit of the learning rate.
+    A ``SpikedTensor`` has its own exact chain in (m, r2) and its vector form ("direct", O(n) a step); method="tensor" is what these two are
+    checked against.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> runs = sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], dimension=1000, runs=16)
+    >>> runs["M"].shape
+    (16, 2, 2, 1)
     """
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
     shared_data = checks.flag("shared_data", shared_data)
+    where |= {"record": record, "evaluate": evaluate}
     door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, small=True, whole_steps=True)
     dynamics, d = door.dynamics, door.dimension
     checks.choice("method", method, dynamics.methods)
@@ -72,6 +128,7 @@ def simulate(
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
     more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
     simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
+    simulator.on_train = door.observables.losses()
     dynamics.warn_before(door.begin, d)
     label = f"{method} simulation, {dynamics.letter} = {d}"
     states, last, stopped = run_until(simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at)

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.exit_times import ExitTimes
+from sgdynamics.arrays import Function
 from sgdynamics.results import Parts
 
 KEPT = ("method", "assumptions", "integrator")  # attributes of a solver's Dataset that a sweep passes on
@@ -29,13 +30,19 @@ class Variable:
 
 
 @dataclass
-class Row:
+class Answer:
     """The answer at one point."""
 
     variables: dict[str, Variable] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     failed: str = ""
     warning: str = ""
+
+    def hold(self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict[str, Any], coordinate: bool) -> None:
+        """Keep a variable; the labels of an axis go under another name, as points may differ in them."""
+        index = dims == (name,)
+        attributes = attributes | {"index_of": name} if index else attributes
+        self.variables[f"{name}_values" if index else name] = Variable(dims, _values(name, values), attributes, coordinate)
 
 
 @dataclass
@@ -52,54 +59,50 @@ class Stack:
         return len(self.names)
 
 
-def row_of(answer: Any) -> Row:
+def answer_of(answer: Function) -> Answer:
     """A Dataset, a dataclass, a dictionary of numbers, or a number, as named arrays."""
-    row = Row()
+    own = Answer()
     if isinstance(answer, xr.Dataset):
         for name, values in answer.variables.items():
-            index = name in answer.dims
             attributes = {key: value for key, value in values.attrs.items() if isinstance(value, (str, int, float))}
-            if index:
-                attributes["index_of"] = str(name)
-            held = Variable(tuple(map(str, values.dims)), _values(name, values.values), attributes, name in answer.coords)
-            row.variables[f"{name}_values" if index else str(name)] = held
+            own.hold(str(name), tuple(map(str, values.dims)), values.values, attributes, name in answer.coords)
     elif isinstance(answer, Parts):
         for name, (dims, values, attributes) in (answer.variables | answer.coords).items():
-            row.variables[name] = Variable((dims,) if isinstance(dims, str) else dims, values, attributes, name in answer.coords)
+            own.hold(name, (dims,) if isinstance(dims, str) else dims, values, attributes, name in answer.coords)
     elif isinstance(answer, ExitTimes):
-        row.variables = {
+        own.variables = {
             "times": Variable(("run",), answer.times, {"long_name": "exit times t; NaN: did not leave"}),
             "diverged": Variable(("run",), answer.diverged.astype(np.int8), {"long_name": "whether a run diverged"}),
             "mean": Variable((), np.float64(answer.mean), {"long_name": "mean exit time over the runs that left"}),
             "standard_error": Variable((), np.float64(answer.standard_error), {"long_name": "standard error of the mean"}),
             "left": Variable((), np.int64(answer.left), {"long_name": "runs that left"}),
         }
-        row.texts = {"method": f"exit_time-{answer.method}"}
+        own.texts = {"method": f"exit_time-{answer.method}"}
     elif dataclasses.is_dataclass(answer) and not isinstance(answer, type):
         parts = {part.name: getattr(answer, part.name) for part in dataclasses.fields(answer)}
-        row.variables = _plain_variables({name: value for name, value in parts.items() if _numeric(value)})
+        own.variables = _plain_variables({name: value for name, value in parts.items() if _numeric(value)})
     elif isinstance(answer, Mapping):
-        row.variables = _plain_variables(answer)
+        own.variables = _plain_variables(answer)
     elif _numeric(answer):
-        row.variables = _plain_variables({"value": answer})
+        own.variables = _plain_variables({"value": answer})
     for name, value in answer.attrs.items() if isinstance(answer, (xr.Dataset, Parts)) else ():
         if name.startswith("error") and np.ndim(value) == 0 and not isinstance(value, str):
-            row.variables[name] = Variable((), np.float64(value), {"long_name": name.replace("_", " ") + " of the solver"})
+            own.variables[name] = Variable((), np.float64(value), {"long_name": name.replace("_", " ") + " of the solver"})
         elif name in KEPT:
-            row.texts[name] = str(value)
-    if not row.variables:
+            own.texts[name] = str(value)
+    if not own.variables:
         raise TypeError(f"the solver returned {type(answer).__name__}: return a Dataset, a dataclass, a dict of numbers, or a number")
-    return row
+    return own
 
 
-def checked(row: Row, swept: Iterable[str]) -> Row:
+def checked(own: Answer, swept: Iterable[str]) -> Answer:
     """Refuse names that a sweep uses itself."""
-    clash = (set(swept) | set(OWN)) & set(row.variables)
+    clash = (set(swept) | set(OWN)) & set(own.variables)
     if clash:
         raise ValueError(f"the answer has a variable {sorted(clash)[0]!r}, which is also the name of a parameter: rename it")
-    if any("point" in variable.dims for variable in row.variables.values()):
+    if any("point" in variable.dims for variable in own.variables.values()):
         raise ValueError("the answer has a dimension 'point', which a sweep uses itself: rename it")
-    return row
+    return own
 
 
 def _numeric(value: Any) -> bool:
@@ -114,7 +117,7 @@ def _plain_variables(parts: Mapping[Any, Any]) -> dict[str, Variable]:
     return found
 
 
-def _values(name: Any, values: np.ndarray) -> np.ndarray:
+def _values(name: object, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "USO":
         return values.astype(object)
     if values.dtype.kind == "b":
@@ -124,11 +127,11 @@ def _values(name: Any, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def stacked(names: list[str], rows: list[Row]) -> Stack:
-    """Rows, one under the other."""
+def stacked(names: list[str], answers: list[Answer]) -> Stack:
+    """Answers, one under the other."""
     parts = [
-        Stack([name], [row.failed], [row.warning], {key: _lifted(one) for key, one in row.variables.items()}, row.texts)
-        for name, row in zip(names, rows, strict=True)
+        Stack([name], [own.failed], [own.warning], {key: _lifted(one) for key, one in own.variables.items()}, own.texts)
+        for name, own in zip(names, answers, strict=True)
     ]
     return joined(parts)
 
@@ -233,6 +236,6 @@ def _same(values: np.ndarray) -> bool:
     return bool(np.all(values == first)) if values.dtype.kind == "O" else np.array_equal(values, first, equal_nan=True)
 
 
-def _text(values: Any) -> Any:
+def _text(values: np.ndarray) -> Any:
     values = np.asarray(values)
     return values.astype(str) if values.dtype.kind == "O" else values

@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
+from sgdynamics.arrays import Function
 from sgdynamics.dynamics.interface import solve
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits.integration import by_program, or_raise, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.results import Parts
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
-from sgdynamics.sweeps.answers import Row, Stack, checked, row_of, stacked
+from sgdynamics.sweeps.answers import Answer, Stack, answer_of, checked, stacked
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
 
@@ -44,26 +45,26 @@ def together(job: Job, point: Point) -> int:
 
 def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack:
     """The answers at these points; `size` is what `together` said of their group."""
-    rows: dict[int, Row] = {}
+    answers: dict[int, Answer] = {}
 
     def attempt(place: int, function: Callable[[], Any]) -> Any:
         """What a step of this point gives, or None where it fails: then the point has its error as text; its warnings are kept."""
-        row = rows.setdefault(place, Row())
+        own = answers.setdefault(place, Answer())
         with caught, warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             try:
                 return function()
             except Exception as error:
-                row.failed = " ".join(f"{type(error).__name__}: {error}".split())
+                own.failed = " ".join(f"{type(error).__name__}: {error}".split())
                 return None
             finally:
-                row.warning = "; ".join(dict.fromkeys([*filter(None, [row.warning]), *(str(one.message) for one in heard)]))
+                own.warning = "; ".join(dict.fromkeys([*filter(None, [own.warning]), *(str(one.message) for one in heard)]))
 
     def answer(place: int, function: Callable[[], Any]) -> None:
-        found = attempt(place, lambda: checked(row_of(function()), swept))
+        found = attempt(place, lambda: checked(answer_of(function()), swept))
         if found is not None:
-            found.warning = rows[place].warning
-            rows[place] = found
+            found.warning = answers[place].warning
+            answers[place] = found
 
     if size == 1:
         for place, point in enumerate(points):
@@ -71,11 +72,11 @@ def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack
     else:
         way = _odes if job.solver == "solve_ode" else _exits
         way({place: point for place, point in enumerate(points)}, job, size, attempt, answer)
-    return stacked([point.name for point in points], [rows[place] for place in range(len(points))])
+    return stacked([point.name for point in points], [answers[place] for place in range(len(points))])
 
 
 @float64
-def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
+def _odes(points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function) -> None:
     """solve_ode at each point: prepared each, run together, finished each. Starts are checked once for all problems that they fit alike."""
     doors = {place: attempt(place, lambda point=point: _asked(prepare_ode, job, point)) for place, point in points.items()}
     good = {place: door for place, door in doors.items() if door is not None}
@@ -84,7 +85,7 @@ def _odes(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: A
 
 
 @float64
-def _exits(points: dict[int, Point], job: Job, size: int, attempt: Any, answer: Any) -> None:
+def _exits(points: dict[int, Point], job: Job, size: int, attempt: Function, answer: Function) -> None:
     """exit_time by the ODE at each point, likewise."""
     asked = {place: attempt(place, lambda point=point: _asked(prepare_exits, job, point)) for place, point in points.items()}
     cases = {place: one.case() for place, one in asked.items() if one is not None and not one.away.all()}

@@ -8,20 +8,22 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import CellType
+from typing import Any, SupportsFloat
 
 import numpy as np
 
+from sgdynamics.arrays import Function
 from sgdynamics.controls import Schedule, describe_schedule
 from sgdynamics.problems.activations import function_identity
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """A hash of a value that is the same in every process and on every machine."""
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON: 1 and 1.0 are the same, arrays go by their bytes, functions by source, defaults and what they close over."""
     if value is None or isinstance(value, (bool, np.bool_, str)):
         return value if not isinstance(value, np.bool_) else bool(value)
@@ -35,8 +37,9 @@ def plain(value: Any) -> Any:
         return sorted((plain(part) for part in value), key=repr)
     if isinstance(value, Schedule):
         return plain(describe_schedule(value)[0])
-    if hasattr(value, "describe"):
-        return plain(value.describe())
+    describe = getattr(value, "describe", None)
+    if describe is not None:
+        return plain(describe())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"dataclass": type(value).__name__, **fields}
@@ -52,7 +55,7 @@ def plain(value: Any) -> Any:
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: SupportsFloat) -> int | float | str:
     if isinstance(value, (int, np.integer)):
         return int(value)
     number = float(value)
@@ -73,7 +76,7 @@ def _array(value: np.ndarray) -> Any:
     return {"array": hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest(), "shape": list(value.shape)}
 
 
-def _function(function: Any) -> Any:
+def _function(function: Function) -> Any:
     """Source alone does not tell two closures apart: what they hold counts too, where it is plain."""
     found: dict[str, Any] = dict(function_identity(function))
     held = list(getattr(function, "__defaults__", None) or ())
@@ -86,21 +89,21 @@ def _function(function: Any) -> Any:
     return found
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:
         return False
 
 
-def _plain_or_type(value: Any) -> Any:
+def _plain_or_type(value: object) -> Any:
     try:
         return plain(value)
     except (TypeError, ValueError, RecursionError):
         return type(value).__name__
 
 
-def label(value: Any) -> Any:
+def label(value: object) -> Any:
     """A value as a coordinate: numbers and text as they are, anything else by a short text."""
     if isinstance(value, (bool, np.bool_, int, np.integer)):
         return int(value)

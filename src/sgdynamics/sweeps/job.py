@@ -144,7 +144,7 @@ class Job:
         shared["arguments"] = self._fixed("arguments", self.arguments)
         return shared
 
-    def _stated(self, value: Any) -> Mapping[str, Any]:
+    def _stated(self, value: object) -> Mapping[str, Any]:
         """What an object records of itself, but for what it was not told and what therefore follows from something that varies."""
         if not isinstance(value, Problem):
             return contents(value)
@@ -215,7 +215,7 @@ class Job:
         return self.function(**{name: value for name, value in given.items() if value is not None}, **arguments, **quiet)
 
 
-def contents(value: Any) -> Mapping[str, Any]:
+def contents(value: object) -> Mapping[str, Any]:
     """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
         return {field.name: getattr(value, field.name) for field in fields(value)}

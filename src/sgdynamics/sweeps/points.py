@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, variables
 from sgdynamics.sweeps.identity import digest, label, plain
 from sgdynamics.sweeps.job import Job
 
@@ -19,9 +19,7 @@ Path = tuple[str, ...]
 MOST_POINTS = 10**7  # of a grid: the list of its points alone takes gigabytes then
 SECTIONS = ("problem", "algorithm", "start", "arguments")
 # names that results use themselves: a swept parameter of the same name keeps its full dotted one
-DIMS = ("run", "time", "unit", "unit_other", "signal", "block", "point")
-QUANTITIES = ("t", "alpha", "step", "M", "Q", "a", "m", "r2", "q", "risk", "excess_risk", "train_risk", "accuracy", "times", "left", "mean")
-TAKEN = frozenset((*DIMS, *QUANTITIES, "failed", "warning"))
+TAKEN = variables.TAKEN | {"point", "times", "left", "mean", "failed", "warning"}
 # whole numbers that are shapes: points that differ in them are other programs (all other numbers are traced)
 SHAPES = frozenset(["width", "teacher_width", "signals", "directions", "order", "batch", "runs", "paths", "replicates", "rank"])
 
@@ -36,7 +34,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """All points, the axes of the result and the variables that depend on others."""
 
     dims: dict[str, list[Any]]  # of a grid: labels along each axis; of a list: {"point": [0, 1, ...]}
@@ -46,7 +44,7 @@ class Plan:
     titles: dict[str, str]  # short name -> full name
 
 
-def plan(job: Job, over: Any) -> Plan:
+def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> SweepPlan:
     """Check what is swept and lay out its points; nothing is computed."""
     names, columns, axes = _columns(over)
     paths = {name: find(job, name) for name in names}
@@ -57,14 +55,14 @@ def plan(job: Job, over: Any) -> Plan:
     job.vary(set(paths.values()))
     own = {name: value for name, value in columns.items() if not callable(value)}
     count = len(next(iter(own.values())))
-    rows = [dict(zip(own, values, strict=True)) for values in zip(*own.values(), strict=True)]
+    settings = [dict(zip(own, values, strict=True)) for values in zip(*own.values(), strict=True)]
     order = _order([name for name in names if name not in own], columns, short, job)
     points, identity, fixed = [], job.identity, job.known()
-    for index, row in enumerate(rows):
-        known = fixed | {short[name]: value for name, value in row.items()}
+    for index, setting in enumerate(settings):
+        known = fixed | {short[name]: value for name, value in setting.items()}
         for name, function, needs in order:
-            row[name] = known[short[name]] = function(**{need: known[need] for need in needs})
-        values = {paths[name]: row[name] for name in names}
+            setting[name] = known[short[name]] = function(**{need: known[need] for need in needs})
+        values = {paths[name]: setting[name] for name in names}
         points.append(Point(index, digest([identity, {".".join(path): value for path, value in values.items()}])[:24], values))
     if len({point.name for point in points}) < count:
         raise checks.reject("over", over, "two points have the same parameters: give each once")
@@ -73,12 +71,12 @@ def plan(job: Job, over: Any) -> Plan:
         along = {}
     else:
         dims = {"point": list(range(count))}
-        along = {short[name]: ("point", [label(row[name]) for row in rows]) for name in names}
+        along = {short[name]: ("point", [label(setting[name]) for setting in settings]) for name in names}
     dependent = {short[name]: [label(point.values[paths[name]]) for point in points] for name, _, _ in order}
-    return Plan(dims, along, dependent, points, {short[name]: ".".join(paths[name]) for name in names})
+    return SweepPlan(dims, along, dependent, points, {short[name]: ".".join(paths[name]) for name in names})
 
 
-def _columns(over: Any) -> tuple[list[str], dict[str, Any], Any]:
+def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any], Any]:
     """Names, the values of each at every point (or the function that gives them), and for a grid its axes."""
     if isinstance(over, Mapping) and over:
         axes = {}
@@ -101,12 +99,17 @@ def _columns(over: Any) -> tuple[list[str], dict[str, Any], Any]:
         columns: dict[str, Any] = dict(zip(axes, product, strict=True))
         columns |= {name: values for name, values in over.items() if callable(values)}
         return list(over), columns, axes
-    if isinstance(over, Sequence) and not isinstance(over, str) and over and all(isinstance(row, Mapping) and row for row in over):
+    if (
+        isinstance(over, Sequence)
+        and not isinstance(over, str)
+        and over
+        and all(isinstance(setting, Mapping) and setting for setting in over)
+    ):
         names = list(over[0])
-        for row in over:
-            if set(row) != set(names):
-                raise checks.reject("over", row, f"every point of a list needs the same parameters, here {', '.join(names)}")
-        return names, {name: [row[name] for row in over] for name in names}, None
+        for setting in over:
+            if set(setting) != set(names):
+                raise checks.reject("over", setting, f"every point of a list needs the same parameters, here {', '.join(names)}")
+        return names, {name: [setting[name] for setting in over] for name in names}, None
     raise checks.reject("over", over, 'give {"lr": [0.1, 0.2], ...} (every combination) or [{"lr": 0.1, ...}, ...] (a list of points)')
 
 
@@ -117,7 +120,7 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
     return labels
 
 
-def find(job: Job, name: Any) -> Path:
+def find(job: Job, name: object) -> Path:
     """The parameter that a name stands for: dotted, or bare where only one has it (an argument of the solver before all)."""
     if not isinstance(name, str) or not name:
         raise checks.reject("over", name, 'name parameters by text, such as "algorithm.lr" or "lr"')

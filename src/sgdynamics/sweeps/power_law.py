@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from sgdynamics import checks
@@ -19,8 +20,38 @@ LEVEL = 0.95
 class PowerLaw:
     """y = prefactor x^exponent, with standard errors, the 95% interval of the exponent and the residuals of log y.
 
-    `weighted`: the points had standard errors. Then `chi2` is the weighted sum of squared residuals, about the number of points less 2
-    where the law holds; where it is larger the standard errors have been widened by the root of the ratio. NaN where there are no errors.
+    Attributes
+    ----------
+    exponent : float
+        The slope of log y against log x.
+    prefactor : float
+        y at x = 1.
+    exponent_standard_error : float
+        Its standard error.
+    prefactor_standard_error : float
+        Its standard error.
+    interval : (float, float)
+        The 95% interval of the exponent.
+    residuals : ndarray
+        Of log y.
+    x : ndarray
+        The points.
+    y : ndarray
+        Their values.
+    weighted : bool
+        Whether the points had standard errors.
+    chi2 : float
+        The weighted sum of squared residuals, about the number of points less 2 where the law holds; where it is larger the standard errors
+        have been widened by the root of the ratio. NaN where there are no errors.
+    left_out : int
+        How many points had no value.
+
+    Examples
+    --------
+    >>> grid = sgd.sweep(lambda d: {"y": 2.0 * d**1.5}, over={"d": [10.0, 20.0, 40.0]}, workers=1, progress=False)
+    >>> law = sgd.fit_exponent(grid, "y", "d")
+    >>> round(law.exponent, 4), round(law.prefactor, 4)
+    (1.5, 2.0)
     """
 
     exponent: float
@@ -35,7 +66,7 @@ class PowerLaw:
     chi2: float
     left_out: int = 0
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: ArrayLike) -> Any:
         """The law at x."""
         return self.prefactor * np.asarray(x, dtype=np.float64) ** self.exponent
 
@@ -46,11 +77,39 @@ class PowerLaw:
 def fit_exponent(result: xr.Dataset, y: str, x: str, **selection: Any) -> PowerLaw:
     """Least squares of log y = log prefactor + exponent log x over the points of a sweep.
 
-    y, x: names of variables or coordinates. `selection` fixes the others: dimension=1000 (a value), time=-1 (a place, where there are no
-    values). Over `run` the mean is taken, with its standard error as the weight; elsewhere `y_standard_error`, or for "mean" the variable
-    `standard_error`, is the weight where it exists. With weights the standard errors follow from them (normal quantiles, and Student's
-    where residuals are larger than the weights allow), without from the residuals (Student's, n - 2 degrees of freedom).
-    Points without a value (failed, or never left) are left out, with a warning.
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What ``sgd.sweep`` returned.
+    y : str
+        A variable or coordinate. Over ``run`` the mean is taken, with its standard error as the weight; elsewhere ``y_standard_error``, or
+        for "mean" the variable ``standard_error``, is the weight where it exists.
+    x : str
+        Another one.
+    **selection
+        Fixes the other dimensions: ``dimension=1000`` (a value), ``time=-1`` (a place, where there are no values).
+
+    Returns
+    -------
+    PowerLaw
+        With weights the standard errors follow from them (normal quantiles, and Student's where residuals are larger than the weights
+        allow), without from the residuals (Student's, n - 2 degrees of freedom).
+
+    Raises
+    ------
+    ValueError
+        If a name is not known, values are not positive, or fewer points are left than a fit needs.
+
+    Warns
+    -----
+    UserWarning
+        Where points without a value (failed, or never left) are left out.
+
+    Examples
+    --------
+    >>> grid = sgd.sweep(lambda d: {"y": 2.0 * d**1.5}, over={"d": [10.0, 20.0, 40.0]}, workers=1, progress=False)
+    >>> round(sgd.fit_exponent(grid, "y", "d").exponent, 4)
+    1.5
     """
     checks.result("result", result, fix="give what sgd.sweep returned")
     for name, argument in ((y, "y"), (x, "x")):
@@ -117,7 +176,7 @@ def _errors(part: xr.Dataset, y: str) -> Any:
     return part[name] if name is not None and name in part else None
 
 
-def weighted_line(x: Any, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def weighted_line(x: ArrayLike, y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Least squares: (intercept, slope), their covariance where weights are 1/variance, and the weighted sum of squared residuals."""
     design = np.stack([np.ones(len(y)), np.asarray(x, dtype=np.float64)], axis=1)
     inverse = np.linalg.inv(design.T @ (weights[:, None] * design))

@@ -13,10 +13,11 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from sgdynamics import checks
-from sgdynamics.sweeps.answers import Row, Stack, stacked
+from sgdynamics.sweeps.answers import Answer, Stack, stacked
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
@@ -139,7 +140,7 @@ def remote(job: bytes, points: list[Point], size: int, swept: list[str]) -> Stac
 _sent: bytes = b""
 
 
-def _begin(job: bytes) -> None:
+def _start_worker(job: bytes) -> None:
     """At the start of a worker process: keep the job, and end with the parent, even where that is killed."""
     global _sent
     _sent = job
@@ -148,7 +149,7 @@ def _begin(job: bytes) -> None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: Any) -> None:
+def _end_with(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
 
@@ -188,7 +189,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
         queue, count = (suspects, 1) if alone else (waiting, workers)
         running: dict[Future[Stack], Task] = {}
         with _few_threads(max(1, (os.cpu_count() or 1) // workers)):
-            pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(sent,))
+            pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(sent,))
             try:
                 _wait_for(pool)
                 while queue or running:
@@ -207,7 +208,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
                     deaths[name] = deaths.get(name, 0) + 1
                     # the first death may have been a neighbour's; alone, two are enough
                     if deaths[name] > 2:
-                        yield stacked([point.name for point in points], [Row(failed=DIED) for _ in points])
+                        yield stacked([point.name for point in points], [Answer(failed=DIED) for _ in points])
                     else:
                         suspects.append((points, size))
             finally:
@@ -257,7 +258,7 @@ def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -
                 yield future.result()
             else:
                 text = f"{type(error).__name__}: {error}"
-                yield stacked([point.name for point in points], [Row(failed=text) for _ in points])
+                yield stacked([point.name for point in points], [Answer(failed=text) for _ in points])
             future.release()
     finally:
         if client is not scheduler:

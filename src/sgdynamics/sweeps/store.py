@@ -125,6 +125,6 @@ def _age(path: Path) -> tuple[float, str]:
     return path.stat().st_mtime, path.name
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 160 else text[:157] + "..."

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.arrays import Function
 from sgdynamics.progress import meter
 from sgdynamics.results import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset, joined
 from sgdynamics.sweeps.compute import together
 from sgdynamics.sweeps.identity import plain
 from sgdynamics.sweeps.job import Job
-from sgdynamics.sweeps.points import Plan, Point, groups, plan
+from sgdynamics.sweeps.points import Point, SweepPlan, groups, plan_sweep
 from sgdynamics.sweeps.running import answers, refuse_inside_a_start
 from sgdynamics.sweeps.store import Store
 from sgdynamics.version import __version__
@@ -27,43 +29,82 @@ BETWEEN_WRITES = 0.25  # seconds: a piece holds what has finished since the last
 
 
 def sweep(
-    solver: Any,
+    solver: str | Function,
     *,
-    over: Any,
+    over: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     problem: Any = None,
     algorithm: Any = None,
     start: Any = None,
-    store: Any = None,
+    store: str | PathLike[str] | None = None,
     workers: int | None = None,
     scheduler: Any = None,
     shard: tuple[int, int] | None = None,
     progress: bool | None = None,
     **arguments: Any,
 ) -> xr.Dataset:
-    """Any solver at every point of a grid, over={"lr": [...], "problem.noise": [...]}, or of a list, over=[{"lr": 0.1, ...}, ...].
+    """Any solver at every point of a grid, or of a list.
 
-    solver: "solve_ode", "solve_sde", "solve_mean_field", "solve_dmft", "simulate", "exit_time", or a function of the parameters that
-    returns a Dataset, a dataclass, a dictionary of numbers or a number. `problem` and `algorithm` are the base that points vary: objects,
-    or records {"kind": "TeacherStudent", ...}. `start`: a start, a record {"kind": "random", "seed": 0}, or a function of (problem,
-    parameters). `arguments` are those of the solver. Names are dotted ("problem.noise", "algorithm.lr", "start.seed"), or bare where one
-    thing has them; "dimension", "seed", "runs" are the solver's before the start's. A function in place of a list makes a parameter
-    depend on others: {"dimension": [...], "lr": lambda dimension: 0.1 / dimension}; it is a variable of the result.
+    Parameters
+    ----------
+    solver : str or callable
+        "solve_ode", "solve_sde", "solve_mean_field", "solve_dmft", "simulate", "exit_time", or a function of the parameters that returns a
+        Dataset, a dataclass, a dictionary of numbers or a number.
+    over : dict or list of dict
+        A grid ``{"lr": [...], "problem.noise": [...]}``, or a list of points ``[{"lr": 0.1, ...}, ...]``. Names are dotted
+        ("problem.noise", "algorithm.lr", "start.seed"), or bare where one thing has them; "dimension", "seed", "runs" are the solver's
+        before the start's. A function in place of a list makes a parameter depend on others: ``{"dimension": [...], "lr": lambda dimension:
+        0.1 / dimension}``; it is a variable of the result.
+    problem : Problem or dict, optional
+        What points vary: an object, or a record ``{"kind": "TeacherStudent", ...}``.
+    algorithm : OnePassSGD, an algorithm on fixed data or dict, optional
+        The same for the algorithm.
+    start : Start, dict or callable, optional
+        A start, a record ``{"kind": "random", "seed": 0}``, or a function of (problem, parameters).
+    store : str or path, optional
+        A folder where every finished piece is written at once. A sweep that was stopped goes on from there, and so does one with more
+        values; failed points are tried again.
+    workers : int, optional
+        Processes on this machine; unless given this process as long as little is left to do, then all cores (scripts need
+        ``if __name__ == "__main__":``).
+    scheduler : str or distributed.Client, optional
+        The address or Client of a Dask cluster, in place of workers. The numbers do not depend on either.
+    shard : (int, int), optional
+        (i, n) computes every n-th group, for arrays of jobs that share a store, and returns what is there so far; a last call without
+        it puts everything together.
+    progress : bool, optional
+        A progress bar; unless given on a terminal only.
+    **arguments
+        Those of the solver: ``times``, ``dimension``, ``runs``, ...
 
-    The result has the swept parameters as dimensions (a list: "point"), then the solver's own; what is shorter at some points is filled
-    with NaN. `failed` has the error of every point that has one; the others go on. Points that differ only in numbers are solved together
-    by the ODE (solve_ode, and exit_time with method="ode"), elsewhere they share their compilation.
+    Returns
+    -------
+    xarray.Dataset
+        The swept parameters as dimensions (a list: "point"), then the solver's own; what is shorter at some points is filled with NaN.
+        ``failed`` has the error of every point that has one; the others go on.
 
-    workers: processes on this machine (None: this process as long as little is left to do, then all cores; scripts need
-    `if __name__ == "__main__":`); scheduler: the address or Client of a Dask cluster instead. The numbers do not depend on either.
-    store: a folder where every finished piece is written at once. A sweep that was stopped goes on from there, and so does one with more
-    values; failed points are tried again. shard=(i, n) computes every n-th group, for arrays of jobs that share a store, and returns
-    what is there so far; a last call without shard puts everything together.
+    Raises
+    ------
+    ValueError
+        If a name is not known, or what is swept does not fit, before anything runs.
+
+    Notes
+    -----
+    Points that differ only in numbers are solved together by the ODE (solve_ode, and exit_time with method="ode"), elsewhere they share
+    their compilation.
+
+    Examples
+    --------
+    >>> def product(lr, noise):
+    ...     return {"product": lr * noise}
+    >>> grid = sgd.sweep(product, over={"lr": [0.1, 0.2, 0.4], "noise": [1.0, 2.0]}, workers=1, progress=False)
+    >>> grid["product"].shape
+    (3, 2)
     """
     refuse_inside_a_start()
     job = Job(solver, problem, algorithm, start, arguments)
     workers, part = _checked(workers, shard, store)
     progress = checks.flag("progress", progress, unsaid=True)
-    made = plan(job, over)
+    made = plan_sweep(job, over)
     swept = list(made.titles)
     folder = None if store is None else Store(store, job)
     parts, versions = ([], [__version__]) if folder is None else folder.read()
@@ -96,7 +137,7 @@ def sweep(
     return result
 
 
-def _checked(workers: Any, shard: Any, store: Any) -> tuple[int | None, tuple[int, int]]:
+def _checked(workers: object, shard: Any, store: object) -> tuple[int | None, tuple[int, int]]:
     workers = None if workers is None else checks.whole("workers", workers, 1, 100_000)
     if store is not None:
         checks.path("store", store)
@@ -141,7 +182,7 @@ def _written(folder: Store, stacks: list[Stack], values: dict[str, str]) -> Stac
     return stack
 
 
-def _result(job: Job, made: Plan, stack: Stack, versions: Iterable[str]) -> xr.Dataset:
+def _result(job: Job, made: SweepPlan, stack: Stack, versions: Iterable[str]) -> xr.Dataset:
     variables, coordinates = dataset(stack, made.dims)
     shape = tuple(len(labels) for labels in made.dims.values())
     for name, labels in made.dims.items():

@@ -6,11 +6,12 @@ Limits are judged by their exponents: fitted with errors over runs, with what a 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
+from sgdynamics.arrays import Reals
 from sgdynamics.gallery.claims import Finding, Judgement, Mean, agreement, counted, fitted_power, judged, larger, mean_over_runs
 from sgdynamics.gallery.entries import judge_of
 
@@ -30,17 +31,17 @@ def _said(data: xr.Dataset, *findings: Finding) -> Judgement:
     return judged(str(data.attrs["verdict"]), *findings)
 
 
-def _slope(x: Any, y: Any) -> float:
+def _slope(x: ArrayLike, y: ArrayLike) -> float:
     return float(np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.abs(np.asarray(y, dtype=float))), 1)[0])
 
 
-def _over_last(each: Any) -> Mean:
+def _over_last(each: ArrayLike) -> Mean:
     """Means over the last axis, that of the runs; points may be correlated."""
     each = np.asarray(each, dtype=np.float64)
     return Mean(each.mean(axis=-1), each.std(axis=-1, ddof=1) / math.sqrt(each.shape[-1]), runs=each.shape[-1])
 
 
-def _power(claim: str, x: Any, each: Any, expected: float, *, tolerance: float, scale: float, words: str) -> Finding:
+def _power(claim: str, x: Reals, each: ArrayLike, expected: float, *, tolerance: float, scale: float, words: str) -> Finding:
     """The mean over runs of `each` (x, run) is a power of x: independent runs at each x."""
     mean = _over_last(each)
     if np.any(mean.value <= 0):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import xarray as xr
@@ -66,7 +66,7 @@ def _at_the_end(finding: Finding, data: xr.Dataset) -> Finding:
     return replace(finding, claim=f"{finding.claim} (at t = {FULL}; here t = {float(data.t.values[-1]):g})", holds=None)
 
 
-def _never(claim: str, count: Any, runs: int, scale: float, expected: float = 0.0) -> Finding:
+def _never(claim: str, count: SupportsFloat, runs: int, scale: float, expected: float = 0.0) -> Finding:
     """What happens in no run (or in every one): a single exception contradicts it."""
     found = share(claim, count, runs, expected, scale=scale)
     wrong = abs(round(float(count)) - expected * runs)

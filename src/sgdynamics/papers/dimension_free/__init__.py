@@ -1,6 +1,6 @@
 """Dimension-free limits of SGD for two-layer networks (Loureiro 2023, slides): regimes, mean field, single index, escape.
 
-In the slides' symbols and units: step gamma/d, time t = steps gamma/(d p), label noise Delta; see `formulas`.
+In the slides' symbols and units: step gamma/d, time t = steps gamma/(d p), label noise Delta; see ``formulas``.
 """
 
 from sgdynamics.papers.dimension_free.escape_figures import noise_matters, width_matters

@@ -27,7 +27,7 @@ from sgdynamics.papers.escaping_mediocrity.formulas import (
     stochastic_shift,
 )
 from sgdynamics.problems import random_start
-from sgdynamics.problems.starts import start
+from sgdynamics.problems.starts import Start, start
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.sde import solve_sde
 from sgdynamics.solvers.simulate import simulate
@@ -39,7 +39,7 @@ def _retrieval(gamma: float, p: int, Delta: float) -> Setting:
     return setting(gamma, p, 1, Delta, activation="square", constraint="sphere")
 
 
-def _exits(here: Setting, begin: Any, threshold: float, d: int, seed: int) -> np.ndarray:
+def _exits(here: Setting, begin: Start, threshold: float, d: int, seed: int) -> np.ndarray:
     """Exit times of SGD in the slides' units, one a run."""
     options: dict[str, Any] = {"threshold": threshold, "max_time": LONGEST * here.time_factor, "dimension": d, "seed": seed}
     return exit_time(here.problem, here.algorithm, begin, method="exact", **options).times / here.time_factor
@@ -48,11 +48,31 @@ def _exits(here: Setting, begin: Any, threshold: float, d: int, seed: int) -> np
 def noise_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Does noise matter? Phase retrieval by one unit from random starts at d = 3000: SGD, SDE and ODE; and what noise does at the end.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     (a) Paths of SGD and of the SDE from one typical start, and the ODE. (b) Mean exit time (a share T = .3 of the risk is gone) of SGD over
-    that of the ODE from the same starts (`exit_time_p1`), against gamma, with and without label noise; lines: the constant shift
-    -ln(1 + D_1)/(2 omega_M) (`stochastic_shift`), which the slides leave out. (c) A network that has learned, erf with p = k = 2: the
-    ODE's risk after a long time over gamma Delta E[s'^2]/(4 p) (`plateau`), against gamma/p. From the slides: d, p = 1 and the law of the
+    that of the ODE from the same starts (``exit_time_p1``), against gamma, with and without label noise; lines: the constant shift
+    -ln(1 + D_1)/(2 omega_M) (``stochastic_shift``), which the slides leave out. (c) A network that has learned, erf with p = k = 2: the
+    ODE's risk after a long time over gamma Delta E[s'^2]/(4 p) (``plateau``), against gamma/p. From the slides: d, p = 1 and the law of the
     start. Chosen: gamma = .05 in (a), the rates, Delta = 0 and 1 in (b), T, all of (c). Quick: d = 500, fewer runs and rates.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.noise_matters(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     threshold, gamma, d, runs, shown = 0.3, 0.05, *((500, 384, 48) if quick else (3000, 512, 48))
@@ -139,11 +159,31 @@ def _plateaus(ratios: tuple[float, ...], noises: tuple[float, ...]) -> tuple[lis
 def width_matters(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Does width matter? Exit times of phase retrieval against p, with the slides' t_anl and t_qnc, and the best that width can do.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     (a) Mean exit time (share T of the risk gone) of SGD from random starts at fixed gamma/p, over p; lines: the annealed and quenched
-    formulas of the slides, and the latter with what the nonlinear ODE and the noise add (`exit_time_corrected`). (b) Samples to leave at
-    the best rate for each p that still learns (`minimal_steps`), relative to p = 1: the gain tends to a constant, 10/3 without noise
-    (`overparametrization_gain`). From the slides: the formulas and the law of the start. Chosen: d = 3000, gamma/p = .1, Delta = 0,
+    formulas of the slides, and the latter with what the nonlinear ODE and the noise add (``exit_time_corrected``). (b) Samples to leave at
+    the best rate for each p that still learns (``minimal_steps``), relative to p = 1: the gain tends to a constant, 10/3 without noise
+    (``overparametrization_gain``). From the slides: the formulas and the law of the start. Chosen: d = 3000, gamma/p = .1, Delta = 0,
     T = .1. Quick: d = 500, p = 1, 4.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.width_matters(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     ratio, Delta, threshold = 0.1, 0.0, 0.1

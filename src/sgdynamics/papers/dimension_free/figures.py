@@ -6,10 +6,13 @@ what was measured of it here (`verdict`). The slides give k, p, gamma, Delta and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
@@ -28,14 +31,14 @@ def panels(columns: int, width: float = 4.6, height: float = 3.8) -> tuple[Any, 
     return fig, axes[0]
 
 
-def finish(axes: Any, legends: Any = None) -> None:
+def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
     """Letters, and small legends on all axes unless some are named."""
     for ax in axes if legends is None else legends:
         ax.legend(frameon=False, fontsize="small")
     letters(axes)
 
 
-def slope(x: Any, y: Any) -> float:
+def slope(x: ArrayLike, y: ArrayLike) -> float:
     """The exponent e of y ~ x^e, least squares on the logarithms."""
     return float(np.polyfit(np.log(np.asarray(x, dtype=float)), np.log(np.asarray(y, dtype=float)), 1)[0])
 
@@ -53,10 +56,30 @@ def early_times(end: float, count: int) -> np.ndarray:
 def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The classical regime, gamma -> 0 at fixed d and p: SGD follows gradient flow on the population risk. erf, k = 2 and 5, p = 10.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     (a) k = 2, (b) k = 5: the mean of SGD runs and single ones at the slides' gamma = 5e-2 and at larger rates, the ODE of each rate and
     gradient flow (gamma = 0), all from one random start. (c) The relative gap of the risk to gradient flow at the last time against
     gamma: the ODE's, and that of SGD with its standard error; it is linear in gamma/p. From the slides: k, p, gamma, Delta = 1e-3.
     Chosen: d = 100, t <= 30, the larger rates. Quick: k = 2, d = 50, t <= 5, two rates.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.classical(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     p, Delta, d, end, runs = 10, 1e-3, *((50, 5.0, 48) if quick else (100, 30.0, 48))
@@ -124,9 +147,29 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def high_dimensional(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The high-dimensional regime, d -> infinity at fixed gamma and p: SGD concentrates on the ODE. erf, k = 4, p = 8, gamma = .1.
 
-    (a) SGD runs at two dimensions and the ODE, from one start. (b) The mean over runs of |Omega - Omega_ODE|_inf, where it is largest for
-    t <= 5, against d, beside the theorem's scale sqrt(gamma/(d p)). From the slides: k, p, gamma, Delta = 1e-3. Chosen: the start
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    (a) SGD runs at two dimensions and the ODE, from one start. (b) The mean over runs of ``|Omega - Omega_ODE|_inf``, where it is largest
+    for t <= 5, against d, beside the theorem's scale sqrt(gamma/(d p)). From the slides: k, p, gamma, Delta = 1e-3. Chosen: the start
     (random rows at d = 500), dimensions, times. Quick: smaller d, t <= 5.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.high_dimensional(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     p, k, gamma, Delta, horizon = 8, 4, 0.1, 1e-3, 5.0

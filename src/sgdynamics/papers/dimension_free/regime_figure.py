@@ -29,13 +29,33 @@ COLOURS = {"gradient flow": "C3", "ODE": "C0", "mean field": "C2"}
 
 
 def regimes(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The different regimes: the map of `sgd.regime` with a setting in each corner, and there SGD against every limit. erf, k = 1.
+    """The different regimes: the map of ``sgd.regime`` with a setting in each corner, and there SGD against every limit. erf, k = 1.
 
-    Above, the map: across the width, up the noise of SGD, borders by what may be neglected (`plot.regime_map`), sizes at the runs' start.
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    Above, the map: across the width, up the noise of SGD, borders by what may be neglected (``plot.regime_map``), sizes at the runs' start.
     Below, in each corner, the mean risk of SGD runs from one random start, over that of gradient flow, with the ODE of this gamma and
     d = infinity, and the mean field of infinitely many units of the same (m, q) beside it; a band shows the scatter of single runs.
-    `scatter` is the largest standard deviation over runs of an overlap at t = 5, beside the size that the map has for it. The slides'
+    ``scatter`` is the largest standard deviation over runs of an overlap at t = 5, beside the size that the map has for it. The slides'
     diagram has no numbers: all settings are chosen here, Delta = 1e-3. Quick: fewer runs.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.regimes(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     k, Delta, runs = 1, 1e-3, 96 if quick else 256

@@ -52,13 +52,33 @@ def cases(quick: bool = False, seed: int = 0) -> dict[str, Case]:
 
 
 def optimal_schedules(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """The optimal schedule of each of `cases` beside the best constant rate: rates (above) and excess risk against alpha (below).
+    """The optimal schedule of each of ``cases`` beside the best constant rate: rates (above) and excess risk against alpha (below).
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     Lines: the ODE (mean over the starts); points: the exact chain at d = 1000 with the same schedules, from the same starts, with standard
-    errors. `gain` is the ratio of the final risks in the ODE, `gain_chain` that of the chain's means, `gain_chain_median` of its medians.
-    From random starts the times at which runs leave m = 0 are spread, of which the ODE knows only what comes from the starts: the rate
-    falls too early for the last runs, they make the mean, and it gains less than in the ODE (not so the median). Fifty pieces (quick: 25).
-    Problems, noise and alpha are chosen here.
+    errors. ``gain`` is the ratio of the final risks in the ODE, ``gain_chain`` that of the chain's means, ``gain_chain_median`` of its
+    medians. From random starts the times at which runs leave m = 0 are spread, of which the ODE knows only what comes from the starts: the
+    rate falls too early for the last runs, they make the mean, and it gains less than in the ODE (not so the median). Fifty pieces (quick:
+    25). Problems, noise and alpha are chosen here.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.optimal_schedules(quick=True)  # doctest: +SKIP
     """
     pieces = 25 if quick else 50
     data = xr.Dataset(attrs={"dimension": DIMENSION, "pieces": pieces, "seed": seed})

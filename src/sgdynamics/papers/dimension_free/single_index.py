@@ -25,6 +25,7 @@ from numpy.polynomial import chebyshev, hermite_e
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
+from sgdynamics.arrays import Reals, Tree, Whole
 from sgdynamics.precision import float64
 from sgdynamics.problems import TeacherStudent, polynomial, random_start
 from sgdynamics.problems.activations import NAMED, Activation
@@ -64,11 +65,11 @@ _SINE_SPREAD = _overlap_of_waves(_SINE, FAST_SINE, -1)[1]
 _COSINE_MEAN, _COSINE_SPREAD = _overlap_of_waves(_COSINE, FAST_COSINE, 1)
 
 
-def _sines(x: Any) -> Any:
+def _sines(x: Reals) -> Any:
     return (jnp.sin(SLOW * x) - _SINE * jnp.sin(FAST_SINE * x)) / _SINE_SPREAD
 
 
-def _cosines(x: Any) -> Any:
+def _cosines(x: Reals) -> Any:
     return (jnp.cos(SLOW * x) - _COSINE * jnp.cos(FAST_COSINE * x) - _COSINE_MEAN) / _COSINE_SPREAD
 
 
@@ -113,7 +114,7 @@ class OverlapDiffusion:
     threshold: float
     even: bool  # an even link: m and -m are alike
 
-    def ode_samples(self, m: Any, dimension: float) -> np.ndarray:
+    def ode_samples(self, m: Reals, dimension: float) -> np.ndarray:
         """n until |m| passes the threshold in the ODE, (d/gamma) int dm/b; infinite where b gets to zero before."""
         m = self._starts(m)
         edges = self._grid(dimension)
@@ -129,7 +130,7 @@ class OverlapDiffusion:
             found = np.interp(m, edges, left)
         return np.where(np.isfinite(found), found, np.inf) * dimension / self.lr
 
-    def mean_samples(self, m: Any, dimension: float) -> np.ndarray:
+    def mean_samples(self, m: Reals, dimension: float) -> np.ndarray:
         """Mean n until |m| passes the threshold in the diffusion: b T' + (gamma/2d) V T'' = -1, T = 0 at the threshold.
 
             T(m) = int_m^threshold dx int^x dz 2/(e V(z)) exp(-int_z^x 2b/(e V)),   e = gamma/d
@@ -154,7 +155,7 @@ class OverlapDiffusion:
         total = np.concatenate([np.cumsum(within[::-1])[::-1], [0.0]])
         return np.interp(m, edges, total) * dimension / self.lr
 
-    def _starts(self, m: Any) -> np.ndarray:
+    def _starts(self, m: Reals) -> np.ndarray:
         m = np.asarray(m, dtype=np.float64)
         return np.abs(m) if self.even else m
 
@@ -196,7 +197,7 @@ def overlap_diffusion(kappa: int, lr: float, *, noise: float = 0.0, threshold: f
     return OverlapDiffusion(fits[0], fits[1], lr, threshold, kappa % 2 == 0)
 
 
-def _left(given: Any, seen: dict[str, Any], made: Any, overlaps: dict[str, Any]) -> dict[str, Any]:
+def _left(given: Tree, seen: dict[str, Any], made: Whole, overlaps: dict[str, Any]) -> dict[str, Any]:
     """Notes the first step after which |m| has passed the threshold."""
     now = (seen["left"] < 0) & (jnp.abs(overlaps["M"][0, 0, 0]) >= given)
     return {"left": jnp.where(now, jnp.asarray(made, jnp.float64), seen["left"])}
@@ -233,7 +234,7 @@ def escape_samples(
     return np.where(m >= threshold, 0.0, samples), m
 
 
-def fitted_slope(x: Any, y: Any, error: Any) -> tuple[float, float]:
+def fitted_slope(x: Reals, y: Reals, error: Reals) -> tuple[float, float]:
     """Slope of the weighted least-squares line through points with known standard errors, and its standard error."""
     found, covariance, _ = weighted_line(x, np.asarray(y), 1 / np.asarray(error) ** 2)
     return float(found[1]), math.sqrt(covariance[1, 1])
@@ -256,13 +257,33 @@ FIXED = {False: (32, 64, 96, 128, 192), True: (32, 96)}  # by `quick`: dimension
 
 
 def single_index(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Samples n until |m| = 1/2 against d, for exponents 1 to 4: the exact chain, the ODE from the same starts, and the diffusion of m.
+    """Samples n until ``|m|`` = 1/2 against d, for exponents 1 to 4: the exact chain, the ODE from the same starts, and the diffusion of m.
 
-    Claims: n ~ d (n/d tends to the constant of `sample_complexity`), d log d (n/d is a line in log d, with its slope), d^2 and d^3 (with
-    gamma ~ d^-1/2, d^-1); and at a fixed gamma exponent 3 does not leave m = 0, which is stable (`growth_rate_fixed_lr`, `share_fixed_lr`).
-    Links: `link`; gamma: `learning_rate`. Odd links start from m > 0. For exponents 3 and 4 the ODE leaves only from the better starts
-    (`share_ode`), and its mean is over these. Fits are weighted by standard errors, with 95 per cent intervals of sampling alone; beside
-    them stands the slope that the diffusion has over the same d, which nears the exponent as d grows.
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    Claims: n ~ d (n/d tends to the constant of ``sample_complexity``), d log d (n/d is a line in log d, with its slope), d^2 and d^3 (with
+    gamma ~ d^-1/2, d^-1); and at a fixed gamma exponent 3 does not leave m = 0, which is stable (``growth_rate_fixed_lr``,
+    ``share_fixed_lr``). Links: ``link``; gamma: ``learning_rate``. Odd links start from m > 0. For exponents 3 and 4 the ODE leaves only
+    from the better starts (``share_ode``), and its mean is over these. Fits are weighted by standard errors, with 95 per cent intervals of
+    sampling alone; beside them stands the slope that the diffusion has over the same d, which nears the exponent as d grows.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.single_index(quick=True)  # doctest: +SKIP
     """
     plan = QUICK if quick else FULL
     parts = [_measured(kappa, counts, seed) for kappa, counts in plan.items()] + [_at_fixed_rate(FIXED[quick], seed)]

@@ -41,9 +41,29 @@ def _measure(begins: list[Start], law: MeanFieldStart) -> MeanFieldStart:
 def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The mean-field regime, p -> infinity at fixed d and gamma: SGD follows particles (m, q) in their own density's field. erf, k = 1.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     (a) The mean risk of SGD runs of width p, each beside the solution with infinitely many units of the same (m, q) at that d (lines of the
     same colour). (b) The gap against p at three times: it falls like 1/p, from rows that are not yet all directions and from the noise,
     of order gamma/p. (c), (d) The density mu_t(m, q) of many particles. Chosen: d = 80 (quick 40), gamma = 1, Delta = 1e-3, random starts.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.mean_field(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     k, gamma, Delta = 1, 1.0, 1e-3
@@ -109,11 +129,30 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Mean field and high dimension together: Q approaches M P^-1 M^T + diag(q), and particles (m, q) are all there is. erf, k = 2.
 
-    (a) SGD runs at p = d/2 beside particles of the same (m, q) at d = p = infinity. (b) Mean over runs of the largest entry of
-    |Q - M M^T - diag(Q_perp)|, against p, beside the theorem's scale p^(-1/2) + d^(-1/2). (c) What a finite d alone does at p = infinity:
-    the relative change of the risk of the same particles, which falls like 1/d. (d) The density of (m_1, m_2): by t = 20 units have learned
-    the mean of the teachers and begin to tell them apart.
-    Chosen: d = 2p, gamma = 1, Delta = 1e-3, random starts.
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    (a) SGD runs at p = d/2 beside particles of the same (m, q) at d = p = infinity. (b) Mean over runs of the largest entry of ``|Q - M M^T
+    - diag(Q_perp)|``, against p, beside the theorem's scale p^(-1/2) + d^(-1/2). (c) What a finite d alone does at p = infinity: the
+    relative change of the risk of the same particles, which falls like 1/d. (d) The density of (m_1, m_2): by t = 20 units have learned the
+    mean of the teachers and begin to tell them apart. Chosen: d = 2p, gamma = 1, Delta = 1e-3, random starts.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.dimension_free.mean_field_high_dimension(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     k, gamma, Delta = 2, 1.0, 1e-3

@@ -17,7 +17,8 @@ from sgdynamics.papers.effective_dynamics.mixtures import (
     ring_radius,
     success_probability,
 )
-from sgdynamics.papers.effective_dynamics.spiked import (
+from sgdynamics.papers.effective_dynamics.spiked_figures import figure_1
+from sgdynamics.papers.effective_dynamics.spiked_formulas import (
     barrier,
     correlated_fixed_points,
     critical_snr,
@@ -28,7 +29,6 @@ from sgdynamics.papers.effective_dynamics.spiked import (
     saddle_variance,
     stationary_variance,
 )
-from sgdynamics.papers.effective_dynamics.spiked_figures import figure_1
 
 __all__ = [
     "MeasuredSuccess",

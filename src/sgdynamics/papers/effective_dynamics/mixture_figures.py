@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Reals
 from sgdynamics.limits.sliding import solve_infinite_snr
 from sgdynamics.papers.drawing import letters, subplots, ticks
 from sgdynamics.papers.effective_dynamics.mixtures import (
@@ -49,7 +51,7 @@ def _ring(kind: str, alpha: float) -> float:
     return ring_radius(kind, alpha)
 
 
-def served(kind: str, M: Any, a: Any, alpha: float) -> np.ndarray:
+def served(kind: str, M: Reals, a: Reals, alpha: float) -> np.ndarray:
     """Which types are active (..., type), in the order of `mixtures.TYPES`, in the states M (..., K, q), a (..., K).
 
         type of cluster c active:   (2 y_c - 1) f_c > C_alpha/2,   f_c = sum_i a_i relu(W_i . mean_c)
@@ -63,9 +65,29 @@ def served(kind: str, M: Any, a: Any, alpha: float) -> np.ndarray:
 
 
 def outcome(result: xr.Dataset) -> xr.Dataset:
-    """How the runs of a Gaussian mixture do: `active` (run, time, type) and `optimal` (run, time), all types active.
+    """How the runs of a Gaussian mixture do: ``active`` (run, time, type) and ``optimal`` (run, time), all types active.
 
-    The rule is that of `served`, with the weight decay that the result records. From `simulate`, `solve_ode` or `solve_sde`.
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What ``simulate``, ``solve_ode`` or ``solve_sde`` returned for a ``GaussianMixture``.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``active`` and ``optimal``.
+
+    Notes
+    -----
+    The rule is that of ``served``, with the weight decay that the result records. From ``simulate``, ``solve_ode`` or ``solve_sde``.
+
+    Examples
+    --------
+    >>> problem = sgd.GaussianMixture("binary", snr=100.0)
+    >>> begin = sgd.random_start(problem, dimension=50, runs=2)
+    >>> runs = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), begin, alpha=[1.0], dimension=50)
+    >>> sgd.papers.effective_dynamics.outcome(runs)["optimal"].shape
+    (2, 1)
     """
     problem = problem_of(result)
     if not isinstance(problem, GaussianMixture):
@@ -79,13 +101,34 @@ def outcome(result: xr.Dataset) -> xr.Dataset:
 
 
 def escape_rate(alpha: float, snr: float) -> float:
-    """The rate at which a small XOR unit v = |W|, W along +-mu or +-nu, grows while all units are small.
+    """The rate at which a small XOR unit v = ``|W|``, W along +-mu or +-nu, grows while all units are small.
+
+    ::
 
         rate = E|1 + z/sqrt(snr)|/8 - 1/(4 sqrt(2 pi snr)) - alpha,   z ~ N(0, 1)
 
+    Parameters
+    ----------
+    alpha : float
+        The weight decay.
+    snr : float
+        lambda, the strength of the signal; for mixtures one over the variance.
+
+    Returns
+    -------
+    float
+        In t.
+
+    Notes
+    -----
     With f = 0 each cluster pulls with 1/2: its own E relu(+-1 + z/sqrt(snr)), the other class against it E relu(z/sqrt(snr)) twice. At
     snr = infinity 1/8 - alpha, the paper's threshold; at finite snr the threshold on alpha is lower by 1/(4 sqrt(2 pi snr)), .1027 at
     snr = 20. Below a rate of 0 the state 0 attracts. Not in the paper.
+
+    Examples
+    --------
+    >>> round(sgd.papers.effective_dynamics.escape_rate(0.05, 100.0), 4)
+    0.065
     """
     alpha, snr = checks.number("alpha", alpha, above=0.0), checks.number("snr", snr, above=0.0, infinite=True)
     noise = math.exp(-snr / 2) / math.sqrt(2 * math.pi * snr)
@@ -102,7 +145,7 @@ def _chain(problem: GaussianMixture, begin: Start, N: int, times: np.ndarray, se
     return found["M"].sum(axis=2), found["a"]
 
 
-def _interval(count: Any, runs: int) -> tuple[np.ndarray, np.ndarray]:
+def _interval(count: Reals, runs: int) -> tuple[np.ndarray, np.ndarray]:
     """One standard error around count/runs (Wilson): not empty at 0 and 1."""
     share = np.asarray(count) / runs
     centre, half = (share + 0.5 / runs) / (1 + 1 / runs), np.sqrt(share * (1 - share) / runs + 0.25 / runs**2) / (1 + 1 / runs)
@@ -183,7 +226,7 @@ def _label(snr: float) -> str:
     return r"$\lambda = \infty$" if math.isinf(snr) else rf"$\lambda$ = {snr:g}"
 
 
-def _draw_fraction(ax: Any, data: xr.Dataset, both: bool) -> None:
+def _draw_fraction(ax: Axes, data: xr.Dataset, both: bool) -> None:
     t, p = np.asarray(data.t), data.attrs["predicted"]
     for flip in (False, True) if both else (False,):
         value, low, high, flow = (np.asarray(data[f"fraction{end}"]) for end in ("", "_low", "_high", "_flow"))
@@ -199,7 +242,7 @@ def _draw_fraction(ax: Any, data: xr.Dataset, both: bool) -> None:
     ax.legend(frameon=False, fontsize="small", loc="center right" if both else "upper right")
 
 
-def _draw_ends(ax: Any, data: xr.Dataset) -> None:
+def _draw_ends(ax: Axes, data: xr.Dataset) -> None:
     C, m = data.attrs["ring_radius_squared"], np.asarray(data.m_end)[:200, :2, 0]
     good, kind = np.asarray(data.optimal)[:200, -1], "xor" if data.sizes["signal"] > 1 else "binary"
     angle = np.linspace(0, np.pi / 2, 60)
@@ -220,7 +263,7 @@ def _draw_ends(ax: Any, data: xr.Dataset) -> None:
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.2)
 
 
-def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[str, str]) -> None:
+def _draw_cloud(ax: Axes, data: xr.Dataset, units: tuple[int, int], names: tuple[str, str]) -> None:
     """sqrt(N) (m - m*) of two units at the last time, and the SDE's ellipse of two standard deviations (a line where it is of rank 1)."""
     values, axes = np.linalg.eigh(np.asarray(data.covariance_sde)[np.ix_(units, units)])
     angle = np.linspace(0, 2 * np.pi, 100)
@@ -237,7 +280,7 @@ def _draw_cloud(ax: Any, data: xr.Dataset, units: tuple[int, int], names: tuple[
     ax.legend(frameon=False, fontsize="small", loc="upper left")
 
 
-def _draw_radial(ax: Any, data: xr.Dataset) -> None:
+def _draw_radial(ax: Axes, data: xr.Dataset) -> None:
     t, width = np.asarray(data.arc_t), 2 * np.asarray(data.rho_deviation_sde)[:, 0]
     ax.plot(t, np.asarray(data.rho_chain_noiseless)[:12, :, 0].T, lw=0.5, color="C0", alpha=0.5)
     ax.fill_between(t, -width, width, color="0.6", alpha=0.35, lw=0, label="SDE, $\\pm 2$ standard deviations")
@@ -259,11 +302,31 @@ def _four_panels(data: xr.Dataset, name: str) -> tuple[Any, Any]:
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The binary mixture at N = 250, snr = 100, alpha = .1: which optimum or arc runs reach, and how they fluctuate about an arc.
 
-    (a) The fraction of runs with an optimal classifier (`served`), against 1/2 and the flow at snr = infinity from the same starts
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    (a) The fraction of runs with an optimal classifier (``served``), against 1/2 and the flow at snr = infinity from the same starts
     (v ~ N(0, 1), W ~ N(0, I/(snr N)), Prop. 4.2). (b) End points (m_1, m_2) of 200 runs. (c) sqrt(N) times the radial coordinate
     rho = sum a_k (v_k + m_k) from a start on an arc, chain at snr = 100 and infinity, against the SDE of Prop. 4.3. (d) The same in
     (m_1, m_2): rank 1, at every snr, since rows W_i = v_i w with one w remain so (a step multiplies all v_i by one number). Corrected: the
     arcs attract (only their ends are unstable); the sign of the sum in Prop. 4.3. Quick: N = 100, fewer runs.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.effective_dynamics.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, snr, runs, end = (100, 100.0, 256, 60.0) if quick else (250, 100.0, 1000, 120.0)
@@ -291,12 +354,32 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The XOR mixture at N = 250, snr = 1000, alpha = .1: optimal in 3/32 of the runs, and the fluctuations of rank 2 about two arcs.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     (a) The fractions of optimal and sub-optimal runs against 3/32 and 29/32 and the flow at snr = infinity from the same starts
     (v ~ N(0, 1), W ~ N(0, I/N)). (b) End points (m_1^mu, m_2^mu) of 200 runs. (c), (d) sqrt(N) (m - m*) from the fixed point of Prop. 5.1
     (two units on the arc of mu+, two on that of nu+) in (m_1^mu, m_2^mu) and (m_1^mu, m_3^nu), chain at snr = 1000 and infinity against
     the SDE. Corrected: 3/32 is the optimal share (the caption exchanges them); the sign of the sum in Prop. 5.1. The shift of order
     snr^(-1/2) of XOR's fixed points is, on the scale N^(-1/2) of (c) and (d), sqrt(N/snr): small only where snr >> N.
     Quick: N = 100, snr = 400, fewer runs.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.effective_dynamics.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, snr, runs = (100, 400.0, 320) if quick else (250, 1000.0, 1000)
@@ -328,13 +411,33 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """P(optimal) of XOR against N at fixed snr: 3/32 holds for snr >> N, and more runs succeed as N grows. Not in the paper.
 
-    The exact chain from v ~ N(0, 1), W ~ N(0, I/N) (the same starts for every snr), at alpha = .05, until t = 16/`escape_rate` (300 at
-    snr = 20, 220 at 1000), where runs have settled: `changed_late` is the share whose outcome changed in the last quarter. Left against
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    The exact chain from v ~ N(0, 1), W ~ N(0, I/N) (the same starts for every snr), at alpha = .05, until t = 16/``escape_rate`` (300 at
+    snr = 20, 220 at 1000), where runs have settled: ``changed_late`` is the share whose outcome changed in the last quarter. Left against
     N, right against snr/N. Section 5 sends snr to infinity first: then every unit keeps the cluster that was chosen by the sign of its
     first overlap, of order N^(-1/2). At N >> snr that is below the noise snr^(-1/2) of the fields: units feel no cluster until an overlap
-    has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go elsewhere, and v
-    may change its sign (`sign_changes`, per unit) because R_perp is no longer decoupled. At alpha = .1, figure 3's, little would settle at
-    snr = 20: see `escape_rate`. Full size: a quarter of an hour on one core; quick has fewer N and runs and stops at 9/`escape_rate`.
+    has grown, which takes log N; the first to escape lowers the pull of its cluster on the others, so that they go elsewhere, and v may
+    change its sign (``sign_changes``, per unit) because R_perp is no longer decoupled. At alpha = .1, figure 3's, little would settle at
+    snr = 20: see ``escape_rate``. Full size: a quarter of an hour on one core; quick has fewer N and runs and stops at 9/``escape_rate``.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.effective_dynamics.order_of_limits(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     grid = ((20.0, 1000.0), (20, 60, 200), 320, 9.0) if quick else ((20.0, 100.0, 1000.0), (20, 60, 200, 500, 1200), 512, 16.0)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.limits.sliding import solve_infinite_snr
 
 # of each type: the direction, the sign of the cluster's mean along it, the sign of v
@@ -61,9 +62,30 @@ def _below_threshold(kind: str, alpha: float) -> float:
 def ring_radius(kind: str, alpha: float) -> float:
     """C_alpha, the squared radius of the rings on which the fixed points lie: w sigmoid(-C_alpha) = alpha.
 
+    ::
+
         binary: C_alpha = log((1 - 2 alpha)/(2 alpha)),   XOR: C_alpha = - logit(4 alpha)
 
+    Parameters
+    ----------
+    kind : str
+        "binary" or "xor".
+    alpha : float
+        The weight decay.
+
+    Returns
+    -------
+    float
+        C_alpha.
+
+    Notes
+    -----
     At and above the threshold alpha = 1/4 (binary), 1/8 (XOR) the only fixed point is 0: then 0.0, with a warning. Prop. 4.2, section 5.
+
+    Examples
+    --------
+    >>> round(sgd.papers.effective_dynamics.ring_radius("binary", 0.1), 4)
+    1.3863
     """
     _kind(kind)
     alpha, w = checks.number("alpha", alpha, above=0.0), _weight(kind)
@@ -77,8 +99,31 @@ def ring_radius(kind: str, alpha: float) -> float:
 class MixtureComponent:
     """A connected component of the fixed points of a mixture at snr = infinity, 0 < alpha < w/2.
 
-    `strata`: for every choice of a type ("0": v = m = 0) for each unit, a manifold of fixed points, the product over active types of the
+    Attributes
+    ----------
+    kind : str
+        "binary" or "xor".
+    width : int
+        How many units; unless given 2 for binary and 4 for xor.
+    strata : tuple of tuple of str
+        The types of the units ("0": idle), one entry a stratum.
+    active : tuple of str
+        The active types.
+    dimension : int
+        Of the component.
+    stable : bool
+        Whether it attracts its neighbourhood.
+
+    Notes
+    -----
+    ``strata``: for every choice of a type ("0": v = m = 0) for each unit, a manifold of fixed points, the product over active types of the
     open part of a sphere sum v_i^2 = C_alpha. Two strata are in one component if their closures meet.
+
+    Examples
+    --------
+    >>> component = sgd.papers.effective_dynamics.mixture_components("binary")[0]
+    >>> component.active, component.stable
+    ((), False)
     """
 
     kind: str
@@ -89,7 +134,18 @@ class MixtureComponent:
     stable: bool  # whether every point of the closed component is (Lyapunov) stable
 
     def representative(self, alpha: float) -> dict[str, np.ndarray]:
-        """The point M (K, q), Q (K, K), a (K) of a stratum of the largest dimension where the units of a type share C_alpha equally."""
+        """The point M (K, q), Q (K, K), a (K) of a stratum of the largest dimension where the units of a type share C_alpha equally.
+
+        Parameters
+        ----------
+        alpha : float
+            The weight decay.
+
+        Returns
+        -------
+        dict of ndarray
+            "M", "Q" and "a".
+        """
         C = ring_radius(self.kind, _below_threshold(self.kind, alpha))
         stratum = max(self.strata, key=_dimension)
         types = TYPES[self.kind]
@@ -113,12 +169,31 @@ def _dimension(stratum: tuple[str, ...]) -> int:
 def mixture_components(kind: str = "xor", width: int | None = None) -> list[MixtureComponent]:
     """The connected components of the fixed points, by number of active types: 39 for XOR at width 4 (24 stable), 5 for binary at width 2.
 
+    Parameters
+    ----------
+    kind : str, default "xor"
+        "binary" or "xor".
+    width : int, optional
+        How many units; unless given 2 for binary and 4 for xor.
+
+    Returns
+    -------
+    list of MixtureComponent
+        By number of active types.
+
+    Notes
+    -----
     Every unit is of a type or idle: (types + 1)^K strata. A unit may leave its type for v = m = 0 as long as another one of that type
     is left, which is how closures meet; the components are what this connects. At width 4 the 625 strata of XOR merge to
     39 = 1 + 4 + 6 + 4 + 24 components, by number of active types. (Section 5 calls each partition a component; 39 is right.)
     A point is unstable if and only if a unit is idle while a type is missing: towards that type it grows at the rate w/2 - alpha > 0.
     Else idle units are neutral (w sigmoid(-C_alpha) = alpha), all else relaxes, and the component attracts its neighbourhood. The open
-    quarter circles of Prop. 4.2(2) are not unstable, as printed: only their end points are, so that their component is not `stable`.
+    quarter circles of Prop. 4.2(2) are not unstable, as printed: only their end points are, so that their component is not ``stable``.
+
+    Examples
+    --------
+    >>> len(sgd.papers.effective_dynamics.mixture_components("binary"))
+    5
     """
     types, width = _kind(kind), _width(kind, width)
     if width > MOST_WIDTH:
@@ -181,21 +256,76 @@ def _active_law(kind: str, width: int) -> list[Fraction]:
 def success_probability(kind: str, width: int | None = None) -> float:
     """The probability that the flow at snr = infinity ends in an optimal classifier: 1/2 for binary at width 2, 3/32 for XOR at width 4.
 
+    Parameters
+    ----------
+    kind : str
+        "binary" or "xor".
+    width : int, optional
+        How many units; unless given 2 for binary and 4 for xor.
+
+    Returns
+    -------
+    float
+        Exact.
+
+    Notes
+    -----
     Every cluster needs a unit of its type. Start: v_i ~ N(0, 1) and m_i symmetric and small, W_i ~ N(0, I/N) with N -> infinity; any
     0 < alpha < w/2. Exact, over the signs of v and m. Prop. 4.2, section 5 (Fig. 3 exchanges 3/32, optimal, and 29/32).
     It is the order snr -> infinity before N -> infinity: at fixed snr XOR succeeds more often as N grows.
+
+    Examples
+    --------
+    >>> sgd.papers.effective_dynamics.success_probability("binary"), sgd.papers.effective_dynamics.success_probability("xor")
+    (0.5, 0.09375)
     """
     return float(_active_law(kind, _width(kind, width))[-1])
 
 
 def active_types_probability(kind: str = "xor", width: int | None = None) -> tuple[float, ...]:
-    """P(1, 2, ... types are active in the end), as in `success_probability`: 1/64, 21/64, 9/16, 3/32 for XOR at width 4."""
+    """P(1, 2, ... types are active in the end), as in ``success_probability``: 1/64, 21/64, 9/16, 3/32 for XOR at width 4.
+
+    Parameters
+    ----------
+    kind : str, default "xor"
+        "binary" or "xor".
+    width : int, optional
+        How many units; unless given 2 for binary and 4 for xor.
+
+    Returns
+    -------
+    tuple of float
+        One for each number of types.
+
+    Examples
+    --------
+    >>> sgd.papers.effective_dynamics.active_types_probability("xor")
+    (0.015625, 0.328125, 0.5625, 0.09375)
+    """
     return tuple(float(p) for p in _active_law(kind, _width(kind, width))[1:])
 
 
 @dataclass(frozen=True)
 class MeasuredSuccess:
-    """How many of the runs ended in an optimal classifier, and with how many active types (`counts`: 0, 1, ...)."""
+    """How many of the runs ended in an optimal classifier, and with how many active types (``counts``: 0, 1, ...).
+
+    Attributes
+    ----------
+    fraction : float
+        Of the runs that ended in an optimal classifier.
+    standard_error : float
+        Its standard error.
+    counts : tuple of int
+        How many runs ended with 0, 1, ... active types.
+    runs : int
+        How many.
+
+    Examples
+    --------
+    >>> found = sgd.papers.effective_dynamics.measured_success("binary", runs=200)
+    >>> found.runs, abs(found.fraction - 0.5) < 0.2
+    (200, True)
+    """
 
     fraction: float
     standard_error: float
@@ -206,11 +336,38 @@ class MeasuredSuccess:
 def measured_success(
     kind: str, alpha: float = 0.1, runs: int = 10000, seed: int = 0, *, width: int | None = None, scale: float = 1e-6
 ) -> MeasuredSuccess:
-    """`success_probability` by integrating the flow at snr = infinity from random starts v ~ N(0, 1), m ~ N(0, scale^2).
+    """``success_probability`` by integrating the flow at snr = infinity from random starts v ~ N(0, 1), m ~ N(0, scale^2).
 
-    A type counts as active if |f_c| > C_alpha/2 on its cluster, with the label's sign, at the time log(1e6)/(w/2 - alpha), by which a unit
-    grows from |v| = 1e-6. The law is that of scale -> 0 up to terms of order scale: the paper's W ~ N(0, I/N) is scale = N^(-1/2), and
-    signs change only where |v_i| < |m_i|. At and above the threshold every run ends at 0: then a fraction of 0, with a warning.
+    Parameters
+    ----------
+    kind : str
+        "binary" or "xor".
+    alpha : float, default 0.1
+        The weight decay.
+    runs : int, default 10000
+        How many.
+    seed : int, default 0
+        Of the random numbers.
+    width : int, optional
+        How many units; unless given 2 for binary and 4 for xor.
+    scale : float, default 1e-06
+        Standard deviation of the overlaps at the start.
+
+    Returns
+    -------
+    MeasuredSuccess
+        The fraction with its standard error.
+
+    Notes
+    -----
+    A type counts as active if ``|f_c|`` > C_alpha/2 on its cluster, with the label's sign, at the time log(1e6)/(w/2 - alpha), by which a
+    unit grows from ``|v|`` = 1e-6. The law is that of scale -> 0 up to terms of order scale: the paper's W ~ N(0, I/N) is scale = N^(-1/2),
+    and signs change only where ``|v_i| < |m_i|``. At and above the threshold every run ends at 0: then a fraction of 0, with a warning.
+
+    Examples
+    --------
+    >>> sgd.papers.effective_dynamics.measured_success("binary", runs=200).runs
+    200
     """
     width = _width(kind, width)
     C = ring_radius(kind, alpha)
@@ -231,7 +388,7 @@ def measured_success(
     return MeasuredSuccess(fraction, math.sqrt(fraction * (1 - fraction) / runs), tuple(counts.tolist()), runs)
 
 
-def _on_ring(kind: str, a: Any, alpha: float, types: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _on_ring(kind: str, a: Reals, alpha: float, types: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """v and m of a fixed point without idle units, and the type of each unit: by default the one with m = v = a."""
     known, C = _kind(kind), ring_radius(kind, alpha)
     if np.ndim(a) != 1 or np.size(a) == 0:
@@ -256,12 +413,32 @@ def _on_ring(kind: str, a: Any, alpha: float, types: Sequence[str] | None) -> tu
     return a, m, names
 
 
-def rescaled_diffusion(kind: str, a: Any, alpha: float, *, types: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def rescaled_diffusion(kind: str, a: Reals, alpha: float, *, types: Sequence[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(A, Sigma) of the SDE du = A u dt + Sigma^(1/2) dB for u = sqrt(N) (v_1 - a_1, ..., v_K - a_K, m_1 - m_1*, ..., m_K - m_K*).
 
+    Parameters
+    ----------
+    kind : str
+        "binary" or "xor".
+    a : array_like
+        The head at the fixed point, one number a unit.
+    alpha : float
+        The weight decay.
+    types : sequence of str, optional
+        The type of each unit, where they are not those of the propositions.
+
+    Returns
+    -------
+    tuple of ndarray
+        A and Sigma, (2K, 2K) each.
+
+    Notes
+    -----
     v = a is the head at a fixed point and m_i the overlap of unit i with its type's direction, m_i* = a_i by default: binary, the arcs
     a_i > 0 (or < 0) of Prop. 4.3; XOR a_i > 0 along mu and a_i < 0 along nu, as in Prop. 5.1. Other fixed points, the optimal ones among
-    them, by their `types`, with m_i* = +-a_i. With r_i = m_i*/a_i and sums over the units of i's own type:
+    them, by their ``types``, with m_i* = +-a_i. With r_i = m_i*/a_i and sums over the units of i's own type:
+
+    ::
 
         dv_i/dt = - alpha (v_i - r_i m_i) - m_i* (alpha - alpha^2/w) sum_k (m_k* v_k + a_k m_k)
         dm_i/dt = - alpha (m_i - r_i v_i) - a_i  (alpha - alpha^2/w) sum_k (m_k* v_k + a_k m_k)
@@ -270,6 +447,13 @@ def rescaled_diffusion(kind: str, a: Any, alpha: float, *, types: Sequence[str] 
     w = 1/2 gives alpha^2 a_i a_j on one arc (rank 1), w = 1/4 gives 3 alpha^2 and -alpha^2 (rank 2). A is symmetric. R_perp decouples: it
     decays at the rate 2 alpha, without noise; the overlaps that slide stay 0 (at the scale N^(-1/2)).
     Printed with the wrong sign: the sum in Props. 4.3 and 5.1; also R_ii' = -alpha R_ii for -2 alpha R_ii in 4.3.
+
+    Examples
+    --------
+    >>> a = np.sqrt(sgd.papers.effective_dynamics.ring_radius("binary", 0.1) / 2) * np.ones(2)
+    >>> A, Sigma = sgd.papers.effective_dynamics.rescaled_diffusion("binary", a, 0.1)
+    >>> A.shape, Sigma.shape
+    ((4, 4), (4, 4))
     """
     _kind(kind)
     a, m, names = _on_ring(kind, a, _below_threshold(kind, alpha), types)
@@ -286,21 +470,55 @@ def rescaled_diffusion(kind: str, a: Any, alpha: float, *, types: Sequence[str] 
 
 def arc_paths(
     kind: str,
-    a: Any,
+    a: Reals,
     alpha: float,
-    times: Any,
+    times: Reals,
     runs: int,
     seed: int = 0,
     *,
     types: Sequence[str] | None = None,
     start: Any = None,
 ) -> np.ndarray:
-    """Paths u (run, time, 2K) of the linear SDE of `rescaled_diffusion`, exact in law at any times.
+    """Paths u (run, time, 2K) of the linear SDE of ``rescaled_diffusion``, exact in law at any times.
+
+    ::
 
         u(t + s) = e^(As) u(t) + N(0, integral_0^s e^(Ar) Sigma e^(Ar) dr)
 
-    From u = `start` (2K; 0 unless given) at t = 0. In the eigenbasis of the symmetric A, with eigenvalues l, the integral is
+    Parameters
+    ----------
+    kind : str
+        "binary" or "xor".
+    a : array_like
+        The head at the fixed point, one number a unit.
+    alpha : float
+        The weight decay.
+    times : array_like
+        Where paths are kept.
+    runs : int
+        How many.
+    seed : int, default 0
+        Of the random numbers.
+    types : sequence of str, optional
+        The type of each unit, where they are not those of the propositions.
+    start : array_like, optional
+        u at t = 0, (2K,); 0 unless given.
+
+    Returns
+    -------
+    ndarray
+        (run, time, 2K).
+
+    Notes
+    -----
+    From u = ``start`` (2K; 0 unless given) at t = 0. In the eigenbasis of the symmetric A, with eigenvalues l, the integral is
     S_ij (e^((l_i + l_j) s) - 1)/(l_i + l_j): no step error. Props. 4.3 and 5.1.
+
+    Examples
+    --------
+    >>> a = np.sqrt(sgd.papers.effective_dynamics.ring_radius("binary", 0.1) / 2) * np.ones(2)
+    >>> sgd.papers.effective_dynamics.arc_paths("binary", a, 0.1, [1.0, 2.0], runs=3).shape
+    (3, 2, 4)
     """
     A, Sigma = rescaled_diffusion(kind, a, alpha, types=types)
     runs, seed = checks.whole("runs", runs, 1), checks.whole("seed", seed, 0)
@@ -327,8 +545,27 @@ def arc_paths(
 def arc_variance(alpha: float, kind: str = "binary") -> Any:
     """The stationary variance of rho = sum_k a_k (v_k + m_k) in the SDE of Prop. 4.3: alpha C_alpha/(1 - 2 alpha).
 
+    Parameters
+    ----------
+    alpha : float
+        The weight decay.
+    kind : str, default "binary"
+        "binary" or "xor".
+
+    Returns
+    -------
+    float or ndarray
+        Binary: a number; XOR: (2, 2).
+
+    Notes
+    -----
     Along an arc rho relaxes at the rate 2 C_alpha (alpha - alpha^2/w) and takes up all the noise. XOR: the covariance matrix (2, 2) of the
     rho of the two arcs of Prop. 5.1, alpha C_alpha/(1 - 4 alpha) times 3 on the diagonal and -1 off it.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.effective_dynamics.arc_variance(0.1)), 4)
+    0.1733
     """
     alpha = _below_threshold(kind, alpha)
     w = _weight(kind)
@@ -337,13 +574,36 @@ def arc_variance(alpha: float, kind: str = "binary") -> Any:
 
 
 def optimum(kind: str, alpha: float, snr: float) -> float:
-    """|v_i| at the optimal fixed point for large snr (binary at width 2, XOR at width 4), from sqrt(C_alpha) at snr = infinity.
+    """``|v_i|`` at the optimal fixed point for large snr (binary at width 2, XOR at width 4), from sqrt(C_alpha) at snr = infinity.
+
+    ::
 
         binary: |v| = sqrt(C) + sqrt(C) [C (1 - 4 alpha)/2 - 1]/(2 snr) + O(snr^-2)
         XOR:    |v| = sqrt(C) + sqrt(C/(2 pi snr)) [1 - 1/(C (1 - 4 alpha))] + O(1/snr)
 
-    |m_i| = |v_i| to this order, whatever c_delta is. Footnote 5 promises a shift of order 1/snr; XOR's is of order snr^(-1/2), because on
-    the clusters that a unit does not serve its field is 0 on average, and half of the noise passes the ReLU.
+    Parameters
+    ----------
+    kind : str
+        "binary" or "xor".
+    alpha : float
+        The weight decay.
+    snr : float
+        lambda, the strength of the signal; for mixtures one over the variance.
+
+    Returns
+    -------
+    float
+        The size of v_i.
+
+    Notes
+    -----
+    ``|m_i| = |v_i|`` to this order, whatever c_delta is. Footnote 5 promises a shift of order 1/snr; XOR's is of order snr^(-1/2), because
+    on the clusters that a unit does not serve its field is 0 on average, and half of the noise passes the ReLU.
+
+    Examples
+    --------
+    >>> round(sgd.papers.effective_dynamics.optimum("binary", 0.1, 100.0), 4)
+    1.174
     """
     snr = checks.number("snr", snr, above=0.0, infinite=True)
     C = ring_radius(kind, alpha)

@@ -8,11 +8,11 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.spiked import spiked_fixed_points
-from sgdynamics.limits.spiked import drift, numbers_of
-from sgdynamics.papers.effective_dynamics.spiked import saddle_variance, stationary_variance
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.limits.spiked_equations import drift, equation_numbers
+from sgdynamics.papers.effective_dynamics.spiked_formulas import saddle_variance, stationary_variance
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start
-from sgdynamics.simulation.spiked import SPAN
+from sgdynamics.simulation.spiked_chains import SPAN
 from sgdynamics.solvers.simulate import simulate
 
 SNRS = (0.8, 1.2)
@@ -22,10 +22,30 @@ SHOWN = 12  # runs that are drawn
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Matrix PCA in n = 1500 dimensions, 10 n steps, c = 1, from random starts: lam = .8 (first row) and 1.2 (second).
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     Left, paths of m: for lam = .8 a stable Ornstein-Uhlenbeck process, for lam = 1.2 an unstable one that ends at +-sqrt(lam - 1); the band
     is twice the standard deviation sqrt(V(t)/n) of (3.2), drawn until it reaches the fixed point. Right, the same paths in the plane of
-    (m, r2), over the stream of the ODE (3.1) and its fixed points: crosses are stable, circles are not. `quick` has n = 500 and
+    (m, r2), over the stream of the ODE (3.1) and its fixed points: crosses are stable, circles are not. ``quick`` has n = 500 and
     fewer runs in the data.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.effective_dynamics.figure_1(quick=True)  # doctest: +SKIP
     """
     c = 1.0
     n, runs = (500, 512) if quick else (1500, 2000)
@@ -79,7 +99,7 @@ def _drawn(data: xr.Dataset, c: float) -> Any:
 
         ax = axes[row, 1]
         low, high = 0.6, 1.4
-        numbers = numbers_of(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
+        numbers = equation_numbers(SpikedTensor(order=2, snr=snr), OnePassSGD(lr=c), None)
         across, up = np.linspace(-top, top, 40), np.linspace(low, high, 40)
         flow = drift(numbers, *np.meshgrid(across, up))
         ax.streamplot(across, up, *flow, color="0.75", linewidth=0.7, density=1.1, arrowsize=0.8)

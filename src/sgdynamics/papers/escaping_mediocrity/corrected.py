@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sgdynamics.arrays import Reals
 from sgdynamics.papers.escaping_mediocrity import formulas
 from sgdynamics.papers.escaping_mediocrity.landscape import risk
 from sgdynamics.problems import TeacherStudent, random_start
@@ -18,15 +19,48 @@ STEP = 0.02  # of the integration, in units of 1/omega_M: Runge-Kutta of order f
 LONGEST = 40.0  # after the linearised exit, in the same unit
 
 
-def exit_time_corrected(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, with_error: bool = False, seed: int = 0) -> Any:
+def exit_time_corrected(
+    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, with_error: bool = False, seed: int = 0
+) -> Any:
     """Mean exit time of SGD from random starts: the exit time of the ODE, averaged over them, plus the constant shift by stochasticity.
 
-    t = E[t_ODE] - ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M)   (`stochastic_shift`)
+    ::
 
+        t = E[t_ODE] - ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M)   (stochastic_shift)
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    d : int or ndarray
+        The dimension.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    threshold : float or ndarray
+        T, the share of the initial excess risk to lose.
+    with_error : bool, default False
+        Also give an error estimate.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    float or tuple of float
+        In the paper's t, with ``with_error`` (time, error estimate).
+
+    Notes
+    -----
     The noise acts while overlaps are of order 1/sqrt(d), so that its effect is this constant. E[t_ODE] is the quenched time (linearised)
     and the mean of what the nonlinear ODE adds: closed for p = 1, where only a quadrature over m(0) is left; for p > 1 the ODE is
-    integrated from 256 random starts with the linearised time as control variate. `with_error=True` gives (time, error estimate).
+    integrated from 256 random starts with the linearised time as control variate. ``with_error=True`` gives (time, error estimate).
     Infinite, with a warning, where the ODE does not leave. Not in the paper, which holds that stochasticity has no effect.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.exit_time_corrected(1, 1000, 0.05, 0.0, 0.2)), 4)
+    1.1497
     """
     formulas.exit_time_quenched(p, d, gamma, noise, threshold)  # checks the arguments, and warns where nothing is learned
     given = np.broadcast_arrays(*(np.asarray(value, dtype=float) for value in (p, d, gamma, noise, threshold)))
@@ -99,8 +133,32 @@ def _beyond(p: int, d: int, gamma: float, noise: float, threshold: float, omega:
 def drift(m: np.ndarray, Q: np.ndarray, ratio: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """(dm/dt, dQ/dt) of the ODE on the sphere for overlaps (..., p) and (..., p, p), head of ones, rho = 1; ratio = gamma/p.
 
+    Parameters
+    ----------
+    m : ndarray
+        Overlaps with the teacher.
+    Q : array_like
+        Gram matrices of the rows, (..., p, p).
+    ratio : float
+        gamma/p.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+
+    Returns
+    -------
+    tuple of ndarray
+        dm/dt (..., p) and dQ/dt (..., p, p).
+
+    Notes
+    -----
     dm = 2 [3 m - (tau m + 2 Q m)/p],   dQ = 4 [Q + 2 m m^T - (tau Q + 2 Q^2)/p] + 4 ratio Gamma,   Gamma = E[E^2 lambda lambda^T] by Wick,
     then dm -= m dQ_jj/2 and dQ_jl -= Q_jl (dQ_jj + dQ_ll)/2. Source: (33), with its misprints corrected.
+
+    Examples
+    --------
+    >>> dm, dQ = sgd.papers.escaping_mediocrity.drift(np.array([0.1, 0.0]), np.eye(2), 0.05, 0.0)
+    >>> dm.round(3).tolist()
+    [0.346, 0.0]
     """
     p = m.shape[-1]
     one = np.ones((*m.shape[:-1], 1, 1))

@@ -95,24 +95,83 @@ def _shown(found: ExitTimes, p: int) -> str:
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """SGD (left) and SDE (right) from one start beside the ODE, p = 1, d = 3000, with exit times.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's point: the SDE has the spread that the ODE lacks, and the exit times hardly differ. Chosen: gamma = .05, no label noise,
     T = .3, a start with a typical overlap. Exit times are means over 1024 runs (quick: d = 500, 512 runs, from the save points): they
     scatter by a third, and what a few runs show of their mean is nothing.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_1(quick=True)  # doctest: +SKIP
     """
     return _from_one_start(1, 0.05, 0.0, 0.3, 500 if quick else 3000, 512, 3.5, quick, seed)
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T = .3. Quick: d = 500."""
+    """Figure 1 for p = 2 (Appendix E). Chosen: gamma = .1 (the same gamma/p), no label noise, T = .3. Quick: d = 500.
+
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_5(quick=True)  # doctest: +SKIP
+    """
     return _from_one_start(2, 0.1, 0.0, 0.3, 500 if quick else 3000, 512, 2.0, quick, seed)
 
 
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Measured over predicted exit time against d, for several p at constant gamma/p: squares annealed, circles quenched.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's point: both ratios stay near one and flat in d, and meet for large p. The chain takes it to d = 1e5, and to 1e6 with a
     few runs of width five, far past the paper. Chosen: gamma/p = .1, no label noise, T = .1. Crosses: the ODE's own time, averaged
-    over starts, with the shift by stochasticity (`exit_time_corrected`), which the paper lacks.
+    over starts, with the shift by stochasticity (``exit_time_corrected``), which the paper lacks.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_2(quick=True)  # doctest: +SKIP
     """
     ratio, threshold = 0.1, 0.1
     widths = (1, 4) if quick else (1, 2, 5, 10)
@@ -168,9 +227,29 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The largest overlap with a fixed (blue) and a trained (green) head, p = 20 (left) and 50 (right), d = 1000.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's point: far from the start the two differ, near the exit they agree, exit time included. Below, the excess risk, in which
     the difference shows most. Thick lines: the ODE from the same start; thin lines: runs. Chosen: gamma/p = .05, no label noise, rows on
     the sphere, head rate one, exit where the largest overlap reaches .5. Six of 32 runs are drawn; quick: p = 20, d = 200.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_3(quick=True)  # doctest: +SKIP
     """
     ratio, threshold, d = 0.05, 0.5, 200 if quick else 1000
     widths, runs = ((20,), 32) if quick else ((20, 50), 32)
@@ -223,7 +302,27 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The ODE against many SGD runs from one start, p = 5 (left) and p = 20 (right), d = 5000: the ODE describes the mean.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     Chosen: gamma/p = .1, Delta = .1. 30 of 96 runs are drawn; quick: d = 500.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_4(quick=True)  # doctest: +SKIP
     """
     ratio, noise = 0.1, 0.1
     widths, d, runs = (5, 20), 500 if quick else 5000, 96

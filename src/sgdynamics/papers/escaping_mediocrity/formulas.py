@@ -16,9 +16,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.gaussian.nodes import gauss_legendre, sobol_normals
 
 STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
@@ -30,7 +32,7 @@ SOBOL_MOST = 21201  # dimensions
 
 
 def _values(
-    argument: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
+    argument: str, value: ArrayLike, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf, whole: bool = False
 ) -> np.ndarray:
     """Finite numbers (whole ones where asked) inside the bounds, in any shape."""
     bounds = (
@@ -55,11 +57,11 @@ def _plain(result: np.ndarray) -> Any:
     return float(result) if np.ndim(result) == 0 else np.asarray(result)
 
 
-def _width_and_rate(p: Any, gamma: Any, noise: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _width_and_rate(p: Reals, gamma: Reals, noise: Reals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return _values("p", p, least=1, whole=True), _values("gamma", gamma, above=0), _values("noise", noise, least=0)
 
 
-def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
+def _dimension(d: Reals, p: np.ndarray) -> np.ndarray:
     result = _values("d", d, least=2, whole=True)
     short = result < p + 1
     if np.any(short):
@@ -68,15 +70,15 @@ def _dimension(d: Any, p: np.ndarray) -> np.ndarray:
     return result
 
 
-def _threshold(threshold: Any) -> np.ndarray:
+def _threshold(threshold: Reals) -> np.ndarray:
     return _values("threshold", threshold, above=0, below=1)
 
 
-def _omega_M(p: Any, gamma: Any, noise: Any) -> Any:
+def _omega_M(p: Reals, gamma: Reals, noise: Reals) -> Any:
     return 4 * (1 - gamma / p * (1 + 1 / p + 4 / p**2 + noise / 2))
 
 
-def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
+def _learns(p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     """Where omega_M > 0; a warning with the bound on gamma where it is not. To be called from public functions."""
     omega, p, gamma, noise = np.broadcast_arrays(_omega_M(p, gamma, noise), p, gamma, noise)
     stuck = omega <= 0
@@ -91,38 +93,88 @@ def _learns(p: Any, gamma: Any, noise: Any) -> np.ndarray:
     return ~stuck
 
 
-def growth_rates(p: Any, gamma: Any, noise: Any) -> tuple[Any, Any]:
+def growth_rates(p: Reals, gamma: Reals, noise: Reals) -> tuple[Any, Any]:
     """Rates on the plateau: overlaps with the teacher grow as exp(omega_M t), those between rows decay as exp(-omega_Q t).
 
-    omega_M = 4 [1 - (gamma/p)(1 + 1/p + 4/p^2 + Delta/2)],   omega_Q = (8/p)(1 - 8 gamma/p^2)
+    ::
 
+        omega_M = 4 [1 - (gamma/p)(1 + 1/p + 4/p^2 + Delta/2)],   omega_Q = (8/p)(1 - 8 gamma/p^2)
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+
+    Returns
+    -------
+    tuple
+        (omega_M, omega_Q), in the paper's t.
+
+    Notes
+    -----
     Linear order in m and in Q_jl (j != l), on the sphere; no learning where omega_M <= 0. For p = 1 there is no Q_jl and omega_Q is
     only the formula. Source: (45), (46).
+
+    Examples
+    --------
+    >>> [round(float(rate), 4) for rate in sgd.papers.escaping_mediocrity.growth_rates(2, 0.1, 0.0)]
+    [3.5, 3.2]
     """
     p, gamma, noise = _width_and_rate(p, gamma, noise)
     return _plain(_omega_M(p, gamma, noise)), _plain(8 / p * (1 - 8 * gamma / p**2 + 0 * noise))
 
 
-def exit_time_annealed(p: Any, d: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+def exit_time_annealed(p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
     """Time to lose the share T of the initial excess risk, the start replaced by its mean.
 
-    t = ln[(p + 1)(T d + 1 - T)/(2 p)]/(2 omega_M)
+    ::
 
+        t = ln[(p + 1)(T d + 1 - T)/(2 p)]/(2 omega_M)
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    d : int or ndarray
+        The dimension.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    threshold : float or ndarray
+        T, the share of the initial excess risk to lose.
+
+    Returns
+    -------
+    float or ndarray
+        In the paper's t.
+
+    Notes
+    -----
     Linearised ODE with the decaying overlaps between rows left out, hence for small T and T d >> 1; E[mu0] = p, E[tau0] = p (p - 1) hold
-    at any d. Whether the network then learns is another question: see `largest_stable_lr`. Source: (22), (28), (54).
+    at any d. Whether the network then learns is another question: see ``largest_stable_lr``. Source: (22), (28), (54).
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.exit_time_annealed(2, 1000, 0.1, 0.0, 0.2)), 4)
+    0.7164
     """
     p, gamma, noise = _width_and_rate(p, gamma, noise)
     logarithm = _annealed(p, d, threshold)
     return _plain(_over_rate(logarithm, _learns(p, gamma, noise), p, gamma, noise))
 
 
-def _annealed(p: np.ndarray, d: Any, threshold: Any) -> np.ndarray:
+def _annealed(p: np.ndarray, d: Reals, threshold: Reals) -> np.ndarray:
     d, threshold = _dimension(d, p), _threshold(threshold)
     _reachable(p, d, threshold)
     return np.log((p + 1) * (threshold * d + 1 - threshold) / (2 * p))
 
 
-def _over_rate(logarithm: Any, learns: np.ndarray, p: Any, gamma: Any, noise: Any) -> np.ndarray:
+def _over_rate(logarithm: Reals, learns: np.ndarray, p: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), 1.0)
     return np.where(learns, logarithm / rate, np.inf)
 
@@ -139,17 +191,50 @@ def _reachable(p: np.ndarray, d: np.ndarray, threshold: np.ndarray) -> None:
 
 
 def exit_time_quenched(
-    p: Any, d: Any, gamma: Any, noise: Any, threshold: Any, *, law: str = "paper", with_error: bool = False, seed: int = 0
+    p: Reals, d: Reals, gamma: Reals, noise: Reals, threshold: Reals, *, law: str = "paper", with_error: bool = False, seed: int = 0
 ) -> Any:
     """Time to lose the share T of the initial excess risk, averaged over random starts.
 
-    t = E ln[(T p (p + 1) d + (1 - T)(2 p mu0 - tau0))/(2 p mu0)]/(2 omega_M),   mu0 = d |m(0)|^2,   tau0 = d sum_{j != l} Q_jl(0)^2
+    ::
 
-    Assumptions as for the annealed time. `law="sphere"` is the exact law of independent rows, uniform on the sphere, at that d.
-    `law="paper"` is the same for p > 1, and for p = 1 takes mu0 ~ chi^2(1) as (23) prints it: 1/(2 omega_M d) longer to leading order.
+        t = E ln[(T p (p + 1) d + (1 - T)(2 p mu0 - tau0))/(2 p mu0)]/(2 omega_M),   mu0 = d |m(0)|^2,   tau0 = d sum_{j != l} Q_jl(0)^2
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    d : int or ndarray
+        The dimension.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    threshold : float or ndarray
+        T, the share of the initial excess risk to lose.
+    law : str, default "paper"
+        "paper" or "sphere", of the start.
+    with_error : bool, default False
+        Also give an error estimate.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    float or tuple of float
+        In the paper's t, with ``with_error`` (time, error estimate).
+
+    Notes
+    -----
+    Assumptions as for the annealed time. ``law="sphere"`` is the exact law of independent rows, uniform on the sphere, at that d.
+    ``law="paper"`` is the same for p > 1, and for p = 1 takes mu0 ~ chi^2(1) as (23) prints it: 1/(2 omega_M d) longer to leading order.
     E ln mu0 is a deterministic quadrature for any p, and so is the whole for p = 1. For p > 1 the small rest, E[ln(1 + x) - x] with
-    x = O(1/(T d)), is an average over scrambled Sobol points. `with_error=True` gives the pair (time, its error estimate).
+    x = O(1/(T d)), is an average over scrambled Sobol points. ``with_error=True`` gives the pair (time, its error estimate).
     Source: (23), (28), (53), (55).
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.exit_time_quenched(1, 1000, 0.05, 0.0, 0.2)), 4)
+    1.1737
     """
     p, gamma, noise = _width_and_rate(p, gamma, noise)
     logarithm, error = _quenched(p, d, threshold, law, seed)
@@ -158,7 +243,7 @@ def exit_time_quenched(
     return (time, _plain(_over_rate(error, learns, p, gamma, noise))) if with_error else time
 
 
-def _quenched(p: np.ndarray, d: Any, threshold: Any, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _quenched(p: np.ndarray, d: Reals, threshold: Reals, law: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     d, threshold = _dimension(d, p), _threshold(threshold)
     checks.choice("law", law, ("paper", "sphere"))
     seed = checks.whole("seed", seed, 0)
@@ -205,7 +290,7 @@ def _laplace_difference(A: float, B: float) -> tuple[float, float]:
     return value, 1e-12 * (1 + abs(value))
 
 
-def sphere_nodes(s: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+def sphere_nodes(s: Reals, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Trapezoidal nodes z >= 0 and weights for m = tanh z, one coordinate of a random unit vector, tilted by exp(-s d m^2).
 
     The density of z is proportional to cosh(z)^-(d - 1): smooth with exponential tails at any d, so that the rule converges exponentially.
@@ -261,14 +346,39 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return mu0, tau0
 
 
-def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
+def exit_time_p1(m0: Reals, gamma: Reals, noise: Reals, threshold: Reals) -> Any:
     """Time at which the p = 1 ODE has lost the share T of its initial excess risk, without linearising.
 
-    t = ln[u_T (kappa - u0)/(u0 (kappa - u_T))]/(2 mu),   u0 = m0^2,   u_T = T + (1 - T) u0,
-    mu = omega_M(p = 1) = 4 (1 - 6 gamma) - 2 gamma Delta,   kappa = mu/(4 (1 - 6 gamma)), where the ODE comes to rest
+    ::
 
+        t = ln[u_T (kappa - u0)/(u0 (kappa - u_T))]/(2 mu),   u0 = m0^2,   u_T = T + (1 - T) u0,
+        mu = omega_M(p = 1) = 4 (1 - 6 gamma) - 2 gamma Delta,   kappa = mu/(4 (1 - 6 gamma)), where the ODE comes to rest
+
+    Parameters
+    ----------
+    m0 : float or ndarray
+        The overlap w.w* at the start.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    threshold : float or ndarray
+        T, the share of the initial excess risk to lose.
+
+    Returns
+    -------
+    float or ndarray
+        In the paper's t.
+
+    Notes
+    -----
     Infinite at m0 = 0, a fixed point of the ODE, and, with a warning, where u_T >= kappa or mu <= 0. It solves
     du/dt = 2 u [mu - 4 (1 - 6 gamma) u], which is (19) for u = m^2, up to (21).
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.exit_time_p1(0.1, 0.05, 0.0, 0.2)), 4)
+    0.5818
     """
     _, gamma, noise = _width_and_rate(1, gamma, noise)
     m0, threshold = _values("m0", m0, above=-1, below=1), _threshold(threshold)
@@ -292,15 +402,42 @@ def exit_time_p1(m0: Any, gamma: Any, noise: Any, threshold: Any) -> Any:
     return _plain(np.where(moves, logarithm / np.where(moves, 2 * mu, 1.0), np.inf))
 
 
-def exit_time_diffusive(d: Any, gamma: Any, noise: Any, threshold: Any, m0: Any = 0.0) -> Any:
+def exit_time_diffusive(d: Reals, gamma: Reals, noise: Reals, threshold: Reals, m0: Reals = 0.0) -> Any:
     """Mean time at which the linearised p = 1 SDE dm = mu m dt + sigma db, started at m0, leaves (-sqrt(T), sqrt(T)).
 
-    t = (T/sigma^2) 2F2(1, 1; 3/2, 2; -mu T/sigma^2) - (m0^2/sigma^2) 2F2(1, 1; 3/2, 2; -mu m0^2/sigma^2)
-      = (2/mu) times the integral of Dawson's function from |m0| sqrt(mu)/sigma to sqrt(T mu)/sigma
+    ::
 
+        t = (T/sigma^2) 2F2(1, 1; 3/2, 2; -mu T/sigma^2) - (m0^2/sigma^2) 2F2(1, 1; 3/2, 2; -mu m0^2/sigma^2)
+          = (2/mu) times the integral of Dawson's function from |m0| sqrt(mu)/sigma to sqrt(T mu)/sigma
+
+    Parameters
+    ----------
+    d : int or ndarray
+        The dimension.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    threshold : float or ndarray
+        T, the share of the initial excess risk to lose.
+    m0 : float or ndarray, default 0.0
+        The overlap w.w* at the start.
+
+    Returns
+    -------
+    float or ndarray
+        In the paper's t.
+
+    Notes
+    -----
     mu = 4 (1 - 6 gamma) - 2 gamma Delta, sigma^2 = (gamma/d)(48 + 4 Delta). The second line is what is computed, by Gauss-Legendre and the
     asymptotic series, to 1e-13 for any arguments. For mu <= 0 noise alone takes m out: the value is still (59), finite though it may
     overflow to infinity, and comes with a warning. Source: (57)-(59); any start: Zeng (2020).
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.exit_time_diffusive(1000, 0.05, 0.0, 0.2)), 4)
+    1.3239
     """
     _, gamma, noise = _width_and_rate(1, gamma, noise)
     d, threshold, m0 = _values("d", d, least=2, whole=True), _threshold(threshold), _values("m0", m0)
@@ -338,34 +475,78 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
     return total / mu
 
 
-def stochastic_shift(p: Any, gamma: Any, noise: Any) -> Any:
+def stochastic_shift(p: Reals, gamma: Reals, noise: Reals) -> Any:
     """What the noise of SGD on the plateau adds to the mean exit time of the ODE, whatever d and the threshold: a negative constant.
 
-    -ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M),   V_p = 4 [15 - 6 (p + 2)/p + (p + 2)(p + 4)/p^2 + Delta]
+    ::
 
+        -ln(1 + D_p)/(2 omega_M),   D_p = (gamma/p) V_p/(2 omega_M),   V_p = 4 [15 - 6 (p + 2)/p + (p + 2)(p + 4)/p^2 + Delta]
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+
+    Returns
+    -------
+    float or ndarray
+        In the paper's t, negative.
+
+    Notes
+    -----
     On the plateau dm_j = omega_M m_j dt + sqrt(gamma V_p/(p d)) db_j with independent b_j (V_p is the variance of 2 E lambda_j lambda* at
     m = 0, Q = 1), so that m_j exp(-omega_M t) tends to a normal of variance (1 + D_p)/d where the ODE keeps 1/d: mu0 becomes (1 + D_p) mu0
     in law. Up to terms of order 1/(T d). NaN, with a warning, where omega_M <= 0. Not in the paper, whose section 3.3 neglects it.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.stochastic_shift(1, 0.05, 0.0)), 4)
+    -0.0637
     """
     p, gamma, noise = _width_and_rate(p, gamma, noise)
     return _plain(_shift(p, gamma, noise, _learns(p, gamma, noise)))
 
 
-def _shift(p: Any, gamma: Any, noise: Any, learns: np.ndarray) -> np.ndarray:
+def _shift(p: Reals, gamma: Reals, noise: Reals, learns: np.ndarray) -> np.ndarray:
     rate = np.where(learns, 2 * _omega_M(p, gamma, noise), np.nan)
     variance = 4 * (15 - 6 * (p + 2) / p + (p + 2) * (p + 4) / p**2 + noise)
     return -np.log1p(gamma / p * variance / rate) / rate
 
 
-def largest_stable_lr(p: Any, noise: Any) -> Any:
+def largest_stable_lr(p: Reals, noise: Reals) -> Any:
     """The rate up to which a network whose rows have become parallel can hold the teacher.
 
-    gamma < 2 p/(12 + Delta)
+    ::
 
+        gamma < 2 p/(12 + Delta)
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+
+    Returns
+    -------
+    float or ndarray
+        gamma.
+
+    Notes
+    -----
     Parallel rows are one unit with rate gamma/p, whose overlap survives only where omega_M(p = 1) > 0. For p = 1, and for any p without
     noise, this is sharp: beyond it the ODE does not stay at the teacher. With noise and p > 1 the rows never become parallel (a small
     distance between them grows, its square at the rate 8 (1 - m^2)(1 - 4 gamma/p)), and what the ODE reaches gets worse smoothly as
     gamma passes the bound. Section 3.2 prints 1/6 for p = 1.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.largest_stable_lr(2, 0.0)), 4)
+    0.3333
     """
     p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
     return _plain(2 * p / (12 + noise))
@@ -375,14 +556,35 @@ def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return p**3 / (8 + 2 * p + (2 + noise) * p**2)
 
 
-def optimal_lr(p: Any, noise: Any) -> Any:
+def optimal_lr(p: Reals, noise: Reals) -> Any:
     """The rate that minimises the number of steps to leave the plateau, by the annealed formula.
 
-    gamma_opt = p^3/(8 + 2 p + (2 + Delta) p^2), at which omega_M = 2
+    ::
 
+        gamma_opt = p^3/(8 + 2 p + (2 + Delta) p^2), at which omega_M = 2
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+
+    Returns
+    -------
+    float or ndarray
+        gamma.
+
+    Notes
+    -----
     It minimises p d t/gamma, and looks at the plateau only. For p >= 2 the network that has left it does not learn unless
-    gamma_opt <= `largest_stable_lr`, that is Delta >= 8 - 4/p - 16/p^2: without noise the ODE stalls at a large risk or goes to
+    gamma_opt <= ``largest_stable_lr``, that is Delta >= 8 - 4/p - 16/p^2: without noise the ODE stalls at a large risk or goes to
     the risk's maximum. A warning says so. Source: C.4; section 3.2 for p = 1.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.optimal_lr(1, 0.0)), 4)
+    0.0833
     """
     p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
     best, bound = np.broadcast_arrays(_optimal(p, noise), 2 * p / (12 + noise))
@@ -397,15 +599,42 @@ def optimal_lr(p: Any, noise: Any) -> Any:
     return _plain(best)
 
 
-def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: bool = True) -> Any:
+def minimal_steps(p: Reals, d: Reals, noise: Reals, threshold: Reals, *, admissible: bool = True) -> Any:
     """The smallest number of SGD steps to leave the plateau over all learning rates, by the annealed formula.
 
-    min over gamma of p d t_annealed/gamma
+    ::
 
-    By default over rates up to `largest_stable_lr` (the number is convex in gamma, so the minimum is at the smaller of the two rates, and
-    an infimum where that is the bound). `admissible=False` is the paper's, at `optimal_lr`:
+        min over gamma of p d t_annealed/gamma
+
+    Parameters
+    ----------
+    p : int or ndarray
+        Units of the student.
+    d : int or ndarray
+        The dimension.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    threshold : float or ndarray
+        T, the share of the initial excess risk to lose.
+    admissible : bool, default True
+        Only rates at which the network still learns; False: as the paper has it.
+
+    Returns
+    -------
+    float or ndarray
+        Steps.
+
+    Notes
+    -----
+    By default over rates up to ``largest_stable_lr`` (the number is convex in gamma, so the minimum is at the smaller of the two rates, and
+    an infimum where that is the bound). ``admissible=False`` is the paper's, at ``optimal_lr``:
     s = (d/4)[8/p^2 + 2/p + 2 + Delta] ln[(p + 1)(T d + 1 - T)/(2 p)], of which nothing is learned where that rate is too large.
     Source: C.4.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.minimal_steps(2, 1000, 0.0, 0.2)))
+    6447
     """
     p, noise = _values("p", p, least=1, whole=True), _values("noise", noise, least=0)
     logarithm = _annealed(p, d, threshold)
@@ -413,13 +642,34 @@ def minimal_steps(p: Any, d: Any, noise: Any, threshold: Any, *, admissible: boo
     return _plain(p * np.asarray(d, dtype=np.float64) / gamma * logarithm / (2 * _omega_M(p, gamma, noise)))
 
 
-def overparametrization_gain(noise: Any, *, admissible: bool = True) -> Any:
+def overparametrization_gain(noise: Reals, *, admissible: bool = True) -> Any:
     """How many times fewer steps an infinitely wide network needs to leave the plateau than a single unit, each at its best rate.
 
-    40/(12 + Delta) for Delta <= 8, (12 + Delta)/(2 + Delta) beyond: the ratio of `minimal_steps` for d, then p -> infinity
+    ::
 
-    `admissible=False` is the paper's (12 + Delta)/(2 + Delta) for any noise, whose rate for the wide network does not learn if Delta < 8.
+        40/(12 + Delta) for Delta <= 8, (12 + Delta)/(2 + Delta) beyond: the ratio of minimal_steps for d, then p -> infinity
+
+    Parameters
+    ----------
+    noise : float or ndarray
+        Delta, the variance of the label noise.
+    admissible : bool, default True
+        Only rates at which the network still learns; False: as the paper has it.
+
+    Returns
+    -------
+    float or ndarray
+        A ratio of steps.
+
+    Notes
+    -----
+    ``admissible=False`` is the paper's (12 + Delta)/(2 + Delta) for any noise, whose rate for the wide network does not learn if Delta < 8.
     Source: C.4, section 4.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.overparametrization_gain(0.0)), 4)
+    3.3333
     """
     noise = _values("noise", noise, least=0)
     free = (12 + noise) / (2 + noise)

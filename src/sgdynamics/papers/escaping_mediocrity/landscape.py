@@ -8,16 +8,42 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 from sgdynamics.papers.escaping_mediocrity.formulas import _plain, _values
 
 
-def risk(M: Any, Q: Any, noise: Any = 0.0, rho: Any = 1.0) -> Any:
+def risk(M: Reals, Q: Reals, noise: Reals = 0.0, rho: Reals = 1.0) -> Any:
     """Population risk of a squared student with a head of ones and one squared teacher.
 
-    R = (3 rho^2 + Delta)/2 - (rho Tr Q + 2 |m|^2)/p + (Tr[Q]^2 + 2 Tr[Q^2])/(2 p^2)
+    ::
 
-    M is (..., p), or (..., p, 1) as the library's results have it, Q is (..., p, p); leading axes broadcast, also with `noise` and `rho`.
-    Source: (6) and (34), where rho^2 is missing.
+        R = (3 rho^2 + Delta)/2 - (rho Tr Q + 2 |m|^2)/p + (Tr[Q]^2 + 2 Tr[Q^2])/(2 p^2)
+
+    Parameters
+    ----------
+    M : array_like
+        Overlaps with the teacher, (..., p) or (..., p, 1).
+    Q : array_like
+        Gram matrices of the rows, (..., p, p).
+    noise : float or ndarray, default 0.0
+        Delta, the variance of the label noise.
+    rho : float or ndarray, default 1.0
+        The squared norm of the teacher.
+
+    Returns
+    -------
+    float or ndarray
+        R, one number for each leading index.
+
+    Notes
+    -----
+    M is (..., p), or (..., p, 1) as the library's results have it, Q is (..., p, p); leading axes broadcast, also with ``noise`` and
+    ``rho``. Source: (6) and (34), where rho^2 is missing.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.escaping_mediocrity.risk([0.3, 0.1], np.eye(2))), 4)
+    1.4
     """
     m, q = _values("M", M), _values("Q", Q)
     if q.ndim < 2 or q.shape[-1] != q.shape[-2] or q.shape[-1] == 0:
@@ -35,17 +61,40 @@ def risk(M: Any, Q: Any, noise: Any = 0.0, rho: Any = 1.0) -> Any:
     return _plain((3 * rho**2 + noise) / 2 - (rho * trace + 2 * (m**2).sum(axis=-1)) / p + (trace**2 + 2 * square) / (2 * p**2))
 
 
-def covariance_p1(m: Any, gamma: Any, noise: Any) -> np.ndarray:
+def covariance_p1(m: Reals, gamma: Reals, noise: Reals) -> np.ndarray:
     """Covariance of one step's increments of (m, Q) for p = 1, in units of gamma/d, at a point of the sphere before projecting on it.
 
-    With s = 1 - m^2, lambda = w.x, lambda* = w*.x, E = y - f, the increments are (gamma/d) (M, Q), M = 2 E lambda lambda* and
-    Q = 4 E lambda^2 + 4 gamma E^2 lambda^2 (that is |x|^2 = 1: d -> infinity), at q = rho = 1, and
+    Parameters
+    ----------
+    m : float or ndarray
+        The overlap with the teacher.
+    gamma : float or ndarray
+        The learning rate.
+    noise : float or ndarray
+        Delta, the variance of the label noise.
 
-    Var M = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)],   Cov = 24 m (Delta + 20 s)(1 - 6 gamma s),
-    Var Q = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s) + 128 gamma^2 [Delta^2 + Delta s (42 + 18 s) + 36 s^2 (17 + 10 s)]
+    Returns
+    -------
+    ndarray
+        (..., 2, 2), of (m, Q).
+
+    Notes
+    -----
+    With s = 1 - m^2, lambda = w.x, lambda* = w*.x, E = y - f, the increments are (gamma/d) (M, Q), M = 2 E lambda lambda* and
+    Q = 4 E lambda^2 + 4 gamma E^2 lambda^2 (that is ``|x|^2`` = 1: d -> infinity), at q = rho = 1, and
+
+    ::
+
+        Var M = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)],   Cov = 24 m (Delta + 20 s)(1 - 6 gamma s),
+        Var Q = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s) + 128 gamma^2 [Delta^2 + Delta s (42 + 18 s) + 36 s^2 (17 + 10 s)]
 
     In the paper's time the SDE's noise is sqrt(gamma/d) times its root; projected on the sphere, as in (27) and (41), m has the variance
     v.C v with v = (1, -m/2). Shape (..., 2, 2). Source: (62), where gamma must read 2 gamma in Cov and Var Q.
+
+    Examples
+    --------
+    >>> sgd.papers.escaping_mediocrity.covariance_p1(0.5, 0.1, 0.0).round(2).tolist()
+    [[72.0, 99.0], [99.0, 282.24]]
     """
     m, gamma, noise = _values("m", m, least=-1), _values("gamma", gamma, least=0), _values("noise", noise, least=0)
     if np.any(m > 1):
@@ -62,8 +111,24 @@ def covariance_p1(m: Any, gamma: Any, noise: Any) -> np.ndarray:
 class CriticalPoint:
     """A critical point (or a set of them that rotations about the teacher map into each other) of the p = 1 population risk.
 
-    kind: "maximum", "saddle" or "minimum"; risk: R, label noise included; overlap: m = w.w*; norm: q = |w|^2, the squared norm;
-    eigenvalues: (value, multiplicity) of the Hessian, multiplicities as numbers where d was given, else as text.
+    Attributes
+    ----------
+    kind : str
+        "maximum", "saddle" or "minimum".
+    risk : float
+        R, label noise included.
+    overlap : float
+        m = w.w*.
+    norm : float
+        q, the squared norm.
+    eigenvalues : tuple of (float, int or str)
+        (value, multiplicity) of the Hessian, multiplicities as numbers where d was given, else as text.
+
+    Examples
+    --------
+    >>> point = sgd.papers.escaping_mediocrity.critical_points(d=10)[-1]
+    >>> point.risk, point.eigenvalues
+    (0.0, ((4.0, 9), (12.0, 1)))
     """
 
     kind: str
@@ -76,17 +141,41 @@ class CriticalPoint:
 def critical_points(rho: float = 1.0, noise: float = 0.0, d: int | None = None, constraint: str | None = None) -> tuple[CriticalPoint, ...]:
     """The critical points of R = Delta/2 + (3 rho^2 + 3 q^2 - 4 m^2 - 2 rho q)/2, with the spectrum of their Hessian.
 
-    | w | kind | R - Delta/2 | eigenvalues of 2 [(3 q - rho) I + 6 w w^T - 2 w* w*^T] |
-    | --- | --- | --- | --- |
-    | 0 | maximum | 3 rho^2/2 | -6 rho once, -2 rho (d - 1 times) |
-    | orthogonal to w*, q = rho/3 | saddle | 4 rho^2/3 | -4 rho once, 0 (d - 2 times), 4 rho once |
-    | +-w* | minimum | 0 | 4 rho (d - 1 times), 12 rho once |
+    ::
 
-    With `constraint="sphere"`, |w|^2 = rho, R = Delta/2 + 2 (rho^2 - m^2) and the Hessian (4/rho) m^2 P - 4 (P w*)(P w*)^T, with
+        w                            kind      R - Delta/2   eigenvalues of 2 [(3 q - rho) I + 6 w w^T - 2 w* w*^T]
+        0                            maximum   3 rho^2/2     -6 rho once, -2 rho (d - 1 times)
+        orthogonal to w*, q = rho/3  saddle    4 rho^2/3     -4 rho once, 0 (d - 2 times), 4 rho once
+        +-w*                         minimum   0             4 rho (d - 1 times), 12 rho once
+
+    Parameters
+    ----------
+    rho : float, default 1.0
+        The squared norm of the teacher.
+    noise : float or ndarray, default 0.0
+        Delta, the variance of the label noise.
+    d : int, optional
+        The dimension, for multiplicities as numbers.
+    constraint : str, optional
+        "sphere" keeps rows of fixed norm.
+
+    Returns
+    -------
+    tuple of CriticalPoint
+        By decreasing risk.
+
+    Notes
+    -----
+    With ``constraint="sphere"``, ``|w|^2`` = rho, R = Delta/2 + 2 (rho^2 - m^2) and the Hessian (4/rho) m^2 P - 4 (P w*)(P w*)^T, with
     P = I - w w^T/rho, on the d - 1 tangent directions: orthogonal to w* (a saddle, and the highest risk) -4 rho once and 0 (d - 2 times),
     +-w* (minimum) 4 rho (d - 1 times).
-    Units: x ~ N(0, I_d), |w|^2 = q, |w*|^2 = rho; in the paper's x ~ N(0, I/d) the Hessian is this one over d.
+    Units: x ~ N(0, I_d), ``|w|^2 = q, |w*|^2`` = rho; in the paper's x ~ N(0, I/d) the Hessian is this one over d.
     Source: appendix G; (72) and (75)-(81), (18), (92), (94) corrected.
+
+    Examples
+    --------
+    >>> [point.kind for point in sgd.papers.escaping_mediocrity.critical_points()]
+    ['maximum', 'saddle', 'minimum', 'minimum']
     """
     rho, noise = checks.number("rho", rho, above=0), checks.number("noise", noise, 0)
     checks.choice("constraint", constraint, (None, "sphere"))

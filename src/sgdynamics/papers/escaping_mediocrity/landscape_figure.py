@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
@@ -38,12 +39,32 @@ def hessian_on_the_sphere(w: np.ndarray) -> np.ndarray:
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Mediocrity in low dimension: the risk on the sphere, the spectrum of its Hessian at a start, and the samples to leave against d.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure 6 is a drawing of a landscape that is flat but for one hole. Here: left, the population risk of one unit on the
     sphere in d = 3 (no noise), the holes +-w*, and the circle of starts without overlap. Middle, the eigenvalues of the Hessian, by second
     differences in d dimensions, at a point orthogonal to w* (one is -4, along w*; d - 1 are 0 as the caption says, of which one belongs
     to the direction off the sphere) and at random starts, where flat is 4 m^2, about 4/d. Right, samples per dimension until a tenth of
     the risk is gone, from random starts by the exact chain, against log d: a line of slope 1/(2 gamma omega_M), which is
     n ~ d log d. Chosen: gamma = .1, no label noise, T = .1. Quick: d up to 1000 and fewer runs.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.escaping_mediocrity.figure_6(quick=True)  # doctest: +SKIP
     """
     sizes = (3, 10, 30) if quick else (3, 10, 30, 100)
     rng = np.random.default_rng(seed)
@@ -117,7 +138,7 @@ def _drawn(data: xr.Dataset) -> Any:
     return fig
 
 
-def _draw_sphere(ax: Any) -> None:
+def _draw_sphere(ax: Axes) -> None:
     """The risk on the half of the unit sphere in d = 3 that is seen from 65 degrees beside w*, as a disc."""
     from matplotlib.patches import Circle
 
@@ -131,7 +152,7 @@ def _draw_sphere(ax: Any) -> None:
     turn = np.linspace(0, np.pi, 100)
     ax.plot(np.cos(turn), -np.cos(angle) * np.sin(turn), "k--", lw=1.2, label="$m$ = 0: flat")
     ax.plot(*start, "ko", ms=6, label="a start")
-    ax.annotate("", (0, 0.35), start, arrowprops={"arrowstyle": "->", "lw": 1.5})
+    ax.annotate("", (0, 0.35), tuple(start), arrowprops={"arrowstyle": "->", "lw": 1.5})
     ax.plot(0, np.sin(angle), "w*", ms=11)
     ax.text(0.07, np.sin(angle) - 0.03, "$w_*$", color="w")
     ax.add_patch(Circle((0, 0), 1, fill=False, color="k", lw=0.8))

@@ -25,6 +25,7 @@ from scipy.optimize import brentq
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.arrays import Reals
 from sgdynamics.papers.drawing import subplots, ticks
 from sgdynamics.papers.quadratic_networks.formulas import growth_rates, largest_stable_rate, loss_reduction, plateau, widths
 from sgdynamics.problems.starts import random_start
@@ -42,11 +43,34 @@ FALL = 0.1  # how far below the plateau the risk is where a run counts as escape
 def plateau_growth(p: int, p_star: int, eta: float) -> tuple[float, float]:
     """The plateau of SGD at a finite learning rate: the squared norm of its rows, and the rate at which overlaps leave it.
 
+    ::
+
         norm = u p/(p + 2),   2 x b u^2 - (1 + 4 x) u + 1 + 2 x kap = 0 (the smaller root),   d log rho/dt = (4/p) (kap - u)
         x = eta/p,  kap = 1 + 2/p*,  b = (p + 4)/(p + 2)
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    eta : float
+        The learning rate.
+
+    Returns
+    -------
+    tuple of float
+        (norm, rate).
+
+    Notes
+    -----
     Q = norm I, rho = 0 is a fixed point of the ODE (N -> infinity). At eta = 0: u = 1 and the rate 8/(p p*) of (12); the noise of SGD
     makes norms larger and growth slower. NaN where the noise leaves no fixed point. Not in the paper.
+
+    Examples
+    --------
+    >>> [round(one, 4) for one in sgd.papers.quadratic_networks.plateau_growth(3, 2, 0.02)]
+    [0.6113, 1.3082]
     """
     p, p_star = widths(p, p_star)
     x = checks.number("eta", eta, 0.0) / p
@@ -61,12 +85,33 @@ def plateau_growth(p: int, p_star: int, eta: float) -> tuple[float, float]:
 def optimal_rate(p: int, p_star: int) -> float:
     """The learning rate at which overlaps grow fastest per sample, so that the plateau is left soonest as epsilon -> 0.
 
+    ::
+
         eta = p (u - 1)/(2 B(u)),   B(u) = b u^2 - 2 u + kap,   u = [kap (b - 1) + sqrt(kap^2 (b - 1)^2 + A kap (kap - 1))]/A
         A = b (kap + 1) - 2,   kap = 1 + 2/p*,   b = (p + 4)/(p + 2);   eta/p -> (1/4) sqrt(p*/(p* + 2)) as p -> infinity
 
-    The maximum over eta of eta d log rho/dt of `plateau_growth`, that is of 2 (u - 1)(kap - u)/B(u) along x = (u - 1)/(2 B(u)). Linear
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+
+    Returns
+    -------
+    float
+        eta.
+
+    Notes
+    -----
+    The maximum over eta of eta d log rho/dt of ``plateau_growth``, that is of 2 (u - 1)(kap - u)/B(u) along x = (u - 1)/(2 B(u)). Linear
     in p at large p, as the paper finds by integrations (its figure 2), where it takes the question to have no analytical answer.
     Not in the paper.
+
+    Examples
+    --------
+    >>> round(sgd.papers.quadratic_networks.optimal_rate(3, 3), 4)
+    0.2946
     """
     p, p_star = widths(p, p_star)
     kappa, b = 1 + 2 / p_star, (p + 4) / (p + 2)
@@ -75,14 +120,14 @@ def optimal_rate(p: int, p_star: int) -> float:
     return p * (u - 1) / (2 * (b * u**2 - 2 * u + kappa))
 
 
-def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: Any) -> np.ndarray:
+def _risk(p: int, p_star: int, a: np.ndarray, q: np.ndarray, c: Reals) -> np.ndarray:
     """(23) from the spectra; the last axis is that of the directions with overlap."""
     rest = p - q.shape[-1]
     T, square = q.sum(axis=-1) + rest * c, (q**2).sum(axis=-1) + rest * c**2
     return 1 + 2 / p_star - 2 * T / p - 4 * a.sum(axis=-1) / (p * p_star) + (T**2 + 2 * square) / p**2
 
 
-def _exits(p: int, p_star: int, eta: Any, rho0: np.ndarray, level: float | None = None) -> np.ndarray:
+def _exits(p: int, p_star: int, eta: Reals, rho0: np.ndarray, level: float | None = None) -> np.ndarray:
     """When the risk of each start (rho0, Q = I) first falls to `level` (half of its own first value unless given), in t.
 
     The starts, each with its eta if there are several, are integrated together until all are below. All are NaN if one of them
@@ -177,14 +222,34 @@ def _lowest(logs: np.ndarray, values: np.ndarray) -> float:
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """The samples needed to leave the plateau against the learning rate, and the best learning rate against the width.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure 2: left, alpha_c, where the loss has fallen to half of its first value, against eta for p = p* = 3,
     epsilon = 0.01, each point a mean over 20 random starts; right, the best eta against p (p* = 3), said to be linear in p.
     Ours: the same integrations (in spectra, see above), means with standard errors, NaN where a start fails; on the right a
-    straight line fitted to p >= 3 with its uncertainty, a power of p fitted too, and beside them the closed `optimal_rate` (epsilon -> 0)
-    and `largest_stable_rate`, above which SGD does not converge in the end. The caption gives no range of p: 3 to 16 here
+    straight line fitted to p >= 3 with its uncertainty, a power of p fitted too, and beside them the closed ``optimal_rate`` (epsilon -> 0)
+    and ``largest_stable_rate``, above which SGD does not converge in the end. The caption gives no range of p: 3 to 16 here
     (quick: 3, 4, 6, 9, 16, and 12 learning rates for 30). The best eta is nearly a straight line, not exactly: with 20 starts chi^2 per
-    degree of freedom is far above 1 (`chi2_per_freedom`) because the errors are small, not because they are wrong; with 80 starts it is
+    degree of freedom is far above 1 (``chi2_per_freedom``) because the errors are small, not because they are wrong; with 80 starts it is
     ten times as large. It bends upwards where p is near p*, and eta/p grows towards sqrt(p*/(p* + 2))/4.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.quadratic_networks.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     p_star, epsilon, runs = 3, 1e-2, 20
@@ -232,7 +297,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return fig, data
 
 
-def _fit(x: Any, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def _fit(x: Reals, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Weighted straight line: (intercept, slope), their errors (widened where the line does not fit), chi^2 per degree of freedom."""
     found, covariance, chi2 = weighted_line(x, y, error**-2)
     chi2 /= max(len(y) - 2, 1)
@@ -242,12 +307,35 @@ def _fit(x: Any, y: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def noise_share(p: int, p_star: int, eta: float) -> float:
     """What the noise of SGD adds to the variance of the overlaps by the time they leave, over the variance 1/N they start with.
 
+    ::
+
         share = integral over tau of 16 x V(c) / g^2,   d log g/dtau = 4 (kap - u),   dc/dtau = 8 c [1 - u + 2 x B(u)],   u = c (p + 2)/p
         V = E[(y - yhat)^2 lambda_k^2 u_l^2] = c kap (1 + 4/p*) - 2 kap c^2 (p + 2)/p + c^3 (p + 2)(p + 4)/p^2
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    eta : float
+        The learning rate.
+
+    Returns
+    -------
+    float
+        A ratio of variances.
+
+    Notes
+    -----
     Small overlaps are Gaussian and grow as g, each sample adding (16 x^2/N^2) V to the variance of each: as large in N as the start's, so
     that it does not vanish as N -> infinity. The ODE leaves it out; SGD from random rows leaves when the ODE from variance (1 + share)/N
-    does. For eta well below `optimal_rate` (overlaps that grow). Not in the paper.
+    does. For eta well below ``optimal_rate`` (overlaps that grow). Not in the paper.
+
+    Examples
+    --------
+    >>> sgd.papers.quadratic_networks.noise_share(3, 2, 0.02) > 0
+    True
     """
     p, p_star = widths(p, p_star)
     eta = checks.number("eta", eta, 0.0)
@@ -305,13 +393,33 @@ def _chain_exits(p: int, p_star: int, eta: float, N: int, runs: int, level: floa
 def escape_times(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Measured escape times against the width p for several p*, beside the ODE and the growth-rate formula. Not in the paper.
 
-    The paper says of (13) that more students change only the prefactor of the exponential, not its rate (16/(p p*) in t, 16/p* in
-    t/p), and shows no run. Here eta = 0.02 p (its scaling), orthonormal rows at random, and the escape is where the risk is 10% below
-    the plateau's. Left: t/p against p at the largest N, exact chain with standard errors, ODE from overlaps of variance 1/N and from
-    (1 + share)/N (SGD's own noise in small overlaps, see `noise_share`), and (13) solved for t. Right: the same against N: every width has
-    the same slope in log N (the rate), only the height differs (the prefactor). `data` has the rates measured from these slopes.
-    At N = 500 and p p* > 10 the chain is 4% later than the ODE with noise (`z`), as a finite dimension allows; at N = 8000 they agree.
-    Full: nine pairs (p, p*), N = 500, 2000, 8000, 128 runs, ten minutes; quick: three pairs, N = 250, 2000, 64 runs.
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    The paper says of (13) that more students change only the prefactor of the exponential, not its rate (16/(p p*) in t, 16/p* in t/p), and
+    shows no run. Here eta = 0.02 p (its scaling), orthonormal rows at random, and the escape is where the risk is 10% below the plateau's.
+    Left: t/p against p at the largest N, exact chain with standard errors, ODE from overlaps of variance 1/N and from (1 + share)/N (SGD's
+    own noise in small overlaps, see ``noise_share``), and (13) solved for t. Right: the same against N: every width has the same slope in
+    log N (the rate), only the height differs (the prefactor). ``data`` has the rates measured from these slopes. At N = 500 and p p* > 10
+    the chain is 4% later than the ODE with noise (``z``), as a finite dimension allows; at N = 8000 they agree. Full: nine pairs (p, p*), N
+    = 500, 2000, 8000, 128 runs, ten minutes; quick: three pairs, N = 250, 2000, 64 runs.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.quadratic_networks.escape_times(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     cases = [(2, 1), (4, 1), (4, 2)] if quick else [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (3, 3), (6, 3)]

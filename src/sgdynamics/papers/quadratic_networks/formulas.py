@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from sgdynamics import checks
+from sgdynamics.arrays import Reals
 
 FULL_RANK = 1e-10  # smallest over largest singular value of an overlap matrix that still counts as full rank
 SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator moves its entries one by one, by 1e-8
 ORTHONORMAL = 1e-8  # how far S^T S may be from the identity
 
 
-def _matrix(name: str, value: Any) -> np.ndarray:
+def _matrix(name: str, value: ArrayLike) -> np.ndarray:
     """Overlaps with the teacher, (..., p, p*)."""
     shape = np.shape(value)
     if len(shape) < 2 or 0 in shape:
@@ -29,7 +31,7 @@ def _matrix(name: str, value: Any) -> np.ndarray:
     return checks.array(name, value, shape, "student units x teacher units")
 
 
-def _overlaps(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (..., p, p*) and (..., p, p), checked as far as an integrator's trial states allow: it may miss positivity by a little."""
     first = _matrix("rho", rho)
     second = checks.array("Q", Q, (*first.shape[:-1], first.shape[-2]), "the student's Gram matrix, with the leading axes of rho")
@@ -39,12 +41,12 @@ def _overlaps(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def widths(p: Any, p_star: Any) -> tuple[int, int]:
+def widths(p: Reals, p_star: Reals) -> tuple[int, int]:
     """The two widths, checked."""
     return checks.whole("p", p, 1), checks.whole("p_star", p_star, 1)
 
 
-def _learner_widths(p: Any, p_star: Any) -> tuple[int, int]:
+def _learner_widths(p: Reals, p_star: Reals) -> tuple[int, int]:
     """The two widths where a solution of zero error is asked for."""
     p, p_star = widths(p, p_star)
     if p < p_star:
@@ -56,12 +58,33 @@ def _trace(matrix: np.ndarray) -> np.ndarray:
     return np.trace(matrix, axis1=-2, axis2=-1)[..., None, None]
 
 
-def risk(rho: Any, Q: Any) -> Any:
+def risk(rho: Reals, Q: Reals) -> Any:
     """The population risk E[(y - yhat)^2] (twice the library's).
+
+    ::
 
         R = 1 + 2/p* - 2 T/p - 4 Tr(rho rho^T)/(p p*) + (T^2 + 2 Tr Q^2)/p^2,   T = Tr Q
 
+    Parameters
+    ----------
+    rho : array_like
+        Overlaps with the teacher, (..., p, p*).
+    Q : array_like
+        Gram matrices of the rows, (..., p, p).
+
+    Returns
+    -------
+    float or ndarray
+        One number for each leading index.
+
+    Notes
+    -----
     Gaussian inputs, orthonormal teacher, no label noise. Eq. (23). Leading axes of rho and Q are kept.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.quadratic_networks.risk([[0.3], [0.1]], np.eye(2))), 4)
+    2.8
     """
     rho, Q = _overlaps(rho, Q)
     p, p_star = rho.shape[-2:]
@@ -71,13 +94,35 @@ def risk(rho: Any, Q: Any) -> Any:
     return float(value) if np.ndim(value) == 0 else value
 
 
-def gradient_flow(rho: Any, Q: Any) -> tuple[np.ndarray, np.ndarray]:
+def gradient_flow(rho: Reals, Q: Reals) -> tuple[np.ndarray, np.ndarray]:
     """(d rho/dt, dQ/dt) in t = eta alpha as eta -> 0: gradient flow on the population risk.
+
+    ::
 
         d rho/dt = (4/p) [(1 + 2/p* - T/p) rho - (2/p) Q rho]
         dQ/dt    = (8/p) [(1 - T/p) Q + (2/p*) rho rho^T - (2/p) Q^2],   T = Tr Q
 
+    Parameters
+    ----------
+    rho : array_like
+        Overlaps with the teacher, (..., p, p*).
+    Q : array_like
+        Gram matrices of the rows, (..., p, p).
+
+    Returns
+    -------
+    tuple of ndarray
+        (d rho/dt, dQ/dt).
+
+    Notes
+    -----
     Eqs. (33), (38), (39). Leading axes are kept.
+
+    Examples
+    --------
+    >>> drho, dQ = sgd.papers.quadratic_networks.gradient_flow([[0.3], [0.1]], np.eye(2))
+    >>> drho.round(4).tolist()
+    [[0.6], [0.2]]
     """
     return _flow(*_overlaps(rho, Q))
 
@@ -90,16 +135,42 @@ def _flow(rho: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return d_rho, (8 / p) * ((1 - T / p) * Q + (2 / p_star) * aligned - (2 / p) * Q @ Q)
 
 
-def drift(rho: Any, Q: Any, eta: float, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def drift(rho: Reals, Q: Reals, eta: float, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """(d rho/d alpha, dQ/d alpha) of one-pass SGD at learning rate eta as N -> infinity.
+
+    ::
 
         d rho/d alpha = eta * flow,   dQ/d alpha = eta * flow + <F F^T>,   A = rho rho^T, T = Tr Q
         <F F^T> = (16 eta^2/p^2) { [noise + 1 + 2/p* - 2T/p + (T^2 + 2 Tr Q^2)/p^2 - 4 Tr A/(p p*)] Q
                   + (4/p* + 8/p*^2 - 4T/(p p*)) A + (4T/p^2 - 4/p) Q^2 + 8 Q^3/p^2 - (8/(p p*)) (A Q + Q A) }
 
-    Gaussian inputs, orthonormal teacher; `noise` is the variance of the labels' noise, which the paper leaves out.
+    Parameters
+    ----------
+    rho : array_like
+        Overlaps with the teacher, (..., p, p*).
+    Q : array_like
+        Gram matrices of the rows, (..., p, p).
+    eta : float
+        The learning rate.
+    noise : float, default 0.0
+        The variance of the label noise.
+
+    Returns
+    -------
+    tuple of ndarray
+        (d rho/d alpha, dQ/d alpha).
+
+    Notes
+    -----
+    Gaussian inputs, orthonormal teacher; ``noise`` is the variance of the labels' noise, which the paper leaves out.
     Eqs. (31)-(34); the first bracket of (34) is misprinted: the one here is the noise plus the risk (23). Leading axes are kept.
     Against the library with M = rho, lr = 2 eta: drift here = 2 eta * functional.drift.
+
+    Examples
+    --------
+    >>> drho, dQ = sgd.papers.quadratic_networks.drift([[0.3], [0.1]], np.eye(2), 0.05)
+    >>> drho.round(4).tolist()
+    [[0.03], [0.01]]
     """
     rho, Q = _overlaps(rho, Q)
     eta = checks.number("eta", eta, 0.0)
@@ -117,10 +188,31 @@ def drift(rho: Any, Q: Any, eta: float, *, noise: float = 0.0) -> tuple[np.ndarr
 def growth_rates(p: int, p_star: int) -> tuple[float, float]:
     """The two rates of the plateau, (omega_rho, omega_Q).
 
+    ::
+
         d rho/dt = omega_rho rho,   dQ_kk'/dt = - omega_Q Q_kk' (k != k'),   omega_rho = 8/(p p*),  omega_Q = 16/(p (p + 2))
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+
+    Returns
+    -------
+    tuple of float
+        (omega_rho, omega_Q).
+
+    Notes
+    -----
     Gradient flow, first order around Q = p/(p + 2) I, rho = 0. Eq. (12); (11) and (35) print + omega_Q, but overlaps between
     students decay. Differences of the norms decay at omega_Q too, their sum at 8/p.
+
+    Examples
+    --------
+    >>> sgd.papers.quadratic_networks.growth_rates(2, 1)
+    (4.0, 2.0)
     """
     p, p_star = widths(p, p_star)
     return 8 / (p * p_star), 16 / (p * (p + 2))
@@ -128,7 +220,20 @@ def growth_rates(p: int, p_star: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Plateau:
-    """Where learning stalls: the students' Gram matrix (rho = 0), which it also stands for as an array, and the risk."""
+    """Where learning stalls: the students' Gram matrix (rho = 0), which it also stands for as an array, and the risk.
+
+    Attributes
+    ----------
+    Q : ndarray
+        The students' Gram matrix.
+    risk : float
+        The risk there.
+
+    Examples
+    --------
+    >>> round(sgd.papers.quadratic_networks.plateau(3, 2).risk, 4)
+    1.4
+    """
 
     Q: np.ndarray
     risk: float
@@ -140,24 +245,72 @@ class Plateau:
 def plateau(p: int, p_star: int | None = None) -> Plateau:
     """The plateau: rows orthogonal to each other and to the teacher, with the norm that suits the risk best.
 
+    ::
+
         Q = p/(p + 2) I,   rho = 0,   R = 1 + 2/p* - p/(p + 2)
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int, optional
+        p*, for the risk; NaN unless given.
+
+    Returns
+    -------
+    Plateau
+        Q and the risk.
+
+    Notes
+    -----
     Gradient flow. The overlaps do not depend on the teacher, the risk does: NaN unless p_star is given. Eq. (10) and section 7.3.
+
+    Examples
+    --------
+    >>> sgd.papers.quadratic_networks.plateau(2, 1).Q.tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
     """
     p, teachers = widths(p, 1 if p_star is None else p_star)
     norm = p / (p + 2)
     return Plateau(norm * np.eye(p), float("nan") if p_star is None else 1 + 2 / teachers - norm)
 
 
-def loss_reduction(t: Any, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
+def loss_reduction(t: Reals, p: int, p_star: int, epsilon: float, *, since: str = "plateau") -> Any:
     """The mean relative fall (R(0) - R(t))/R(0) of the risk while the plateau is left.
+
+    ::
 
         4 epsilon^2 [exp(16 t/(p p*)) - 1] / (1 + 2/p* - p/(p + 2))
 
+    Parameters
+    ----------
+    t : float or ndarray
+        Time eta alpha.
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    epsilon : float
+        Standard deviation of the overlaps at t = 0.
+    since : str, default "plateau"
+        Where t = 0 is: "plateau" or "start".
+
+    Returns
+    -------
+    float or ndarray
+        One for each time.
+
+    Notes
+    -----
     Gradient flow, overlaps rho ~ N(0, epsilon^2) at t = 0, to first order in epsilon^2: good while the value is small.
     since="plateau": t = 0 is at the plateau. since="start": t = 0 is Q(0) = I, where rho had that size; while the norms shrink,
     rho^2 grows as Tr Q exp(16 t/(p p*)), so the value has a factor p/(p + 2), and R(0) still means the plateau's.
     Eq. (13), whose t is t/p of the rest of the paper; here t = eta alpha.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.quadratic_networks.loss_reduction(1.0, 3, 2, 0.01)), 5)
+    0.00383
     """
     p, p_star = widths(p, p_star)
     epsilon = checks.number("epsilon", epsilon, above=0.0)
@@ -168,7 +321,7 @@ def loss_reduction(t: Any, p: int, p_star: int, epsilon: float, *, since: str = 
     return float(value) if np.ndim(value) == 0 else value
 
 
-def _times(t: Any, above: bool = False) -> np.ndarray:
+def _times(t: Reals, above: bool = False) -> np.ndarray:
     values = np.asarray(t, dtype=np.float64)
     if not np.all(np.isfinite(values)) or np.any(values < 0) or (above and np.any(values == 0)):
         raise checks.reject("t", t, "give times t = eta alpha " + ("above 0" if above else "not below 0"))
@@ -189,23 +342,63 @@ def _polar(rho: np.ndarray, name: str) -> np.ndarray:
     return left @ right
 
 
-def closest_solution(rho0: Any) -> np.ndarray:
+def closest_solution(rho0: Reals) -> np.ndarray:
     """The zero-error solution closest to a start, as the p x p* matrix S with S^T S = I.
+
+    ::
 
         S = rho0 (rho0^T rho0)^(-1/2),   W = sqrt(p/p*) S W*
 
-    It is where the run ends if Q(0) commutes with rho0 rho0^T (`conserved_S`), for instance Q(0) = I; otherwise nearly so.
+    Parameters
+    ----------
+    rho0 : array_like
+        Overlaps at the start, (..., p, p*).
+
+    Returns
+    -------
+    ndarray
+        S, (..., p, p*).
+
+    Notes
+    -----
+    It is where the run ends if Q(0) commutes with rho0 rho0^T (``conserved_S``), for instance Q(0) = I; otherwise nearly so.
     p >= p*, rho0 of rank p*. Eq. (19). Leading axes are kept.
+
+    Examples
+    --------
+    >>> S = sgd.papers.quadratic_networks.closest_solution([[0.1, 0.0], [0.0, 0.2], [0.0, 0.0]])
+    >>> S.round(4).tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
     return _polar(_matrix("rho0", rho0), "rho0")
 
 
-def solution_overlaps(S: Any) -> tuple[np.ndarray, np.ndarray]:
+def solution_overlaps(S: Reals) -> tuple[np.ndarray, np.ndarray]:
     """Overlaps (rho, Q) at the zero-error solution S.
+
+    ::
 
         rho = sqrt(p/p*) S,   Q = (p/p*) S S^T
 
+    Parameters
+    ----------
+    S : array_like
+        A solution, (..., p, p*) with S^T S = I.
+
+    Returns
+    -------
+    tuple of ndarray
+        (rho, Q).
+
+    Notes
+    -----
     S^T S = I, orthonormal teacher. Eqs. (20), (21) (the sum in (21) is over the second index of S). Leading axes are kept.
+
+    Examples
+    --------
+    >>> rho, Q = sgd.papers.quadratic_networks.solution_overlaps([[1.0], [0.0]])
+    >>> rho.round(4).tolist()
+    [[1.4142], [0.0]]
     """
     S = _matrix("S", S)
     p, p_star = _learner_widths(*S.shape[-2:])
@@ -219,12 +412,32 @@ def solution_overlaps(S: Any) -> tuple[np.ndarray, np.ndarray]:
 def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
     """S(t) = M (M^T M)^(-1/2) along a trajectory of the library, dims (run, time, unit, signal); NaN where a run has diverged.
 
+    Parameters
+    ----------
+    trajectory : xarray.Dataset
+        What a solver returned.
+
+    Returns
+    -------
+    xarray.DataArray
+        (run, time, unit, signal).
+
+    Notes
+    -----
     In the ODE of square activations with an orthonormal teacher, without the sphere, S is constant if and only if Q(0) and
     A(0) = M(0) M(0)^T commute: at any learning rate, with label noise and with weight decay (the paper's section 7.4 assumes this
     closure for small eta). Reason: dM/dt = h(Q) M, and dQ/dt, dA/dt are made of Q and A, so matrices that commute at the start always
     do; then M(t) = F(t) M(0) with F > 0 symmetric and commuting with A(0), which leaves the polar factor alone. The paper's case is
-    Q(0) = I. Otherwise S drifts: for rows N(0, I/N), p = 3, p* = 2, eta = 0.12, the largest entry of |S(end) - S(0)| is on average
+    Q(0) = I. Otherwise S drifts: for rows N(0, I/N), p = 3, p* = 2, eta = 0.12, the largest entry of ``|S(end) - S(0)|`` is on average
     0.052, 0.018, 0.0057 at N = 100, 1000, 10000, as N^(-1/2). In a simulation the noise of SGD moves S as well. Eqs. (22), (37).
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
+    >>> sgd.papers.quadratic_networks.conserved_S(path).shape
+    (1, 2, 2, 1)
     """
     if not isinstance(trajectory, xr.Dataset) or "M" not in trajectory:
         raise checks.reject("trajectory", type(trajectory).__name__, "give the Dataset of solve_ode or simulate, with its variable M")
@@ -243,17 +456,38 @@ def conserved_S(trajectory: xr.Dataset) -> xr.DataArray:
 def largest_stable_rate(p: int, p_star: int) -> float:
     """The learning rate above which SGD leaves the zero-error solutions, however close it starts.
 
+    ::
+
         eta_max = p p* / (4 (p* + 2))
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+
+    Returns
+    -------
+    float
+        eta_max.
+
+    Notes
+    -----
     With C = Q - rho rho^T the part off the teacher, seen from the solution's own units, SGD at a solution has
     d Tr C/dt = - (16/(p p*)) (1 - eta/eta_max) Tr C. Local only: from afar a run may diverge sooner. Not in the paper, whose figure 2
     finds numerically that the best learning rate is linear in p.
+
+    Examples
+    --------
+    >>> round(sgd.papers.quadratic_networks.largest_stable_rate(3, 2), 4)
+    0.375
     """
     p, p_star = _learner_widths(p, p_star)
     return p * p_star / (4 * (p_star + 2))
 
 
-def _share_of_largest(eta: Any, p: int, p_star: int) -> float:
+def _share_of_largest(eta: Reals, p: int, p_star: int) -> float:
     """eta/eta_max, below 1."""
     eta = checks.number("eta", eta, 0.0)
     most = largest_stable_rate(p=p, p_star=p_star)
@@ -265,27 +499,77 @@ def _share_of_largest(eta: Any, p: int, p_star: int) -> float:
 def tail_rate(p: int, eta: float = 0.0) -> float:
     """The rate at which the risk ends for p = p*: R ~ exp(-rate t).
 
+    ::
+
         rate = (16/p^2) (1 - eta/eta_max),   eta_max = p^2/(4 (p + 2))
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    eta : float, default 0.0
+        The learning rate.
+
+    Returns
+    -------
+    float
+        In t = eta alpha.
+
+    Notes
+    -----
     Twice the smallest positive eigenvalue 8/p^2 of the Hessian at the solution (section 7.2.2), since R is of second order in the
-    distance; SGD's own noise slows it as in `largest_stable_rate`. Not in the paper.
+    distance; SGD's own noise slows it as in ``largest_stable_rate``. Not in the paper.
+
+    Examples
+    --------
+    >>> sgd.papers.quadratic_networks.tail_rate(2)
+    4.0
     """
     p = checks.whole("p", p, 1)
     return (16 / p**2) * (1 - _share_of_largest(eta, p, p))
 
 
-def tail(p: int, p_star: int, t: Any, *, eta: float = 0.0, rho0: Any = None, Q0: Any = None) -> Any:
+def tail(p: int, p_star: int, t: Reals, *, eta: float = 0.0, rho0: Reals | None = None, Q0: Reals | None = None) -> Any:
     """How the risk of noiseless SGD vanishes at late t = eta alpha: as a power for p > p*, exponentially for p = p*.
+
+    ::
 
         p > p*:  R = p^2 (p - p*) (p* + 2) / (128 (p + 2) t^2) * [1 + (p*/(p* + 2)) x/(1 - x)],   x = eta/eta_max
         p = p*:  R = (4/p^2) exp(-16 t/p^2) [Tr (rho0^T Q0^-1 rho0)^-1 - p]   (eta -> 0)
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    t : float or ndarray
+        Time eta alpha.
+    eta : float, default 0.0
+        The learning rate.
+    rho0 : array_like, optional
+        Overlaps at the start, (..., p, p*).
+    Q0 : array_like, optional
+        Gram matrix at the start.
+
+    Returns
+    -------
+    float or ndarray
+        The risk at each time.
+
+    Notes
+    -----
     The power's prefactor forgets the start: the surplus units shrink as q = p^2 (p* + 2)/(16 (p + 2) t), all at the same rate. Its relative
     error is of order log(t)/t, the time of escape included; rho0 must have rank p* and the start must leave the surplus units their
     full rank p - p*. The exponential's prefactor does depend on the start and is exact as t -> infinity, for any rho0 of full rank (Q0 = I
     unless given): gradient flow multiplies the parts of W along and off the teacher from the left by the same matrix F(t), the former
-    also by exp(8 t/p^2), and F is known at the end. At eta > 0 no closed prefactor is known; `tail_rate` gives the rate.
+    also by exp(8 t/p^2), and F is known at the end. At eta > 0 no closed prefactor is known; ``tail_rate`` gives the rate.
     Not in the paper.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.quadratic_networks.tail(3, 2, 10.0)), 6)
+    0.000562
     """
     p, p_star = _learner_widths(p, p_star)
     share = _share_of_largest(eta, p, p_star)

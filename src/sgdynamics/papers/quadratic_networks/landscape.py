@@ -19,7 +19,21 @@ SAME = 1e-12  # eigenvalues this close, relative to the largest, are one
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Distinct eigenvalues in increasing order, with their multiplicities; exact zeros are exactly 0."""
+    """Distinct eigenvalues in increasing order, with their multiplicities; exact zeros are exactly 0.
+
+    Attributes
+    ----------
+    eigenvalues : ndarray
+        Distinct, increasing.
+    multiplicities : ndarray
+        How often each occurs.
+
+    Examples
+    --------
+    >>> spectrum = sgd.papers.quadratic_networks.critical_point(3, 2, 3, 0).spectrum(20)
+    >>> spectrum.negative, spectrum.null, spectrum.positive
+    (6, 48, 6)
+    """
 
     eigenvalues: np.ndarray
     multiplicities: np.ndarray
@@ -44,8 +58,27 @@ class Spectrum:
 class CriticalPoint:
     """A critical point with s students along the teacher (squared norm beta), r off it (alpha), the other p - r - s at zero.
 
+    Attributes
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    r : int
+        Students off the teacher.
+    s : int
+        Students within the teacher's span.
+
+    Notes
+    -----
     That is one point of a manifold: W -> R W with R orthogonal (p x p), and any rotation of R^N that keeps the teacher's span, give
     the others, with overlaps R rho V, R Q R^T and the same risk and spectrum.
+
+    Examples
+    --------
+    >>> point = sgd.papers.quadratic_networks.critical_point(3, 2, 0, 2)
+    >>> point.risk, point.rho.shape
+    (0.0, (3, 2))
     """
 
     p: int
@@ -87,9 +120,23 @@ class CriticalPoint:
     def spectrum(self, N: int) -> Spectrum:
         """Eigenvalues of the Hessian of the risk in the p N weights, at no cost in N.
 
+        Parameters
+        ----------
+        N : int
+            The dimension, p* + r or more.
+
+        Returns
+        -------
+        Spectrum
+            Eigenvalues and their multiplicities, p N in all.
+
+        Notes
+        -----
         With n = r + s and the p x N weights split by the left into the n occupied units and the p - n others, by the right into occupied
         directions, the p* - s free teacher directions and the N - p* - r free others, where Tr D + 2 D is 0, -2 alpha/p - 2/p*,
         -2 alpha/p:
+
+        ::
 
             others   x occupied       0                            (p - n) n
             others   x free teacher   -(8/p) (alpha/p + 1/p*)      (p - n) (p* - s)
@@ -153,12 +200,37 @@ def _gathered(found: list[tuple[float, int]]) -> Spectrum:
 def critical_point(p: int, p_star: int, r: int, s: int) -> CriticalPoint:
     """The critical points of the risk in which the students span r directions off the teacher and s within its span.
 
+    ::
+
         alpha = p (p* - s)/(p* (r + s + 2)) on the former,  beta = alpha + p/p* on the latter
         R = 2 kap^2/(r + s + 2) + 2 kap/p*,  kap = 1 - s/p*
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    r : int
+        Students off the teacher.
+    s : int
+        Students within the teacher's span.
+
+    Returns
+    -------
+    CriticalPoint
+        With its overlaps, risk and spectrum.
+
+    Notes
+    -----
     These are all of them: W (Tr D + 2 D) = 0 makes W^T W commute with the teacher's projector, and on each common eigenvector
     W^T W is 0 or fixed by Tr D. So 0 <= s <= p*, r + s <= p, and r = 0 where s = p* (alpha would be 0). Eqs. (26)-(30) have r = 0
     or s = 0 only: tabula rasa (0, 0), plateau (p, 0), zero error (0, p*), one teacher (0, 1); (28) and (30) need M^T M = I.
+
+    Examples
+    --------
+    >>> round(sgd.papers.quadratic_networks.critical_point(3, 2, 0, 1).risk, 4)
+    0.6667
     """
     p, p_star = widths(p, p_star)
     r, s = checks.whole("r", r, 0), checks.whole("s", s, 0)
@@ -172,7 +244,25 @@ def critical_point(p: int, p_star: int, r: int, s: int) -> CriticalPoint:
 
 
 def critical_points(p: int, p_star: int) -> list[CriticalPoint]:
-    """All critical points, lowest risk first; only the first has no negative eigenvalue."""
+    """All critical points, lowest risk first; only the first has no negative eigenvalue.
+
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+
+    Returns
+    -------
+    list of CriticalPoint
+        Lowest risk first.
+
+    Examples
+    --------
+    >>> len(sgd.papers.quadratic_networks.critical_points(2, 1))
+    4
+    """
     p, p_star = widths(p, p_star)
     pairs = [(r, s) for s in range(min(p, p_star) + 1) for r in range(p - s + 1) if s < p_star or r == 0]
     return sorted((CriticalPoint(p, p_star, r, s) for r, s in pairs), key=lambda point: point.risk)
@@ -181,9 +271,32 @@ def critical_points(p: int, p_star: int) -> list[CriticalPoint]:
 def manifold_dimension(p: int, p_star: int, N: int) -> int:
     """The dimension of the manifold of zero-error solutions.
 
+    ::
+
         p (p - 1)/2 - (p - m)(p - m - 1)/2,   m = min(p*, N);   = p p* - p* (p* + 1)/2 for p* <= N
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    p_star : int
+        p*, units of the teacher.
+    N : int
+        The dimension.
+
+    Returns
+    -------
+    int
+        A dimension.
+
+    Notes
+    -----
     Rotations of the students, less those that do nothing to a W of rank m. p >= m. Section 7.5.2.
+
+    Examples
+    --------
+    >>> sgd.papers.quadratic_networks.manifold_dimension(4, 2, 10)
+    5
     """
     p, p_star = widths(p, p_star)
     rank = min(p_star, checks.whole("N", N, 1))
@@ -195,9 +308,30 @@ def manifold_dimension(p: int, p_star: int, N: int) -> int:
 def degrees_of_freedom(p: int, N: int) -> int:
     """The dimension of the set of functions a student can be, that of W^T W.
 
+    ::
+
         N p - p (p - 1)/2 for p <= N,   N (N + 1)/2 for p > N
 
+    Parameters
+    ----------
+    p : int
+        Units of the student.
+    N : int
+        The dimension.
+
+    Returns
+    -------
+    int
+        A dimension.
+
+    Notes
+    -----
     Section 7.5.1.
+
+    Examples
+    --------
+    >>> sgd.papers.quadratic_networks.degrees_of_freedom(3, 10)
+    27
     """
     p, N = checks.whole("p", p, 1), checks.whole("N", N, 1)
     rank = min(p, N)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, generalization_error, setting
@@ -76,7 +77,7 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
     return xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
 
 
-def _draw_ridge(ax: Any, data: xr.Dataset, title: str, labels: bool) -> None:
+def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
     inset = ax.inset_axes((0.13, 0.12, 0.4, 0.36))
     t = data["t"].values + ETA
     for name in THREE:
@@ -101,9 +102,29 @@ def _jensen(data: xr.Dataset) -> str:
 def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Mean squared error of the three algorithms with ridge lambda = 0, .1, 1, against (B.8); insets: training loss.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure B.1: alpha = 3, m0 = .2, N = 1000, eta = .01, l = .5, 250 runs (t <= 1000 and tau = 1 here, as in figure 2; the
     caption has neither). The error is measured on fresh samples. (B.8) is drawn as the average over runs and, as in the paper, at the
-    average overlaps |m| and q, which is another number where runs differ (some recovered, some not). Quick: N = 100, 16 runs, t <= 30.
+    average overlaps ``|m|`` and q, which is another number where runs differ (some recovered, some not). Quick: N = 100, 16 runs, t <= 30.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_b1(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
@@ -135,7 +156,27 @@ def _rise(values: np.ndarray) -> float:
 def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Mean squared error with ridge lambda = .5, with the gradient divided by the batch fraction (left) and not (right).
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure B.2: the parameters of B.1. Quick: N = 100, 64 runs, t <= 30.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_b2(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 64, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
@@ -163,9 +204,29 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Smaller and smaller learning rates: SGD becomes GD, persistent SGD does not.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005, .0001 (tau = 1 and t <= 100 here;
     the caption has neither). All runs of a number have the same data set and start, so that differences between algorithms are paired.
     Quick: N = 100, 24 runs, eta = .02, .005, .00125, t <= 10.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_b3(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     rates = (0.02, 0.005, 0.00125) if quick else (0.01, 0.001, 0.0005, 0.0001)
@@ -217,7 +278,27 @@ def _distance(one: xr.Dataset, other: xr.Dataset) -> float:
 def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Single runs of persistent SGD at tau = .05, .5, 2, 5: long persistence ends the plateaus, and delays the start.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure B.4: alpha = 3, l = .5, m0 = .2, N = 1000, eta = .01, 50 runs (t <= 1000 here). Quick: N = 100, 32 runs, t <= 50.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_b4(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 32, 50.0) if quick else (1000, 50, 1000.0)

@@ -9,14 +9,17 @@ samples in the gradient, batch fraction l, learning rate eta, persistence time t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import integrate, special
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
+from sgdynamics.arrays import Reals
 from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
@@ -54,7 +57,16 @@ class Numbers:
         return on, on * (1 - self.l) / self.l
 
 
-def numbers(alpha: Any, eta: Any, m0: Any, algorithm: Any, l: Any, tau: Any, T: Any, ridge: Any) -> Numbers:  # noqa: E741
+def numbers(
+    alpha: float,
+    eta: float,
+    m0: float,
+    algorithm: str,
+    l: float,  # noqa: E741
+    tau: float | None,
+    T: float | Sequence[float],
+    ridge: float | None,
+) -> Numbers:
     """The paper's numbers as arguments; refuse what has no meaning."""
     checks.choice("algorithm", algorithm, ALGORITHMS)
     alpha, eta, m0 = checks.number("alpha", alpha, above=0.0), checks.number("eta", eta, above=0.0), checks.number("m0", m0)
@@ -83,7 +95,29 @@ def numbers(alpha: Any, eta: Any, m0: Any, algorithm: Any, l: Any, tau: Any, T: 
 class Setting:
     """One setting of the paper in the library's terms: problem, algorithm and start go into sgd.simulate and sgd.solve_dmft as they are.
 
-    `steps`, `library_time` and `paper_time` convert times; the paper's mean loss (20) is `loss_factor` times the library's train_risk.
+    Attributes
+    ----------
+    problem : TeacherStudent
+        What is learned.
+    algorithm : FixedData
+        How.
+    start : Start
+        Where.
+    numbers : Numbers
+        The paper's own.
+    loss_factor : float
+        The paper's mean loss over the library's train risk.
+
+    Notes
+    -----
+    ``steps``, ``library_time`` and ``paper_time`` convert times; the paper's mean loss (20) is ``loss_factor`` times the library's
+    train_risk.
+
+    Examples
+    --------
+    >>> here = sgd.papers.rough_landscapes.setting(3.0, 0.01, 0.2)
+    >>> here.algorithm.samples_per_dimension, here.steps([0.1]).tolist()
+    (3.0, [10])
     """
 
     problem: TeacherStudent
@@ -92,16 +126,49 @@ class Setting:
     numbers: Numbers
     loss_factor: float = 0.5
 
-    def steps(self, t: Any) -> np.ndarray:
-        """Whole steps at the paper's times t = eta steps."""
+    def steps(self, t: Reals) -> np.ndarray:
+        """Whole steps at the paper's times t = eta steps.
+
+        Parameters
+        ----------
+        t : float or ndarray
+            The paper's times.
+
+        Returns
+        -------
+        ndarray
+            Whole numbers.
+        """
         return np.round(np.asarray(t, dtype=np.float64) / self.numbers.eta).astype(np.int64)
 
-    def library_time(self, t: Any) -> Any:
-        """The library's time alpha t/2 at the paper's time t."""
+    def library_time(self, t: Reals) -> Any:
+        """The library's time alpha t/2 at the paper's time t.
+
+        Parameters
+        ----------
+        t : float or ndarray
+            The paper's time.
+
+        Returns
+        -------
+        float or ndarray
+            The library's.
+        """
         return np.asarray(t, dtype=np.float64) * (self.numbers.alpha / 2)
 
-    def paper_time(self, t: Any) -> Any:
-        """The paper's time at the library's time."""
+    def paper_time(self, t: Reals) -> Any:
+        """The paper's time at the library's time.
+
+        Parameters
+        ----------
+        t : float or ndarray
+            The library's time.
+
+        Returns
+        -------
+        float or ndarray
+            The paper's.
+        """
         return np.asarray(t, dtype=np.float64) * (2 / self.numbers.alpha)
 
 
@@ -112,7 +179,7 @@ def setting(
     algorithm: str = "GD",
     l: float = 1.0,  # noqa: E741
     tau: float | None = None,
-    T: Any = 0.0,
+    T: float | Sequence[float] = 0.0,
     ridge: float | None = None,
     dimension: int | None = None,
     seed: int = 0,
@@ -121,12 +188,54 @@ def setting(
 ) -> Setting:
     """The paper's phase retrieval in the library's terms.
 
+    ::
+
         w <- w - eta [(1/l) sum_mu s_mu v'(h_mu, h0_mu) xi_mu/sqrt(N) + nu w] + sqrt(2 T eta) N(0, I)
 
+    Parameters
+    ----------
+    alpha : float
+        Samples over N.
+    eta : float
+        The learning rate.
+    m0 : float
+        The overlap at the start.
+    algorithm : str, default "GD"
+        "GD", "SGD", "p-SGD" or "Langevin".
+    l : float, default 1.0
+        The batch fraction.
+    tau : float, optional
+        The persistence time; p-SGD where it is given.
+    T : float or (float, float), default 0.0
+        The temperature, or (T, t) for one that is switched to zero at t.
+    ridge : float, optional
+        lambda; the sphere unless given.
+    dimension : int, optional
+        N; the limit N -> infinity unless given.
+    seed : int, default 0
+        Of the random numbers.
+    runs : int, optional
+        How many starts; one unless given.
+    rescale : bool, default True
+        Divide the gradient by the batch fraction.
+
+    Returns
+    -------
+    Setting
+        Problem, algorithm and start.
+
+    Notes
+    -----
     algorithm: "GD" (5), "SGD" (6), "p-SGD" (7), "Langevin" (9); T is a number, or (T, t) for a temperature that is switched to zero at t.
-    ridge=None: w returns to the sphere |w|^2 = N after every step, and starts from m0 w0 + c z (11); ridge=lambda: nu = lambda (C.1), from
-    m0 w0 + z (C.2). With `dimension` the start has the law of these at that N (z is Gaussian, so that the overlap fluctuates) for `runs`
-    runs; without, its overlaps are those of N -> infinity. rescale=False leaves out the factor 1/l (figure B.2, right).
+    ridge=None: w returns to the sphere ``|w|^2`` = N after every step, and starts from m0 w0 + c z (11); ridge=lambda: nu = lambda (C.1),
+    from m0 w0 + z (C.2). With ``dimension`` the start has the law of these at that N (z is Gaussian, so that the overlap fluctuates) for
+    ``runs`` runs; without, its overlaps are those of N -> infinity. rescale=False leaves out the factor 1/l (figure B.2, right).
+
+    Examples
+    --------
+    >>> here = sgd.papers.rough_landscapes.setting(3.0, 0.01, 0.2, "p-SGD", l=0.5, tau=1.0)
+    >>> type(here.algorithm).__name__, round(here.algorithm.lr, 4)
+    ('PersistentSGD', 0.015)
     """
     given = numbers(alpha, eta, m0, algorithm, l, tau, T, ridge)
     half = given.alpha / 2
@@ -170,12 +279,35 @@ def _overlaps(given: Numbers, dimension: int | None, seed: int, runs: int | None
     return m0 + c * along, np.ones(count)
 
 
-def generalization_error(q: Any, q0: Any, m: Any) -> Any:
-    """Mean squared error of the label |h0| by |h| on a fresh sample, from the overlaps.
+def generalization_error(q: Reals, q0: Reals, m: Reals) -> Any:
+    """Mean squared error of the label ``|h0| by |h|`` on a fresh sample, from the overlaps.
+
+    ::
 
         q + q0 - (4/pi) [sqrt(q q0 - m^2) + m arctan(m/sqrt(q q0 - m^2))],   q = |w|^2/N, q0 = |w0|^2/N, m = w.w0/N
 
+    Parameters
+    ----------
+    q : float or ndarray
+        The squared norm of w over N.
+    q0 : float or ndarray
+        The squared norm of w0 over N.
+    m : float or ndarray
+        The overlap w.w0/N.
+
+    Returns
+    -------
+    float or ndarray
+        One for each.
+
+    Notes
+    -----
     Gaussian inputs; arrays broadcast. Source: eq. (B.8).
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.rough_landscapes.generalization_error(1.0, 1.0, 0.5)), 4)
+    0.564
     """
     q, q0, m = (np.asarray(value, dtype=np.float64) for value in (q, q0, m))
     inside = q * q0 - m**2
@@ -189,10 +321,37 @@ def generalization_error(q: Any, q0: Any, m: Any) -> Any:
 def first_step(alpha: float, eta: float, m0: float, l: float = 1.0, T: float = 0.0) -> float:  # noqa: E741
     """The overlap after one step on the sphere, N -> infinity.
 
+    ::
+
         m_1 = m0/sqrt(1 - 4 eta alpha (1 - m0^2) + 2 T eta + eta^2 (1 - m0^2)(4 alpha^2 + 12 alpha/l))
 
-    The gradient has no component along w0 at first (mu(0) = 0), <h v'> = 2 (1 - m0^2), and |gradient|^2 is its mean's 4 alpha^2 (1 - m0^2)
-    and M_C(0, 0). The same for SGD and p-SGD. From (5), (11); not in the paper.
+    Parameters
+    ----------
+    alpha : float
+        Samples over N.
+    eta : float
+        The learning rate.
+    m0 : float
+        The overlap at the start.
+    l : float, default 1.0
+        The batch fraction.
+    T : float, default 0.0
+        The temperature.
+
+    Returns
+    -------
+    float
+        m_1.
+
+    Notes
+    -----
+    The gradient has no component along w0 at first (mu(0) = 0), <h v'> = 2 (1 - m0^2), and ``|gradient|^2`` is its mean's 4 alpha^2 (1 -
+    m0^2) and M_C(0, 0). The same for SGD and p-SGD. From (5), (11); not in the paper.
+
+    Examples
+    --------
+    >>> round(sgd.papers.rough_landscapes.first_step(3.0, 0.01, 0.2), 4)
+    0.2118
     """
     given = numbers(alpha, eta, m0, "SGD", l, None, 0.0, None)
     T, rest = checks.number("T", T, 0.0), 1 - given.m0**2
@@ -203,7 +362,28 @@ def first_step(alpha: float, eta: float, m0: float, l: float = 1.0, T: float = 0
 
 @dataclass(frozen=True)
 class ClosedValues:
-    """Functions and kernels of the DMFT at t = 0, on the sphere."""
+    """Functions and kernels of the DMFT at t = 0, on the sphere.
+
+    Attributes
+    ----------
+    loss : float
+        The mean loss.
+    mu : float
+        mu(0).
+    nu_hat : float
+        nu_hat(0).
+    delta_nu : float or ndarray
+        delta_nu.
+    M_C : float or ndarray
+        The kernel M_C.
+    M_R : float or ndarray
+        The kernel M_R.
+
+    Examples
+    --------
+    >>> sgd.papers.rough_landscapes.closed_values(3.0, 0.2).delta_nu
+    6.0
+    """
 
     loss: float
     mu: float
@@ -216,11 +396,36 @@ class ClosedValues:
 def closed_values(alpha: float, m0: float, l: float = 1.0, T: float = 0.0) -> ClosedValues:  # noqa: E741
     """The functions of (15), (19), (20) at t = 0, on the sphere.
 
+    ::
+
         loss = 1 - m0^2, mu = 0, nu_hat = -2 alpha (1 - m0^2) + T, delta_nu = 2 alpha,
         M_C(0, 0) = 12 (alpha/l)(1 - m0^2), M_R(0+, 0) = 12 (alpha/l)(2 - m0^2)
 
+    Parameters
+    ----------
+    alpha : float
+        Samples over N.
+    m0 : float
+        The overlap at the start.
+    l : float, default 1.0
+        The batch fraction.
+    T : float, default 0.0
+        The temperature.
+
+    Returns
+    -------
+    ClosedValues
+        By name.
+
+    Notes
+    -----
     Gaussian moments of v' = h^3 - h h0^2 and v'' = 3 h^2 - h0^2 with <h h0> = m0. M_R is the response to a shift of the argument of v'
     only: M_R(0+, 0) = (alpha/l^2) <s v''^2>.
+
+    Examples
+    --------
+    >>> round(sgd.papers.rough_landscapes.closed_values(3.0, 0.2).loss, 4)
+    0.96
     """
     given = numbers(alpha, 1.0, m0, "SGD", l, None, 0.0, None)
     T, rest = checks.number("T", T, 0.0), 1 - given.m0**2
@@ -231,9 +436,30 @@ def closed_values(alpha: float, m0: float, l: float = 1.0, T: float = 0.0) -> Cl
 def stability_limit(eta: float, l: float = 1.0) -> float:  # noqa: E741
     """The h^2 - h0^2 above which a sample in the batch overshoots: its own share of a step multiplies h by 1 - (eta/l)(h^2 - h0^2).
 
+    ::
+
         |1 - (eta/l)(h^2 - h0^2)| > 1   where   h^2 - h0^2 > 2 l/eta
 
+    Parameters
+    ----------
+    eta : float
+        The learning rate.
+    l : float, default 1.0
+        The batch fraction.
+
+    Returns
+    -------
+    float
+        h^2 - h0^2.
+
+    Notes
+    -----
     Above it h grows at every step in which the sample is in use: a run with such a sample explodes. Not in the paper.
+
+    Examples
+    --------
+    >>> sgd.papers.rough_landscapes.stability_limit(0.01, 0.5)
+    100.0
     """
     return 2 * numbers(1.0, eta, 0.0, "SGD", l, None, 0.0, None).l / checks.number("eta", eta, above=0.0)
 
@@ -241,10 +467,33 @@ def stability_limit(eta: float, l: float = 1.0) -> float:  # noqa: E741
 def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa: E741
     """The probability that a fresh sample is above the stability limit at overlap m on the sphere.
 
+    ::
+
         P(h^2 - h0^2 > 2 l/eta) = (1/pi) int_x^infinity K_0,   x = (l/eta)/sqrt(1 - m^2)
 
+    Parameters
+    ----------
+    eta : float
+        The learning rate.
+    l : float, default 1.0
+        The batch fraction.
+    m : float or ndarray, default 0.0
+        The overlap w.w0/N.
+
+    Returns
+    -------
+    float
+        A probability.
+
+    Notes
+    -----
     h^2 - h0^2 = 2 sqrt(1 - m^2) X Y with independent standard normals, and X Y has the density K_0/pi. Times M it is the expected number of
     unstable samples at the start.
+
+    Examples
+    --------
+    >>> round(sgd.papers.rough_landscapes.unstable_share(0.5), 3)
+    0.031
     """
     m = checks.number("m", m)
     if abs(m) >= 1:
@@ -255,10 +504,30 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
     return math.exp(-x) * scaled / math.pi
 
 
-def fraction_recovered(loss: Any, threshold: float = THRESHOLD) -> tuple[float, float]:
+def fraction_recovered(loss: ArrayLike, threshold: float = THRESHOLD) -> tuple[float, float]:
     """The share of runs whose mean loss (20) is below the threshold, with its standard error; a run that diverged (NaN) is not.
 
+    Parameters
+    ----------
+    loss : array_like
+        The mean loss (20) of each run.
+    threshold : float, default 1e-07
+        Below which a run has recovered the signal.
+
+    Returns
+    -------
+    tuple of float
+        (share, standard error).
+
+    Notes
+    -----
     The error is the half width of Wilson's interval at one standard error, which is not zero at 0 and 1.
+
+    Examples
+    --------
+    >>> share, error = sgd.papers.rough_landscapes.fraction_recovered([1e-9, 0.5, 1e-8, 0.2])
+    >>> share
+    0.5
     """
     each = np.asarray(loss, dtype=np.float64)
     if each.ndim != 1 or each.size == 0:

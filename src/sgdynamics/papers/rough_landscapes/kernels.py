@@ -7,8 +7,8 @@ corrected where it has to be: (14) has nu_hat, not nu_tilde, and the perturbatio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -24,8 +24,37 @@ FLAT = 1e-12  # a pivot below this share of its diagonal entry is rounding: grad
 class KernelDMFT:
     """The solution at t = eta (0 ... steps), in the paper's units, each with the standard error of the mean over replicates.
 
+    Attributes
+    ----------
+    t : ndarray
+        The paper's times eta (0 ... steps).
+    m : ndarray
+        The overlap.
+    loss : ndarray
+        The mean loss.
+    C : ndarray
+        C(t, t'), (steps + 1, steps + 1).
+    R : ndarray
+        R(t, t'), zero above the diagonal and 1 on it.
+    M_C : float or ndarray
+        The kernel M_C.
+    M_R : float or ndarray
+        The kernel M_R.
+    delta_nu : float or ndarray
+        delta_nu.
+    standard_error : dict of ndarray
+        Of the mean over replicates, by name.
+
+    Notes
+    -----
     m, loss (steps + 1); C(t, t') and R(t, t') (steps + 1, steps + 1), R zero above the diagonal and 1 on it; M_C, M_R (steps, steps), M_R
     below the diagonal; delta_nu (steps).
+
+    Examples
+    --------
+    >>> found = sgd.papers.rough_landscapes.kernel_dmft(3.0, 0.01, 0.2, 2, paths=1024)
+    >>> found.C.shape, found.M_R.shape
+    ((3, 3), (2, 2))
     """
 
     t: np.ndarray
@@ -47,7 +76,7 @@ def kernel_dmft(
     paths: int = 20000,
     l: float = 1.0,  # noqa: E741
     tau: float | None = None,
-    T: Any = 0.0,
+    T: float | Sequence[float] = 0.0,
     ridge: float | None = None,
     seed: int = 0,
     algorithm: str | None = None,
@@ -55,19 +84,65 @@ def kernel_dmft(
 ) -> KernelDMFT:
     """DMFT of phase retrieval by paths of the effective process, exact at finite eta up to the sampling error.
 
+    ::
+
         h+ = a [b h - (eta/l)(g + zeta + sum_{s<=t} Rg(t,s) h_s) + sqrt(2 T eta) xi],   g = s v'(h + m h0, h0),  Cov zeta = alpha <g g'>
         m+ = a [b m - (eta/l) alpha <h0 g>],     b = 1 - eta lambda with a ridge and a = 1; b = 1 and a = 1/norm on the sphere
         Rg(t,t) = alpha <D>,  Rg(t,s) = alpha <D_t Th(t,s)>,  D = s v'',  Th = dh/dP of a shift P of the argument of v' at s:
         Th(s+1,s) = -a (eta/l) D_s,  Th(t+1,s) = a [b Th(t,s) - (eta/l)(D_t Th(t,s) + sum_{s<r<=t} Rg(t,r) Th(r,s))]
 
+    Parameters
+    ----------
+    alpha : float
+        Samples over N.
+    eta : float
+        The learning rate.
+    m0 : float
+        The overlap at the start.
+    steps : int
+        How many.
+    paths : int, default 20000
+        Of the effective process, in all.
+    l : float, default 1.0
+        The batch fraction.
+    tau : float, optional
+        The persistence time; p-SGD where it is given.
+    T : float or (float, float), default 0.0
+        The temperature, or (T, t) for one that is switched to zero at t.
+    ridge : float, optional
+        lambda; the sphere unless given.
+    seed : int, default 0
+        Of the random numbers.
+    algorithm : str, optional
+        Follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin with T > 0, else GD.
+    replicates : int, default 8
+        Independent sets of paths.
+
+    Returns
+    -------
+    KernelDMFT
+        In the paper's units.
+
+    Notes
+    -----
     A weight less its part along the signal follows the same equation without g, so that C and the response R(t,s) of the weight at t to a
     unit kick at s need no paths: with K(t,s) = <zeta_t w_s>,
+
+    ::
+
         C+(.,s) = a [b C - (eta/l)(K(t,s) + sum_r Rg(t,r) C(r,s))],   R+(.,s) = a [b R - (eta/l) sum_r Rg(t,r) R(r,s)],   R(s,s) = 1.
+
     In continuous time M_R = -Rg/(l eta) below the diagonal, delta_nu = Rg(t,t)/l, M_C = (alpha/l^2) <g g'>.
 
-    The algorithm follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin with T > 0, else GD. `paths` are shared by
-    independent replicates (scrambled Sobol points, a power of two each: rounded down); cost paths steps^3, memory (paths/replicates)
+    The algorithm follows from the numbers unless given: p-SGD with tau, SGD with l < 1, Langevin with T > 0, else GD. ``paths`` are shared
+    by independent replicates (scrambled Sobol points, a power of two each: rounded down); cost paths steps^3, memory (paths/replicates)
     steps^2. Source: (14)-(20), (A.17)-(A.22), (A.28).
+
+    Examples
+    --------
+    >>> found = sgd.papers.rough_landscapes.kernel_dmft(3.0, 0.01, 0.2, 2, paths=1024)
+    >>> found.m.shape
+    (3,)
     """
     if algorithm is None:
         hot = T[0] > 0 if isinstance(T, (tuple, list)) and len(T) == 2 else T != 0

@@ -41,9 +41,29 @@ TROUBLE: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l"
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Gradient descent from warm starts m0 = .5, .65, .8 at alpha = 2: averages against DMFT, and single runs on one data set.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     Above, a new data set for each run, and a start with overlap m0 (that of (11) fluctuates, which at finite N only adds noise to the
     comparison); below, all runs of the three panels on one and the same data set from starts (11) of their own. The caption is not in
     the text: N = 1000, eta = .01, 100 runs above and 40 below, t <= 10 here. Quick: N = 200, 64 and 32 runs, above t <= 4.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_1(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, seeds, end, paths = (200, 64, 32, 4.0, 16384) if quick else (1000, 100, 40, 10.0, 131072)
@@ -101,8 +121,28 @@ def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Average magnetization and training loss of GD, SGD and p-SGD at alpha = 3, m0 = .2, l = .5, tau = 1.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure 2: N = 1000, eta = .01, 500 runs, t = 1000; its fractions with a loss below 1e-7 are 9%, 30%, 99%. The 1e-7 is
-    read as the mean loss (20), not the sum (2). |m| is averaged, because a few runs recover -w0. Quick: N = 60, 64 runs, t = 150.
+    read as the mean loss (20), not the sum (2). ``|m|`` is averaged, because a few runs recover -w0. Quick: N = 60, 64 runs, t = 150.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, end = (60, 64, 150.0) if quick else (1000, 500, 1000.0)
@@ -133,8 +173,28 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Single runs of GD, SGD and p-SGD, with the parameters of figure 2: plateaus and jumps, which p-SGD does not have.
 
-    The paper's figure 3: 50 runs each, a data set for each. `plateau` is the share of the time points past t = 1 at which a run that
-    has not recovered moves by less than .002 in |m| while t grows by a fifth. Quick: N = 100, 48 runs, t = 60.
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
+    The paper's figure 3: 50 runs each, a data set for each. ``plateau`` is the share of the time points past t = 1 at which a run that
+    has not recovered moves by less than .002 in ``|m|`` while t grows by a fifth. Quick: N = 100, 48 runs, t = 60.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 48, 60.0) if quick else (1000, 50, 1000.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from scipy import optimize
 
 from sgdynamics import checks
@@ -41,11 +42,31 @@ RANDOM = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 2.0}}  # of figure 7
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Median magnetization and loss of p-SGD at several batch sizes and persistence times, and of Langevin at several temperatures.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The paper's figure 4: alpha = 3, m0 = .2, N = 1000, 250 runs, t = 1000 with T switched to zero at t = 700; tau = 1 (left), l = .5
     (centre, with vanilla SGD), eta = .01 but for small l. At l = .01 the printed eta = .0025 is beyond the stability line (a sample
     with h^2 - h0^2 > 2 l/eta overshoots) and the runs explode: eta = .001 here; a fourth column, not in the paper, shows which pairs
     (l, eta) do, against the number of unstable samples that is expected at the start. Medians are over the runs that have not exploded.
     Quick: N = 100, 12 runs, t = 30 with T = 0 from t = 20, four curves a panel.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_4(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     N, count, end, off = (100, 12, 30.0, 20.0) if quick else (1000, 250, 1000.0, 700.0)
@@ -148,7 +169,7 @@ def _draw_noise(data: xr.Dataset, panels: dict[str, dict[str, Setting]], t: np.n
     return fig
 
 
-def _draw_stability(upper: Any, lower: Any, data: xr.Dataset) -> None:
+def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
     """Above, the stability line in the plane of l and eta; below, what explodes."""
     N, names = data.attrs["N"], [f"{b:g}, {eta:g}" for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)]
     grid = np.geomspace(0.005, 1, 40)
@@ -162,7 +183,7 @@ def _draw_stability(upper: Any, lower: Any, data: xr.Dataset) -> None:
     place = np.arange(len(names))
     lower.barh(place, data["exploded"].values, color="C3", height=0.6)
     for at, value in zip(place, data["unstable_samples"].values, strict=True):
-        lower.text(0.98, at, f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
+        lower.text(0.98, float(at), f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
     lower.set(yticks=place, yticklabels=names, xlim=(0, 1.25), xticks=[0, 0.5, 1], xlabel="share of runs that explode")
     lower.set_title(r"$\ell, \eta$; right: unstable samples at $t = 0$", fontsize="small")
     lower.invert_yaxis()
@@ -197,8 +218,28 @@ def _theory_figure(one: Setting, title: str, sizes: tuple[int, int, float, int],
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Persistent SGD against its DMFT: average magnetization and training loss.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The caption is not in the text: alpha = 3, m0 = .2, l = .5, tau = 1, eta = .01, N = 1000, 1000 runs, t <= 10 here. DMFT is at the
     same eta. The loss of the runs has a drift of order 1/N. Quick: N = 200, 256 runs, t <= 1.5.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_5(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     sizes = (200, 256, 1.5, 32768) if quick else (1000, 1000, 10.0, 524288)
@@ -213,9 +254,29 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Langevin against its DMFT: average magnetization and training loss.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     The caption is not in the text: alpha = 3, m0 = .2, T = 1, eta = .01, N = 1000, 1000 runs, t <= 10 here. DMFT is at the same eta,
     with two directions a step. Runs near it slowly: at t = 10 their average m is .109, .047, .013 below it at N = 250, 1000, 4000 (errors
     of .004 to .005). Quick: N = 200, 256 runs, t <= 1.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     sizes = (200, 256, 1.0, 32768) if quick else (1000, 1000, 10.0, 524288)
@@ -227,10 +288,30 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
 
 def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Gradient descent and persistent SGD from random starts at alpha = 2.5, for growing N: medians of |m| and of the loss.
+    """Gradient descent and persistent SGD from random starts at alpha = 2.5, for growing N: medians of ``|m|`` and of the loss.
 
+    Parameters
+    ----------
+    quick : bool, default False
+        A smaller size, in less than half a minute.
+    seed : int, default 0
+        Of the random numbers.
+
+    Returns
+    -------
+    fig : matplotlib.figure.Figure
+        The picture.
+    data : xarray.Dataset
+        What is drawn.
+
+    Notes
+    -----
     Section 5.5: m0 = 0, l = .5, tau = 2, N = 100, 500, 1000, 2500. The caption is not in the text: eta = .01, 100 runs, t <= 1000 here.
     Quick: N = 30, 60, 120, 32 runs, t <= 120.
+
+    Examples
+    --------
+    >>> fig, data = sgd.papers.rough_landscapes.figure_7(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
     sizes, count, end = ((30, 60, 120), 32, 120.0) if quick else ((100, 500, 1000, 2500), 100, 1000.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 
 from sgdynamics.papers.rough_landscapes.formulas import THRESHOLD, Setting, fraction_recovered
 from sgdynamics.solvers.dmft import solve_dmft
@@ -110,7 +111,7 @@ def gap_text(data: xr.Dataset) -> str:
     return ", ".join(parts)
 
 
-def draw_beside(ax: Any, data: xr.Dataset, name: str, every: int, labels: bool = True) -> None:
+def draw_beside(ax: Axes, data: xr.Dataset, name: str, every: int, labels: bool = True) -> None:
     """Grey dots with error bars for the runs, a red line for DMFT with a band of its standard error."""
     t, mean, error, line = (data[key].values for key in ("t", f"{name}_mean", f"{name}_error", f"{name}_dmft"))
     chosen = slice(None, None, every)
@@ -128,7 +129,7 @@ def figure(columns: float, rows: float) -> Any:
     return Figure(figsize=(3.6 * columns, 2.9 * rows + 0.3), layout="constrained")
 
 
-def threshold_line(ax: Any) -> None:
+def threshold_line(ax: Axes) -> None:
     ax.axhline(THRESHOLD, color="0.6", lw=0.8, ls="-", zorder=0)
 
 

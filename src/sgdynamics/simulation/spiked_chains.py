@@ -21,8 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.random import chi, normals_and_uniforms, step_key
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
@@ -40,7 +43,7 @@ class SpikedState(NamedTuple):
     r2: Any
 
 
-def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) -> dict[str, Any]:
+def chain_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int) -> dict[str, Any]:
     """What a step depends on, traced: no number of these is compiled in, the order neither."""
     return {
         **problem.parameters,
@@ -62,7 +65,7 @@ def power_bits(order: int) -> int:
     return max(3, (order - 1).bit_length())
 
 
-def power(bits: int, x: Any, n: Any) -> Any:
+def power(bits: int, x: Float[Numeric, "*s"], n: Whole) -> Float[Numeric, "*s"]:
     """x^n for a traced n below 2^bits, by squaring: exact signs, and ten times as fast as a call of pow."""
     result = jnp.ones_like(x)
     for bit in range(bits):
@@ -71,7 +74,9 @@ def power(bits: int, x: Any, n: Any) -> Any:
     return result
 
 
-def _coefficients(bits: int, numbers: dict[str, Any], m: Any, total: Any, xi: Any) -> tuple[Any, Any, Any]:
+def _coefficients(
+    bits: int, numbers: dict[str, Any], m: Float[Numeric, "*s"], total: Float[Numeric, "*s"], xi: Float[Numeric, "*s"]
+) -> tuple[Float[Numeric, "*s"], Float[Numeric, "*s"], Float[Numeric, "*s"]]:
     """A, the push along v and b of one step, at m and total = |x|^2."""
     order, delta = numbers["order"], numbers["delta"]
     k = order.astype(total.dtype)
@@ -84,7 +89,15 @@ def _coefficients(bits: int, numbers: dict[str, Any], m: Any, total: Any, xi: An
     return A, push, 2 * delta * jnp.sqrt(k) * share * across
 
 
-def chain_step(bits: int, numbers: dict[str, Any], state: SpikedState, xi: Any, z1: Any, z2: Any, chi: Any) -> SpikedState:
+def chain_step(
+    bits: int,
+    numbers: dict[str, Any],
+    state: SpikedState,
+    xi: Float[Numeric, " runs"],
+    z1: Float[Numeric, " runs"],
+    z2: Float[Numeric, " runs"],
+    chi: Float[Numeric, " runs"],
+) -> SpikedState:
     """One step of the chain from three normals and a chi variable with n - 2 degrees of freedom; any shape."""
     m, r2 = state
     A, push, b = _coefficients(bits, numbers, m, m * m + r2, xi)
@@ -96,16 +109,16 @@ class SpikedChain(Simulator):
 
     def __init__(self, problem: SpikedTensor, algorithm: OnePassSGD, begin: SpikedStart, dimension: int) -> None:
         self.bits = power_bits(problem.order)
-        self.numbers = numbers_of(problem, algorithm, dimension)
+        self.numbers = chain_numbers(problem, algorithm, dimension)
         self.begin = begin
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> SpikedState:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        return _advance_chain(self.bits, watch.see, self.numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+    def advance(self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+        return _advance_chain(self.bits, watch.see, self.numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: SpikedState) -> dict[str, Any]:
         return state._asdict()
 
     @property
@@ -115,21 +128,21 @@ class SpikedChain(Simulator):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_chain(
-    bits: int, see: See | None, numbers: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
-) -> tuple[Any, Any, Any]:
-    def draw(key: Any, index: Any) -> tuple[Any, ...]:
+    bits: int, see: See | None, numbers: Numbers, state: SpikedState, keys: Keys, since: Whole, end: Whole, seen: Tree, given: Tree
+) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
+    def draw(key: OneKey, index: Whole) -> tuple[Float[Numeric, " n"], ...]:
         key = step_key(key, index)
         normals, uniforms = normals_and_uniforms(key, 4 * SPAN, SPAN)
         xi, z1, z2, proposal = normals.reshape(4, SPAN)
         return xi, z1, z2, chi(key, numbers["free"], proposal, uniforms)
 
-    def span(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def span(index: Whole, carry: tuple[Any, Any, Any]) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
         draws = jax.vmap(draw, (0, None), 1)(keys, index)
 
         def step(carry: tuple[Any, Any, Any], sample: tuple[Any, Any]) -> tuple[tuple[Any, Any, Any], None]:
             state, good, seen = carry
             number, random = sample
-            active = (number >= begin) & (number < end)
+            active = (number >= since) & (number < end)
             moved = chain_step(bits, numbers, state, *random)
             state = SpikedState(*(jnp.where(active, new, old) for new, old in zip(moved, state, strict=True)))
             # a comparison, not a maximum: NaN < x is false
@@ -141,8 +154,8 @@ def _advance_chain(
 
         return jax.lax.scan(step, carry, (index * SPAN + jnp.arange(SPAN), draws))[0]
 
-    good = jnp.broadcast_to(begin, keys.shape)
-    return jax.lax.fori_loop(begin // SPAN, (end + SPAN - 1) // SPAN, span, (state, good, seen))
+    good = jnp.broadcast_to(since, keys.shape)
+    return jax.lax.fori_loop(since // SPAN, (end + SPAN - 1) // SPAN, span, (state, good, seen))
 
 
 class SpikedVectors(Simulator):
@@ -154,22 +167,22 @@ class SpikedVectors(Simulator):
         self.dimension, self.dtype = dimension, np.dtype(dtype)
         self.tensor = (problem.order, algorithm.batch) if tensor else None
         self.bits = power_bits(problem.order)
-        numbers = {**numbers_of(problem, algorithm, dimension), "limit": largest(problem.order, dtype)}
+        numbers = {**chain_numbers(problem, algorithm, dimension), "limit": largest(problem.order, dtype)}
         self.numbers = {name: value if name == "order" else value.astype(self.dtype) for name, value in numbers.items()}
         self.begin = begin
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> Float[Numeric, "runs d"]:
         x = np.zeros((len(chosen), self.dimension), self.dtype)
         x[:, 0] = self.begin.m[chosen]
         x[:, 1] = np.sqrt(self.begin.r2[chosen])
         return jnp.asarray(x)
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: Float[Numeric, "runs d"], keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         return _advance_vectors(
-            self.bits, self.tensor, watch.see, self.numbers, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given
+            self.bits, self.tensor, watch.see, self.numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given
         )
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: Float[Numeric, "runs d"]) -> dict[str, Any]:
         return _vector_overlaps(np.asarray(state, dtype=np.float64))
 
     @property
@@ -177,7 +190,7 @@ class SpikedVectors(Simulator):
         return 1
 
     @property
-    def size(self) -> tuple[Any, ...]:
+    def size(self) -> tuple[int, ...]:
         return (1 if self.tensor is None else self.tensor[1]), 1, self.dimension
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
@@ -191,12 +204,12 @@ class SpikedVectors(Simulator):
         return max(1, min(1 << 14, GROUP_BYTES // (numbers * self.dtype.itemsize)))
 
 
-def _vector_overlaps(x: Any) -> dict[str, Any]:
+def _vector_overlaps(x: Float[Numeric, "runs d"]) -> dict[str, Any]:
     with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
         return {"m": x[..., 0], "r2": (x[..., 1:] ** 2).sum(-1)}
 
 
-def tensor_loss(order: int, ridge: Any, x: Any, Y: Any) -> Any:
+def tensor_loss(order: int, ridge: Scalar, x: Float[Numeric, " d"], Y: Float[Numeric, "batch ..."]) -> Float[Numeric, ""]:
     """The mean over the batch of |Y - x^(k)|^2, and (ridge/2)|x|^2; Y has axes (batch, n, ..., n)."""
     power = x
     for _ in range(order - 1):
@@ -209,28 +222,28 @@ def _advance_vectors(
     bits: int,
     tensor: tuple[int, int] | None,
     see: See | None,
-    numbers: Any,
-    x: Any,
-    keys: Any,
-    begin: Any,
-    end: Any,
-    seen: Any,
-    given: Any,
-) -> tuple[Any, Any, Any]:
-    """All runs from step `begin` to `end`; `tensor` is (order, batch) where true tensors are drawn."""
+    numbers: Numbers,
+    x: Float[Numeric, "runs d"],
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
+) -> tuple[Float[Numeric, "runs d"], Int[Numeric, " runs"], Any]:
+    """All runs from step `since` to `end`; `tensor` is (order, batch) where true tensors are drawn."""
     n, dtype = x.shape[1], x.dtype
 
-    def move(x: Any, key: Any) -> Any:
+    def move(x: Float[Array, " d"], key: OneKey) -> Float[Numeric, " d"]:
         if tensor is None:
             normals = jax.random.normal(key, (n + 1,), dtype)
             A, push, b = _coefficients(bits, numbers, x[0], jnp.sum(x * x), normals[n])
-            return (A * x + b * normals[:n]).at[0].add(push)
+            return jnp.asarray(A * x + b * normals[:n]).at[0].add(push)
         order, batch = tensor
         Y = jax.random.normal(key, (batch, *[n] * order), dtype)
         Y = Y.at[(slice(None), *[0] * order)].add(numbers["snr"])
         return x - numbers["delta"] * jax.grad(partial(tensor_loss, order, numbers["ridge"]))(x, Y)
 
-    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Float[Numeric, "runs d"], Int[Numeric, " runs"], Any]:
         x, good, seen = carry
         x = jax.vmap(lambda x, key: move(x, step_key(key, number)))(x, keys)
         fine = jnp.sum(x * x, axis=1) < numbers["limit"]
@@ -238,4 +251,4 @@ def _advance_vectors(
             seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, _vector_overlaps(x))
         return x, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (x, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (x, jnp.broadcast_to(since, keys.shape), seen))

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import optimize
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.limits.spiked import drift, jacobian, numbers_of
+from sgdynamics.limits.spiked_equations import drift, equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, checked_spiked
 
 GRID = 4001  # points over the bounded range of log A in which a sign change is looked for
@@ -144,11 +144,11 @@ def correlated(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, 
 
 
 def _described(problem: SpikedTensor, algorithm: OnePassSGD, m: float, r2: float) -> SpikedFixedPoint:
-    numbers = numbers_of(problem, algorithm, None)
+    numbers = equation_numbers(problem, algorithm, None)
     values = np.linalg.eigvals(jacobian(numbers, m, r2)).astype(complex)
     values = values[np.argsort(-np.real(values), kind="stable")]
     null = NULL * np.abs(values).max()
     grows = values[0].real > null or not values.any()  # all null: only at x = 0, where higher orders grow
     verdict = "saddle" if grows else "stable" if values[0].real < -null else "marginal"
-    residual = float(np.linalg.norm(drift(numbers, np.float64(m), np.float64(r2))))
-    return SpikedFixedPoint(m, r2, problem.risk(m, r2), values, verdict, residual)
+    residual = float(np.linalg.norm(np.asarray(drift(numbers, np.float64(m), np.float64(r2)))))
+    return SpikedFixedPoint(m, r2, float(problem.risk(m, r2)), values, verdict, residual)

@@ -22,20 +22,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 from scipy import integrate
+from scipy.integrate import OdeSolver
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
+from sgdynamics.arrays import Keys, Numbers, Numeric, Reals, Scalar, Tree, Whole
 from sgdynamics.limits.long_times import follow
 from sgdynamics.limits.sde import Stepped
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
-from sgdynamics.simulation.spiked import SpikedState, largest, power, power_bits
+from sgdynamics.simulation.spiked_chains import SpikedState, largest, power, power_bits
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -59,7 +63,7 @@ class Rates(NamedTuple):
     across: Any
 
 
-def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None) -> dict[str, Any]:
+def equation_numbers(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | None) -> dict[str, Any]:
     """What the rates depend on, all of it traced, the order too: one program for every spiked tensor."""
     return {
         **problem.parameters,
@@ -70,7 +74,7 @@ def numbers_of(problem: SpikedTensor, algorithm: OnePassSGD, dimension: int | No
     }
 
 
-def rates(numbers: dict[str, Any], m: Any, r2: Any, raised: Power = pow) -> Rates:
+def rates(numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow) -> Rates:
     """The rates at (m, r2), of NumPy or JAX values of any shape; raised(x, n) = x^n."""
     k, share = numbers["order"], 1 / numbers["batch"]
     total = m * m + r2
@@ -80,14 +84,14 @@ def rates(numbers: dict[str, Any], m: Any, r2: Any, raised: Power = pow) -> Rate
     return Rates(force + numbers["ridge"], push, 4 * k * (k - 1) * share * least, 2 * share * force)
 
 
-def drift(numbers: dict[str, Any], m: Any, r2: Any) -> tuple[Any, Any]:
+def drift(numbers: dict[str, Any], m: Reals, r2: Reals) -> tuple[Reals, Reals]:
     """(dm/dt, dr2/dt): the mean increment of one step over delta."""
     at = rates(numbers, m, r2)
     rest = (at.pull**2 + at.along) * r2 - at.across
     return at.push - at.pull * m, -2 * at.pull * r2 + numbers["lr"] * (at.across + numbers["inverse_dimension"] * rest)
 
 
-def noise(numbers: dict[str, Any], m: Any, r2: Any, raised: Power = pow) -> tuple[Any, Any, Any, Any]:
+def noise(numbers: dict[str, Any], m: Reals, r2: Reals, raised: Power = pow) -> tuple[Reals, Reals, Reals, Reals]:
     """Standard deviations over delta of one step: of m and r2 together (one normal for both), of m alone, of r2 alone."""
     at = rates(numbers, m, r2, raised)
     small = numbers["lr"] * numbers["inverse_dimension"]
@@ -109,7 +113,7 @@ def spiked_increment(problem: SpikedTensor, algorithm: OnePassSGD, start: Spiked
     constant_rate(algorithm, "spiked tensors")
     begin = checked_spiked_start(problem, start)
     n = check_spiked_dimension(dimension)
-    numbers = numbers_of(problem, algorithm, n)
+    numbers = equation_numbers(problem, algorithm, n)
     delta = algorithm.lr / n
     mean = np.stack(drift(numbers, begin.m, begin.r2), axis=-1)
     both_m, both_r2, alone_m, alone_r2 = noise(numbers, begin.m, begin.r2)
@@ -125,7 +129,7 @@ def _within(limit: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.all(y[:runs] ** 2 + np.abs(y[runs:]) < limit))
 
 
-def _explicit(solver: Any, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, str]:
+def _explicit(solver: OdeSolver, t: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, str]:
     """(2 runs, time) at the save points, NaN where it did not come, and how it ended: "finished", "diverged" or "tired"."""
     found = np.full((2 * len(limit), len(t)), np.nan)
     found[:, t == 0.0] = solver.y[:, None]
@@ -180,17 +184,24 @@ def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray,
     return SpikedPath(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))
 
 
-def _flow(numpy: Any, raised: Power, numbers: dict[str, Any], m: Any, r2: Any, length: Any) -> tuple[Any, Any]:
+def _flow(
+    numpy: ModuleType,
+    raised: Power,
+    numbers: dict[str, Any],
+    m: Reals,
+    r2: Reals,
+    length: Scalar,
+) -> tuple[Reals, Reals]:
     """A step of the ODE, of second order: r2' = - decay r2 + growth and m' = - pull m + push are solved as linear equations, with
     coefficients of the beginning first, then with their mean over the step. As growth >= 0, r2 stays positive at any length."""
 
-    def coefficients(m: Any, r2: Any) -> tuple[Any, Any, Any, Any]:
+    def coefficients(m: Reals, r2: Reals) -> tuple[Reals, Reals, Reals, Reals]:
         at = rates(numbers, m, r2, raised)
         small = numbers["lr"] * numbers["inverse_dimension"]
         decay = 2 * at.pull - small * (at.pull**2 + at.along)
         return at.pull, at.push, decay, (numbers["lr"] - small) * at.across
 
-    def linear(value: Any, decay: Any, growth: Any) -> Any:
+    def linear(value: Reals, decay: Reals, growth: Reals) -> Reals:
         x = length * decay
         # (1 - e^-x)/x, finite at x = 0
         safe = numpy.where(x == 0, 1.0, x)
@@ -203,7 +214,9 @@ def _flow(numpy: Any, raised: Power, numbers: dict[str, Any], m: Any, r2: Any, l
     return linear(m, pull, push), linear(r2, decay, growth)
 
 
-def sde_step(bits: int, numbers: dict[str, Any], state: SpikedState, length: Any, normals: Any) -> SpikedState:
+def spiked_sde_step(
+    bits: int, numbers: dict[str, Any], state: SpikedState, length: Scalar, normals: Float[Numeric, "2 runs"]
+) -> SpikedState:
     """One step of the SDE of the given length in t, from three normals: half of the drift, all of the noise, half of the drift.
 
     The noise of r2 acts as a factor, r2 -> r2 (X + sqrt(1 + X^2)) with X = eta - E[eta^2]/2 and eta the noise over r2: the noise to first
@@ -229,32 +242,42 @@ class SpikedPaths(Stepped):
         self.numbers = {**numbers, "noise_rate": numbers["lr"] / dimension, "limit": largest(problem.order)}
         self.begin, self.bits = begin, power_bits(problem.order)
 
-    def initial(self, chosen: np.ndarray) -> Any:
+    def initial(self, chosen: np.ndarray) -> SpikedState:
         return SpikedState(jnp.asarray(self.begin.m[chosen]), jnp.asarray(self.begin.r2[chosen]))
 
-    def advance(self, state: Any, keys: Any, begin: int, end: int, watch: Watched = UNSEEN) -> Advanced:
+    def advance(self, state: SpikedState, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         plan = (self.numbers, self.edges, self.lengths)
-        return _advance_paths(self.bits, watch.see, *plan, state, keys, np.int64(begin), np.int64(end), watch.seen, watch.given)
+        return _advance_spiked(self.bits, watch.see, *plan, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
-    def overlaps(self, state: Any) -> dict[str, Any]:
+    def overlaps(self, state: SpikedState) -> dict[str, Any]:
         return state._asdict()
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _advance_paths(
-    bits: int, see: See | None, numbers: Any, edges: Any, lengths: Any, state: Any, keys: Any, begin: Any, end: Any, seen: Any, given: Any
-) -> tuple[Any, Any, Any]:
-    def step(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+def _advance_spiked(
+    bits: int,
+    see: See | None,
+    numbers: Numbers,
+    edges: Int[Numeric, " spans"],
+    lengths: Float[Numeric, " spans"],
+    state: SpikedState,
+    keys: Keys,
+    since: Whole,
+    end: Whole,
+    seen: Tree,
+    given: Tree,
+) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
+    def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[SpikedState, Int[Numeric, " runs"], Any]:
         state, good, seen = carry
         length = lengths[jnp.searchsorted(edges, number, side="right") - 1]
         normals = jax.vmap(lambda key: normals_and_uniforms(jax.random.fold_in(key, number), 3, 0)[0], out_axes=1)(keys)
-        state = sde_step(bits, numbers, state, length, normals)
+        state = spiked_sde_step(bits, numbers, state, length, normals)
         fine = state.m**2 + state.r2 < numbers["limit"]
         if see is not None:
             seen = jax.vmap(partial(see, given), (0, None, 0))(seen, number + 1, state._asdict())
         return state, jnp.where(fine, number + 1, good), seen
 
-    return jax.lax.fori_loop(begin, end, step, (state, jnp.broadcast_to(begin, keys.shape), seen))
+    return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
 def spiked_step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: SpikedStart, end: float) -> tuple[float, float]:
@@ -286,7 +309,7 @@ def spiked_step_length(problem: SpikedTensor, numbers: dict[str, Any], begin: Sp
         before, count = risk, 2 * count
 
 
-def jacobian(numbers: dict[str, Any], m: Any, r2: Any) -> np.ndarray:
+def jacobian(numbers: dict[str, Any], m: Reals, r2: Reals) -> np.ndarray:
     """d(dm/dt, dr2/dt)/d(m, r2) of the ODE as n -> infinity, (..., 2, 2)."""
     k, c = numbers["order"], numbers["lr"] / numbers["batch"]
     m, r2 = np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)

@@ -20,8 +20,9 @@ from scipy import integrate
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.spiked import spiked_fixed_points
-from sgdynamics.limits.spiked import jacobian, numbers_of
+from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
+from sgdynamics.arrays import Reals
+from sgdynamics.limits.spiked_equations import equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
 FAR = 1e8  # |u1| beyond this has escaped: the drift grows faster than linearly, so the rest takes no time
@@ -31,9 +32,30 @@ STEP_SHARE = 0.02  # step length times the fastest rate of u2
 def critical_snr(k: int, c: float = 1.0) -> float:
     """The snr above which the ODE has fixed points that know the signal.
 
+    ::
+
         lam_c = c^(k/2) (2(k-1)/k)^(k-1) (k/(k-2))^((k-2)/2),      k = 2: c
 
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+
+    Returns
+    -------
+    float
+        lam_c.
+
+    Notes
+    -----
     No ridge. (D.4), with its dependence on c.
+
+    Examples
+    --------
+    >>> round(sgd.papers.effective_dynamics.critical_snr(3), 4)
+    3.0792
     """
     k = checks.whole("k", k, 2)
     c = checks.number("c", c, above=0.0)
@@ -45,12 +67,37 @@ def critical_snr(k: int, c: float = 1.0) -> float:
 def correlated_fixed_points(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> tuple[float, float]:
     """(m_dagger, m_star): the saddle that must be passed and the stable fixed point behind it, m_dagger < sqrt((k-2)c/k) < m_star.
 
+    ::
+
         snr m^(k-2) = (m^2 + c)^(k-1)                      (D.5)
         k = 2: m_dagger = m_star, m^2 = (snr - ridge/4)(1 - c/snr)
 
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    snr : float
+        lambda, the strength of the signal; for mixtures one over the variance.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+    ridge : float, default 0.0
+        Of the penalty.
+
+    Returns
+    -------
+    tuple of float
+        (m_dagger, m_star).
+
+    Notes
+    -----
     Below the threshold there are none: (nan, nan), with a warning that names it. With a ridge and k >= 3 there may be more points near
     x = 0; m_star is the largest stable one and m_dagger the next below. c = 0 is gradient flow, with m_dagger = 0 if ridge = 0. For even
-    k, (-m_dagger, -m_star) are fixed points too. r2 is c without a ridge; `spiked_fixed_points` gives it in general.
+    k, (-m_dagger, -m_star) are fixed points too. r2 is c without a ridge; ``spiked_fixed_points`` gives it in general.
+
+    Examples
+    --------
+    >>> [round(float(m), 4) for m in sgd.papers.effective_dynamics.correlated_fixed_points(3, 5.0)]
+    [0.2198, 1.2068]
     """
     star, dagger = _star_and_dagger(k, snr, c, ridge)
     if star is None:
@@ -62,7 +109,7 @@ def correlated_fixed_points(k: int, snr: float, c: float = 1.0, ridge: float = 0
     return dagger[0], star[0]
 
 
-def _star_and_dagger(k: Any, snr: Any, c: Any, ridge: Any) -> tuple[tuple[float, float] | None, tuple[float, float]]:
+def _star_and_dagger(k: Reals, snr: Reals, c: Reals, ridge: Reals) -> tuple[tuple[float, float] | None, tuple[float, float]]:
     """(m, r2) of both; star is None where there is none."""
     k = checks.whole("k", k, 2)
     problem = SpikedTensor(order=k, snr=checks.number("snr", snr, above=0.0), ridge=checks.number("ridge", ridge, 0.0))
@@ -82,10 +129,35 @@ def _star_and_dagger(k: Any, snr: Any, c: Any, ridge: Any) -> tuple[tuple[float,
 def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.ndarray:
     """Eigenvalues of the ODE at m_dagger (first row) and m_star (second row), (2, 2); NaN below the threshold.
 
+    ::
+
         no ridge:  2k R^(2k-4) [(k-2) c - k m^2]  and  - 4k R^(2k-2),   R^2 = m^2 + c        (along u1 and u2)
         k = 2:     - 8 (snr - c)  and  - 2 (4 snr - ridge)
 
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    snr : float
+        lambda, the strength of the signal; for mixtures one over the variance.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+    ridge : float, default 0.0
+        Of the penalty.
+
+    Returns
+    -------
+    ndarray
+        (2, 2).
+
+    Notes
+    -----
     With a ridge and k >= 3 those of the Jacobian, growing first. Derived from (3.1); the paper's appendix D classifies them.
+
+    Examples
+    --------
+    >>> sgd.papers.effective_dynamics.eigenvalues(2, 2.0).round(4).tolist()
+    [[-8.0, -16.0], [-8.0, -16.0]]
     """
     star, dagger = _star_and_dagger(k, snr, c, ridge)
     if star is None:
@@ -98,19 +170,48 @@ def eigenvalues(k: int, snr: float, c: float = 1.0, ridge: float = 0.0) -> np.nd
             total = m**2 + c
             rows.append([2 * k * total ** (k - 2) * ((k - 2) * c - k * m**2), -4 * k * total ** (k - 1)])
         else:
-            numbers = numbers_of(SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None)
+            numbers = equation_numbers(SpikedTensor(order=k, snr=snr, ridge=ridge), OnePassSGD(lr=c), None)
             rows.append(np.sort(np.real(np.linalg.eigvals(jacobian(numbers, m, r2))))[::-1])
     return np.array(rows)
 
 
-def rescaled_drift(k: int, u1: Any, u2: Any, Lam: float, c: float = 1.0, ridge: float = 0.0) -> tuple[Any, Any]:
+def rescaled_drift(k: int, u1: Reals, u2: Reals, Lam: float, c: float = 1.0, ridge: float = 0.0) -> tuple[Any, Any]:
     """The drift of u = (sqrt(n) m, r2) at the saddle as n -> infinity, with snr = Lam n^((k-2)/2).
+
+    ::
 
         du1/dt = 2 u1 (k Lam u1^(k-2) - k u2^(k-1)) - ridge u1
         du2/dt = - 4k u2^(k-1) (u2 - c) - 2 ridge u2
 
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    u1 : float or ndarray
+        sqrt(n) m.
+    u2 : float or ndarray
+        r2.
+    Lam : float
+        snr over n^((k-2)/2).
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+    ridge : float, default 0.0
+        Of the penalty.
+
+    Returns
+    -------
+    tuple
+        (du1/dt, du2/dt).
+
+    Notes
+    -----
     k = 2: Lam is the snr itself, and this is (3.2). k >= 3 with an snr that does not grow with n: Lam = 0, which is (3.2) too. The print
     has k Lam without u1^(k-2) for k >= 3.
+
+    Examples
+    --------
+    >>> [float(rate) for rate in sgd.papers.effective_dynamics.rescaled_drift(2, 1.0, 2.0, 1.5)]
+    [-2.0, -16.0]
     """
     k = checks.whole("k", k, 2)
     u1, u2 = np.asarray(u1, dtype=np.float64), np.asarray(u2, dtype=np.float64)
@@ -118,8 +219,28 @@ def rescaled_drift(k: int, u1: Any, u2: Any, Lam: float, c: float = 1.0, ridge: 
     return 2 * k * Lam * u1 ** (k - 1) - (restoring + ridge) * u1, -2 * restoring * (u2 - c) - 2 * ridge * u2
 
 
-def rescaled_noise(k: int, u2: Any, c: float = 1.0) -> Any:
-    """What multiplies dB in the equation of u1: 2 sqrt(c k u2^(k-1)); u2 has no noise as n -> infinity. (3.2), any c."""
+def rescaled_noise(k: int, u2: Reals, c: float = 1.0) -> Any:
+    """What multiplies dB in the equation of u1: 2 sqrt(c k u2^(k-1)); u2 has no noise as n -> infinity. (3.2), any c.
+
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    u2 : float or ndarray
+        r2.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+
+    Returns
+    -------
+    float or ndarray
+        What multiplies dB.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.effective_dynamics.rescaled_noise(2, 1.0)), 4)
+    2.8284
+    """
     k = checks.whole("k", k, 2)
     return 2 * np.sqrt(c * k * np.asarray(u2, dtype=np.float64) ** (k - 1))
 
@@ -127,9 +248,32 @@ def rescaled_noise(k: int, u2: Any, c: float = 1.0) -> Any:
 def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float:
     """n Var(m) of matrix PCA (k = 2) in the stable Ornstein-Uhlenbeck process at the saddle; infinite for snr >= c.
 
+    ::
+
         du1 = - 4 (c - snr) u1 dt + 2 sqrt(2 c u2) dB,  u2 = c - ridge/4:      c (c - ridge/4)/(c - snr),  without ridge c^2/(c - snr)
 
+    Parameters
+    ----------
+    snr : float
+        lambda, the strength of the signal; for mixtures one over the variance.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+    ridge : float, default 0.0
+        Of the penalty.
+
+    Returns
+    -------
+    float
+        n Var(m).
+
+    Notes
+    -----
     From (3.2) at late times. A ridge of 4c or more leaves no saddle at r2 > 0.
+
+    Examples
+    --------
+    >>> round(sgd.papers.effective_dynamics.stationary_variance(0.8), 4)
+    5.0
     """
     snr = checks.number("snr", snr, above=0.0)
     c = checks.number("c", c, above=0.0)
@@ -139,12 +283,37 @@ def stationary_variance(snr: float, c: float = 1.0, ridge: float = 0.0) -> float
     return math.inf if snr >= c else c * (c - ridge / 4) / (c - snr)
 
 
-def saddle_variance(t: Any, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
-    """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = `start` and r2 = c; it grows where snr > c, until n m^2 is of order n.
+def saddle_variance(t: Reals, snr: float, c: float = 1.0, start: float = 1.0) -> Any:
+    """n Var(m) of matrix PCA (k = 2) at time t, from n Var(m) = ``start`` and r2 = c; it grows where snr > c, until n m^2 is of order n.
+
+    ::
 
         V(t) = V* + (start - V*) e^(8 (snr - c) t),   V* = c^2/(c - snr);      snr = c: start + 8 c^2 t
 
+    Parameters
+    ----------
+    t : float or ndarray
+        Time, steps c/n.
+    snr : float
+        lambda, the strength of the signal; for mixtures one over the variance.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+    start : float, default 1.0
+        n Var(m) at t = 0.
+
+    Returns
+    -------
+    float or ndarray
+        n Var(m).
+
+    Notes
+    -----
     (3.2) solved; a random start N(0, I/n) has start = 1 and r2 = 1, so this is exact for c = 1 as n -> infinity.
+
+    Examples
+    --------
+    >>> round(float(sgd.papers.effective_dynamics.saddle_variance(0.5, 0.8)), 4)
+    3.2027
     """
     snr = checks.number("snr", snr, above=0.0)
     c = checks.number("c", c, above=0.0)
@@ -160,12 +329,35 @@ def saddle_variance(t: Any, snr: float, c: float = 1.0, start: float = 1.0) -> A
 def barrier(k: int, Lam: float, c: float = 1.0) -> tuple[float, float]:
     """Where the rescaled u1 (k >= 3, snr = Lam n^((k-2)/2), u2 = c) has its barrier, and the height of it over the noise.
 
+    ::
+
         u = (c^(k-1)/Lam)^(1/(k-2)),      height (1/2 - 1/k) u^2/c
 
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    Lam : float
+        snr over n^((k-2)/2).
+    c : float, default 1.0
+        c_delta, and the value of u2.
+
+    Returns
+    -------
+    tuple of float
+        (u, height).
+
+    Notes
+    -----
     The drift is -U', U = k c^(k-1) u^2 - 2 Lam u^k, the noise 2 D = 4k c^k, and the height U(u)/D: escape takes a time of order
     e^height. It falls smoothly in Lam; the printed transition at Lam = 1 comes from the misprint of the drift. Beyond the barrier a run at
     step c/n comes to rest near m = snr^(1/k) only for k = 3: there delta R^(2k-2) is of order n^((k^2 - 4k + 2)/k), and for k >= 4 it
     overflows.
+
+    Examples
+    --------
+    >>> [round(float(one), 4) for one in sgd.papers.effective_dynamics.barrier(3, 1.0)]
+    [1.0, 0.1667]
     """
     k = checks.whole("k", k, 3)
     Lam = checks.number("Lam", Lam, above=0.0)
@@ -178,22 +370,58 @@ def rescaled_paths(
     k: int,
     Lam: float,
     *,
-    times: Any,
+    times: Reals,
     c: float = 1.0,
     ridge: float = 0.0,
-    u1: Any = None,
+    u1: Reals | None = None,
     u2: float = 1.0,
     runs: int = 1000,
     seed: int = 0,
     step: float | None = None,
 ) -> xr.Dataset:
-    """Paths of the rescaled SDE at the saddle: `rescaled_drift` and `rescaled_noise`, from u1 ~ N(0, 1) and u2 = 1 unless given.
+    """Paths of the rescaled SDE at the saddle: ``rescaled_drift`` and ``rescaled_noise``, from u1 ~ N(0, 1) and u2 = 1 unless given.
 
+    Parameters
+    ----------
+    k : int
+        The order of the tensor.
+    Lam : float
+        snr over n^((k-2)/2).
+    times : array_like
+        Where paths are kept.
+    c : float, default 1.0
+        c_delta: the step size is c/n.
+    ridge : float, default 0.0
+        Of the penalty.
+    u1 : float or array_like, optional
+        Where u1 starts; N(0, 1) unless given.
+    u2 : float, default 1.0
+        Where u2 starts.
+    runs : int, default 1000
+        How many.
+    seed : int, default 0
+        Of the random numbers.
+    step : float, optional
+        Of the integrator; chosen unless given.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``u1``, ``u2`` and ``escaped_at``.
+
+    Notes
+    -----
     u2 is deterministic and u1 has additive noise, for which Heun's method is of weak order 2. The step is .02 over the fastest rate of u2,
-    unless given; `error_integrator` is the largest root mean square difference of arctan(u1) to that with twice the step on the same
-    Brownian path (arctan: escaped paths count, and do not outweigh the others). For k >= 3 a path that crosses the barrier reaches
-    infinity in finite time (it leaves the scale m ~ 1/sqrt(n)): u1 is then +-inf, and `escaped_at` says when. Run i does not depend on how
-    many runs there are.
+    unless given; ``error_integrator`` is the largest root mean square difference of arctan(u1) to that with twice the step on the same
+    Brownian path (arctan: escaped paths count, and do not outweigh the others). For k >= 3 a path that crosses the barrier reaches infinity
+    in finite time (it leaves the scale m ~ 1/sqrt(n)): u1 is then +-inf, and ``escaped_at`` says when. Run i does not depend on how many
+    runs there are.
+
+    Examples
+    --------
+    >>> paths = sgd.papers.effective_dynamics.rescaled_paths(2, 0.5, times=[0.5, 1.0], runs=4)
+    >>> paths["u1"].shape
+    (4, 2)
     """
     k = checks.whole("k", k, 2)
     Lam, ridge = checks.number("Lam", Lam, 0.0), checks.number("ridge", ridge, 0.0)

@@ -1,4 +1,4 @@
-"""Spiked tensors as a solver sees them: two numbers m and r2, whose mean step and noise are closed formulas (`limits.spiked`)."""
+"""Spiked tensors as a solver sees them: two numbers m and r2, whose mean step and noise are closed formulas (`limits.spiked_equations`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import constant_rate
+from sgdynamics.arrays import Numbers, Scalar, State, Tree
 from sgdynamics.clock import Clock
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, told_apart
 from sgdynamics.limits.integration import MARGIN, Field, Watch
-from sgdynamics.limits.spiked import SpikedPaths, drift, integrate_spiked, numbers_of, spiked_step_length
+from sgdynamics.limits.spiked_equations import SpikedPaths, drift, equation_numbers, integrate_spiked, spiked_step_length
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_dimension, checked_spiked_start, spiked_risk
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.results import largest_share
 from sgdynamics.simulation.running import Simulator
-from sgdynamics.simulation.spiked import MOST_ENTRIES, SpikedChain, SpikedVectors
+from sgdynamics.simulation.spiked_chains import MOST_ENTRIES, SpikedChain, SpikedVectors
+from sgdynamics.variables import VARIABLES
 
 
 class SpikedDynamics(Dynamics):
@@ -28,10 +30,7 @@ class SpikedDynamics(Dynamics):
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct", "tensor")
     letter: ClassVar[str] = "n"
     assumptions: ClassVar[str] = "fresh Gaussian tensors"
-    variables: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-        "m": ("overlap with the signal, <x, v>", ()),
-        "r2": ("squared length orthogonal to the signal, |x|^2 - m^2", ()),
-    }
+    variables: ClassVar = {name: VARIABLES[name] for name in ("m", "r2")}
 
     def __init__(self, problem: SpikedTensor, algorithm: Any) -> None:
         constant_rate(algorithm, "spiked tensors")
@@ -52,7 +51,7 @@ class SpikedDynamics(Dynamics):
         return {"m": begin.m, "r2": begin.r2}
 
     def numbers(self, dimension: int | None) -> dict[str, Any]:
-        return numbers_of(self.definition, self.algorithm, dimension)
+        return equation_numbers(self.definition, self.algorithm, dimension)
 
     def field(self) -> Field:
         return SpikedField()
@@ -95,13 +94,20 @@ class SpikedDynamics(Dynamics):
     def paths_of_sde(self, begin: SpikedStart, dimension: int, sizes: np.ndarray, higher_order: bool) -> SpikedPaths:
         return SpikedPaths(self.definition, self.numbers(dimension if higher_order else None), begin, dimension)
 
-    def sde_step(self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
+    def longest_sde_step(
+        self, begin: SpikedStart, dimension: int, sizes: np.ndarray, end: float, higher_order: bool
+    ) -> tuple[float, float]:
         return spiked_step_length(self.definition, self.numbers(dimension if higher_order else None), begin, end)
+
+    def beside(self, other: Any) -> Dynamics:
+        if set(self.definition.kinds) != set(getattr(other, "kinds", ())):
+            raise checks.reject("evaluate", other, "give a spiked tensor: only those have m and r2")
+        return SpikedDynamics(other, self.algorithm)
 
     def watched(self, criterion: Any, begin: SpikedStart, dimension: int | None) -> tuple[Watch, Any]:
         return SpikedWatch(self.definition.order, criterion), self.numbers(dimension)
 
-    def meanings(self) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
         return {**self.variables, "risk": ("population loss without ridge and noise, |snr v^(k) - x^(k)|^2", ())}
 
 
@@ -109,7 +115,7 @@ class SpikedDynamics(Dynamics):
 class SpikedField(Field):
     """The mean step as a field of the solve core."""
 
-    def __call__(self, each: Any, shared: Any, t: Any, state: Any) -> Any:
+    def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         dm, dr2 = drift(shared, state["m"], state["r2"])
         return {"m": dm, "r2": dr2}
 
@@ -121,7 +127,7 @@ class SpikedWatch(Watch):
     order: int
     criterion: Any
 
-    def value(self, shared: Any, state: Any) -> Any:
+    def value(self, shared: Numbers, state: State) -> Any:
         if self.criterion == "overlap":
             return -jnp.abs(state["m"])
         if callable(self.criterion):

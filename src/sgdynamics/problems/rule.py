@@ -1,0 +1,183 @@
+"""`Rule`: an update of one's own that need not be the gradient of anything: perceptrons, GANs, reinforcement learning."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.arrays import Function, Given
+from sgdynamics.functions import checked_function, function_identity, traced_output
+from sgdynamics.problems.activations import checked_kinks
+from sgdynamics.problems.losses import Move, RuleLoss, asked
+from sgdynamics.problems.problem import DATA, Problem, plain_numbers, user_parameters
+from sgdynamics.problems.trial import try_problem
+from sgdynamics.samples.arguments import checked_covariance
+
+
+class Rule(Problem):
+    """An update of one's own: how one sample moves the rows, whether or not that is a gradient.
+
+    The rows R of all groups, stacked in their order, move by R <- R - (rate lr/D)(H X + A R + B S), X the inputs of the sample and S the
+    signals. Everything that a `Problem` has follows from it: ODE, SDE, exact chain and direct runs.
+
+    Parameters
+    ----------
+    update : callable
+        A JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample, giving a `Move`. ``overlaps`` has ``Q``, ``M``,
+        ``P`` of the full rows, and with ``reads_lengths`` also ``lengths``. An argument ``parameters`` is the dictionary of that name.
+    groups : dict of str to int
+        How many rows each group has, by name.
+    rates : dict of str to float, optional
+        What multiplies lr for the rows of a group; 1 unless given.
+    risk : callable, optional
+        What a result calls the risk: the expectation of ``risk(fields, signals, head, draws[, overlaps][, parameters])``. Without it the
+        risk is not defined (NaN).
+    reads_lengths : bool
+        Whether the update reads ``overlaps.lengths``, X X^T/d of the sample's inputs (tokens x tokens).
+    signals : int
+        How many fixed directions there are.
+    gram, head, constraint, weight_decay, covariance, clusters, parameters, kinks, tokens, token_correlation, means, draws, expectation
+        As of `Problem`. ``kinks``: values of a field at which the update jumps, (0,) for a perceptron.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not what it should be, or the update fails on one sample.
+
+    Notes
+    -----
+    With F = R X^T and F* = S X^T of one sample and C the correlation of its inputs, in the time t = lr steps/d and for batches of B,
+
+    .. math:: \\dot M = -E[H F^{*T}] - E[A] M - E[B] P
+
+    .. math:: \\dot Q = -(Y + Y^T) + \\frac{lr}{B} E[H C H^T], \\quad Y = E[H F^T] + E[A] Q + E[B] M^T.
+
+    A loss that reads overlaps is the rule H = dl/dF, A = dl/dQ + transpose, B = dl/dM.
+
+    Examples
+    --------
+    The perceptron, whose error at alpha = 5 is 0.167:
+
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import sgdynamics as sgd
+    >>> def perceptron(fields, signals, head, noise_draw, overlaps):
+    ...     label = jnp.sign(signals[0])
+    ...     return sgd.Move(-label * (fields * label < 0))
+    >>> rule = sgd.Rule(perceptron, groups={"w": 1}, kinks=(0.0,))
+    >>> path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), sgd.start(rule, M=[[0.2]], Q=[[1.0]]), alpha=[0, 5.0])
+    >>> cosine = path.M.values[0, -1, 0, 0] / np.sqrt(path.Q.values[0, -1, 0, 0])
+    >>> print(round(float(np.arccos(cosine) / np.pi), 3))
+    0.167
+    """
+
+    kind: ClassVar[str] = "Rule"
+
+    def __init__(
+        self,
+        update: Callable[..., Move],
+        groups: Mapping[str, int],
+        *,
+        rates: Mapping[str, float] | None = None,
+        risk: Callable[..., Any] | None = None,
+        reads_lengths: bool = False,
+        signals: int = 1,
+        gram: Given | None = None,
+        head: str = "fixed",
+        constraint: str | None = None,
+        weight_decay: float | Function = 0.0,
+        covariance: Sequence[tuple[float, float]] | None = None,
+        clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
+        parameters: dict[str, Any] | None = None,
+        kinks: Sequence[float] = (),
+        tokens: int | None = None,
+        token_correlation: Given | None = None,
+        means: Given | Function | None = None,
+        draws: dict[str, Any] | None = None,
+        expectation: Any = None,
+    ) -> None:
+        self._made_of(locals())
+        if not callable(update):
+            raise checks.reject("update", update, "give a JAX function update(fields, signals, head, draws, overlaps)")
+        self.update, self.risk, self.kinks = update, risk, checked_kinks(kinks)
+        self.groups = _checked_groups(groups)
+        self.reads_lengths = checks.flag("reads_lengths", reads_lengths)
+        known = ("overlaps",) if parameters is None else ("overlaps", "user")
+        more, of_risk = asked(update, "overlaps", known), asked(risk, "overlaps", known) if risk is not None else ()
+        loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
+        data = {name: self._given[name] for name in DATA}
+        pairs, width = checked_covariance(covariance), sum(self.groups.values())
+        self._set(loss, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
+        self._parameters["rates"] = self._checked_rates(rates)
+        if parameters is not None:
+            self._parameters["user"] = user_parameters(parameters)
+        self._check_update(more)
+        if risk is not None:
+            checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
+        self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
+        try_problem(self)
+        self._sealed = True
+
+    def _checked_rates(self, rates: Any) -> np.ndarray:
+        if rates is not None and not isinstance(rates, Mapping):
+            raise checks.reject("rates", rates, 'give numbers by group: {"V": 0.5}')
+        given = dict(rates or {})
+        checks.known_names("rates", given, self.groups)
+        values = [checks.number(f"rates[{name!r}]", given.get(name, 1.0), least=0.0) for name in self.groups]
+        return np.repeat(np.array(values), list(self.groups.values()))
+
+    def _check_update(self, more: tuple[str, ...]) -> None:
+        """Refuse what gives no `Move` of the right shapes."""
+        example, takes = self.example(more), self.takes(more)
+        try:
+            inspect.signature(self.update).bind(*example)
+        except TypeError:
+            raise checks.reject("update", self.update, f"calling it failed: it must take ({takes})") from None
+        except ValueError:
+            pass
+        try:
+            found = traced_output(lambda *given: self.update(*given), *example)
+        except Exception as error:
+            raise checks.reject("update", self.update, f"calling it on one sample failed with: {checks.reason(error)}") from error
+        if not isinstance(found, Move):
+            raise checks.reject("update", self.update, f"it gave a {type(found).__name__}: return sgd.Move(inputs=..., rows=..., ...)")
+        p, k, fields = self.width, self.signals, np.shape(example[0])
+        for name, shape in (("inputs", fields), ("rows", (p, p)), ("signals", (p, k)), ("head", (p,))):
+            part = getattr(found, name)
+            if part is None and name != "inputs":
+                continue
+            given = getattr(part, "shape", None)
+            if given != shape:
+                raise checks.reject("update", self.update, f"its Move has {name} of shape {given}: give {shape}")
+
+    def describe(self) -> dict[str, Any]:
+        """The rule as plain values for the record of a result."""
+        return {
+            "kind": self.kind,
+            "update": function_identity(self.update),
+            "groups": dict(self.groups),
+            "rates": jax.tree.map(float, dict(zip(self.groups, self._rates(), strict=True))),
+            "risk": None if self.risk is None else function_identity(self.risk),
+            "reads_lengths": self.reads_lengths,
+            "signals": self.signals,
+            "kinks": list(self.kinks),
+            "parameters": plain_numbers(self._parameters.get("user")),
+            **self._describe_common("gram"),
+            **{name: plain_numbers(value) for name, value in self._described_data().items()},
+            "rerunnable": False,
+        }
+
+    def _rates(self) -> list[Any]:
+        firsts = np.cumsum([0, *self.groups.values()])[:-1]
+        return [np.asarray(self._parameters["rates"])[first] for first in firsts]
+
+
+def _checked_groups(groups: Mapping[str, int] | None) -> dict[str, int]:
+    if not isinstance(groups, Mapping) or not groups or not all(isinstance(name, str) for name in groups):
+        raise checks.reject("groups", groups, 'give the number of rows by group: {"W": 2, "V": 2}')
+    return {name: checks.whole(f"groups[{name!r}]", count, 1) for name, count in groups.items()}
