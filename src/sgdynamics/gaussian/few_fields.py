@@ -35,8 +35,7 @@ def normals_of(structure: Structure) -> int:
 
 def on_circles(structure: Structure) -> bool:
     """Whether the fields are a row and a signal, of centred inputs, that jump at 0."""
-    sample = structure.sample
-    plain = sample.tokens is None and not sample.clusters and sample.means is False
+    plain = structure.sample.tokens is None and structure.sample.centred
     return plain and structure.kinks == (0.0,) and structure.fields == 2 and normals_of(structure) == 2
 
 

@@ -54,6 +54,11 @@ class Sample:
         return self == Sample(self.signals)
 
     @property
+    def centred(self) -> bool:
+        """Whether the inputs have no means."""
+        return not self.clusters and self.means is False
+
+    @property
     def inputs_a_sample(self) -> int:
         return self.tokens or 1
 
