@@ -30,6 +30,11 @@ def two_tokens(fields, signals, head, draws):
     return 0.5 * (jnp.sum(fields) - jnp.sum(signals) - draws["noise"]) ** 2
 
 
+def least_squares(fields, signals, head, noise_draw, overlaps):
+    """Least squares as a rule, with a pull of its own: the row against itself, by half its length."""
+    return sgd.Move(fields - signals, rows=0.5 * overlaps.Q)
+
+
 def phase() -> sgd.TeacherStudent:
     return sgd.TeacherStudent(width=1, activation="square", noise=0.1)
 
@@ -39,6 +44,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "mixture": lambda: sgd.GaussianMixture("binary", width=1, snr=4.0),
     "snr = inf": lambda: sgd.GaussianMixture("binary", width=1, snr=math.inf),
     "several inputs": lambda: sgd.Problem(two_tokens, width=1, signals=1, tokens=2, draws={"noise": "normal"}),
+    "rule": lambda: sgd.Rule(least_squares, groups={"w": 1}, risk=lambda fields, signals, head, draws: 0.5 * (fields[0] - signals[0]) ** 2),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
     "other update": phase,

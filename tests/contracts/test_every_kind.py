@@ -131,8 +131,8 @@ def test_the_mean_field_is_the_ode_of_small_steps(kind):
     assert moves(wide) > 5 * SLACK
 
 
-# a program of its own each: the mixture's and the spiked tensor's are compiled for the slow tests
-@pytest.mark.parametrize("kind", slow(answered("exit_time by the ODE"), ("mixture", "spiked tensor", *COMPILES_LONG)))
+# a program of its own each, and for these the slow tests compile it
+@pytest.mark.parametrize("kind", slow(answered("exit_time by the ODE"), ("mixture", "rule", "spiked tensor", *COMPILES_LONG)))
 def test_runs_leave_when_the_ode_does(kind):
     problem, chain = PROBLEMS[kind](), solved(kind, "simulate")
     risk = (chain.excess_risk if "excess_risk" in chain else chain.risk).values.mean(axis=0)
