@@ -79,6 +79,14 @@ CALLS = {
             **{"parameters": None, "kinks": ()},
         },
     ),
+    "Rule": (
+        sgd.Rule,
+        {
+            **{name: value for name, value in NETWORK.items() if name not in ("noise", "loss")},
+            **{"update": lambda f, s, a, z, o: sgd.Move(f * o.Q[0, 0]), "groups": {"w": 2}, "rates": {"w": 1.0}, "risk": None},
+            **{"reads_lengths": False, "signals": 1, "gram": None, "clusters": None, "parameters": None, "kinks": ()},
+        },
+    ),
     "SpikedTensor": (sgd.SpikedTensor, {"order": 2, "snr": 1.2, "ridge": 0.0}),
     "Start": (sgd.Start, {"M_blocks": np.zeros((1, 1, 2, 1)), "Q_blocks": np.eye(2)[None, None], "a": np.ones((1, 2))}),
     "OnePassSGD": (sgd.OnePassSGD, {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None}),
@@ -111,7 +119,7 @@ CALLS = {
             **{"input_scale": 1.0, "output_scale": None, "teacher_scale": None},
         },
     ),
-    "solve_ode": (sgd.solve_ode, {**SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8}),
+    "solve_ode": (sgd.solve_ode, {**SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8, "record": None, "evaluate": None}),
     "solve_ode, spiked": (sgd.solve_ode, {**SPIKED_SOLVE, **WHEN, "dimension": 50, "rtol": 1e-6, "atol": 1e-8}),
     "solve_sde": (sgd.solve_sde, {**SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1}),
     "solve_sde, spiked": (sgd.solve_sde, {**SPIKED_SOLVE, **WHEN, **RUNS, "higher_order": True, "step": 0.1}),
@@ -126,12 +134,17 @@ CALLS = {
     "simulate": (sgd.simulate, {**SOLVE, **WHEN, **SIMULATE, "shared_data": False, "stop_at": None}),
     "simulate, direct": (sgd.simulate, {**SOLVE, "alpha": [0.0, 1.0], **SIMULATE, "method": "direct", "dtype": "float32"}),
     "simulate, spiked": (sgd.simulate, {**SPIKED_SOLVE, "steps": [0.0, 1.0], **SIMULATE}),
-    "simulate, data": (sgd.simulate, {**DATA, "steps": [0.0, 1.0], **SIMULATE, "shared_data": False, "stop_at": None}),
+    "simulate, data": (
+        sgd.simulate,
+        {**DATA, "steps": [0.0, 1.0], **SIMULATE, "shared_data": False, "stop_at": None, "record": None, "evaluate": None},
+    ),
     "simulate, data, direct": (sgd.simulate, {**DATA, "steps": [0.0, 1.0], **SIMULATE, "method": "direct", "shared_data": False}),
     "exit_time": (
         sgd.exit_time,
         {**SOLVE, **RUNS, "threshold": 0.2, "method": "exact", "max_time": 10.0, "criterion": "risk"},
     ),
+    "expect": (sgd.expect, {"result": result(), "function": lambda f, s, a, z: f[0], "problem": PROBLEM}),
+    "on_train": (sgd.on_train, {"function": lambda f, s, a, z: f[0]}),
     "exit_time_of": (sgd.exit_time_of, {"trajectory": result(), "threshold": 0.2, "criterion": "risk"}),
     "fixed_points": (
         sgd.fixed_points,
@@ -191,7 +204,7 @@ CALLS = {
     "functional.finite": (functional.finite, {"problem": PROBLEM, "dimension": 50, "batch": 1}),
 }
 # results that functions return, modules, and what has no arguments to get wrong
-NOT_CALLED = {"papers", "plot", "functional", "updates", "__version__", "Dynamics", "Expectation", "Moments", "supported"}
+NOT_CALLED = {"Move", "papers", "plot", "functional", "updates", "__version__", "Dynamics", "Expectation", "Moments", "supported"}
 
 
 def tried(function, arguments):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import sgdynamics as sgd
 from sgdynamics.limits import effective
 from sgdynamics.limits.effective import effective_dynamics
 from tests.conftest import FALSE_ALARM, Z
@@ -364,7 +365,7 @@ def test_seeds_and_programs():
 
 def test_example_of_the_docstring():
     runner = doctest.DocTestRunner()
-    test = doctest.DocTestFinder(recurse=False).find(effective_dynamics, "effective_dynamics", globs={})[0]
+    test = doctest.DocTestFinder(recurse=False).find(effective_dynamics, "effective_dynamics", globs={"np": np, "sgd": sgd})[0]
     assert len(test.examples) > 5
     assert runner.run(test).failed == 0
 

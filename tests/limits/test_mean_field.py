@@ -237,7 +237,7 @@ def test_density():
     begin = mean_field_random_start(problem, dimension=30)
     found = {"T": begin.M[:, None], "q": begin.q[:, None], "a": begin.a[:, None]}
     ends = {"diverged_at": np.array([np.nan]), "ran_out_at": np.array([np.nan])}
-    result = mean_field._dataset(problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {})
+    result = mean_field._dataset(problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {})
     fig, ax = mean_field_density(result, bins=20)
     mesh = ax.collections[0]
     heights = np.ma.filled(mesh.get_array(), 0.0)
