@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow lint bench gallery docs clean
+.PHONY: demo test slow tenth lint bench gallery docs clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
@@ -19,6 +19,12 @@ test: $(VENV)/.ready
 
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
+
+# a tenth of the slow tests, another one after each commit; those of the pages are run by `make docs`
+TENTH ?= $(shell git rev-list --count HEAD)
+
+tenth: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/test_docs.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

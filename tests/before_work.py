@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 
 from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_points, landscape, regimes, schedules
-from sgdynamics.dynamics import fields, spiked_dynamics
+from sgdynamics.dynamics import fields, interface, sliding, spiked_dynamics
 from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
 from sgdynamics.solvers import dmft
@@ -22,8 +22,10 @@ class Work(BaseException):
 PLACES = [
     *((module, "meter") for module in (running, dmft, effective, effective_scaling, schedules, certify, sweeping)),
     *((module, "rule_for") for module in (fields, exit_times, fixed_points, regimes)),
+    *((module, "run_cases") for module in (interface, exit_times)),
     (mean_field, "_numbers"),
     (expect, "expected"),
+    (sliding, "solve_infinite_snr"),
     (spiked_dynamics, "integrate_spiked"),
     (spiked_dynamics, "spiked_step_length"),
     (landscape, "_frame_rows"),

@@ -1,7 +1,16 @@
-"""What the tests share: the start S0 of the reference values, and statistical checks with a stated false-alarm rate."""
+"""What the tests share: compiled programs, the start S0 of the reference values, and statistical checks with a stated false-alarm rate."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import jax
@@ -20,6 +29,85 @@ S0_Q = S0_M @ S0_M.T + np.diag([0.9, 1.0, 1.1, 0.8])
 MANY_MAPS = 30_000
 
 C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35], [0.1, 0.25, 0.35, 1.1]])
+
+
+SLOWEST = 900  # seconds that a test of a tenth may take
+
+
+def share_programs() -> None:
+    """Let the processes of this run share what they compile: pytest's workers, the commands that tests start, and a process whose own
+    programs were dropped to make room.
+
+    The folder is of this run alone: programs are made for one machine, and a folder that stays would have to be pruned. The library never
+    sets this; a folder that the user has set is left as it is.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return  # the user's, or this is a worker and the folder is that of its controller
+    folder = tempfile.mkdtemp(prefix="sgdynamics-programs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # what compiles faster is not read faster than compiled
+    for name, value in (("jax_compilation_cache_dir", folder), ("jax_persistent_cache_min_compile_time_secs", 0.2)):
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
+
+
+share_programs()
+
+QUICK = "--xla_cpu_use_fusion_emitters=false"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The fast tests, whose time is that of the compiler, run on XLA's older code generator: a quarter less time, the same numbers.
+
+    What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users have it.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if config.option.markexpr != "not slow" or QUICK in flags or hasattr(config, "workerinput"):
+        return
+    # an XLA that no longer has the flag refuses to start, so another process tries it first
+    quick = {**os.environ, "XLA_FLAGS": f"{flags} {QUICK}".strip()}
+    if subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True).returncode == 0:
+        os.environ["XLA_FLAGS"] = quick["XLA_FLAGS"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tenth", type=int, help="of the tests that are collected only the tenth with this number, taken modulo ten")
+
+
+@pytest.hookimpl(trylast=True)  # after the choice by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tenth asked for. Each file deals its tests out one by one: cases of one kind, which take about as long, are spread over all."""
+    if (number := config.getoption("--tenth")) is None:
+        return
+    dealt = tenths([item.nodeid for item in items])
+    config.hook.pytest_deselected(items=[item for item in items if dealt[item.nodeid] != number % 10])
+    items[:] = [item for item in items if dealt[item.nodeid] == number % 10]
+
+
+def tenths(names: list[str]) -> dict[str, int]:
+    """The tenth of each test, by its name in pytest; where a file begins to deal is the file's own, so that small files are spread too."""
+    files = defaultdict(list)
+    for name in sorted(names):
+        files[name.partition("::")[0]].append(name)
+    return {name: (place + zlib.crc32(file.encode())) % 10 for file, tests in files.items() for place, name in enumerate(tests)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """A test of a tenth fails where it takes too long, so that those who wait for all of them know how long at most."""
+    if item.config.getoption("--tenth") is None or not hasattr(signal, "SIGALRM"):
+        return (yield)
+
+    def too_long(*_):
+        pytest.fail(f"{item.nodeid} takes more than {SLOWEST} s: make it cheaper")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SLOWEST)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def make_room() -> None:

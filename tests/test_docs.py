@@ -32,7 +32,8 @@ LATER = (
     "howto/certify.md",
     "howto/network.md",
     "tutorial.md",
-)  # programs of many seconds to compile
+    "units.md",
+)  # programs of many seconds to compile; `make docs` runs every page
 API = sorted((DOCS / "api").glob("*.md"))
 SLOW = ("certify", "Certificate", "optimal_schedule", "OptimalSchedule", "measured_success", "MeasuredSuccess", "outcome")
 SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same

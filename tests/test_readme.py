@@ -6,9 +6,11 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from tests.conftest import Z
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -41,5 +43,18 @@ def test_demo_at_a_small_size(tmp_path, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["demo.nc", "demo.png"]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert sgd.load(tmp_path / "demo.nc", group="exact").sizes["run"] == 100
-    apart = re.findall(r"([+-]\d+\.\d) s\.e\.", shown.out)
-    assert len(apart) == 24
+    theory, exact, direct = (sgd.load(tmp_path / "demo.nc", group=name) for name in ("theory", "exact", "direct"))
+    # what is printed: risk and M_1 at six times, of the exact runs and then of the direct ones
+    apart = np.array(re.findall(r"([+-]\d+\.\d) s\.e\.", shown.out), dtype=float).reshape(2, len(demo.SHOWN), 2)
+    rows = [int(np.argmin(np.abs(exact.t.values - when))) for when in demo.SHOWN]
+    for printed, result in zip(apart, (exact, direct), strict=True):
+        table = sgd.compare(theory, result).isel(time=rows)
+        np.testing.assert_allclose(printed[:, 0], table.excess_risk_z, atol=0.051)
+        np.testing.assert_allclose(printed[:, 1], table.M_z.isel(unit=0, signal=0), atol=0.051)
+    # and it is small: a false alarm in 1e6, beside what d = 500 adds to the limit
+    assert np.abs(apart[0]).max() < Z + 1.5
+    # four direct runs have the law of the exact ones, whose spread is known better
+    for name in ("excess_risk", "M"):
+        one, many = (result[name].values[:, rows[1:]] for result in (direct, exact))
+        error = many.std(axis=0, ddof=1) * np.sqrt(1 / len(one) + 1 / len(many))
+        assert np.all(np.abs(one.mean(axis=0) - many.mean(axis=0)) <= Z * error), name

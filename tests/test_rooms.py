@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.conftest import tenths
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/sgdynamics"
 
@@ -51,3 +53,16 @@ def test_imports_go_up_the_list():
     wrong = [f"{path.relative_to(ROOT)} imports {other}" for path, own, other in imports() if floor[other] > floor[own]]
     assert wrong == []
     assert len(imports()) > 300  # it sees them
+
+
+def test_ten_tenths_are_all_the_tests():
+    names = [f"tests/test_{file}.py::test[{case}]" for file in "abcdefghijklmnopqrst" for case in range(23)]
+    dealt = tenths(names)
+    assert set(dealt) == set(names)
+    assert tenths(names[::-1]) == dealt
+    counts = [sum(tenth == one for tenth in dealt.values()) for one in range(10)]
+    # each file gives two or three to every tenth
+    assert min(counts) >= 2 * 20
+    assert max(counts) <= 3 * 20
+    # and what has one test each is spread by name
+    assert len(set(tenths([name for name in names if "[0]" in name]).values())) > 5

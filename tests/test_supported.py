@@ -3,60 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from pathlib import Path
-from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sgdynamics as sgd
 from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported
 from tests.before_work import Work, stop_before_work
-
-
-class Decay(sgd.Dynamics):
-    variables: ClassVar = {"m": ("overlap", ())}
-
-    def rate(self, numbers, state):
-        return {"m": -state["m"]}
-
-    def step(self, numbers, state, key):
-        return {"m": state["m"] * (1 - numbers["algorithm"]["lr"] / numbers["dimension"])}
-
-    def risk(self, numbers, state):
-        return state["m"] ** 2
-
-
-def two_tokens(fields, signals, head, draws):
-    return 0.5 * (jnp.sum(fields) - jnp.sum(signals) - draws["noise"]) ** 2
-
-
-PROBLEMS = {
-    "fields": lambda: sgd.TeacherStudent(width=2, activation="erf"),
-    "mixture": lambda: sgd.GaussianMixture("binary", snr=10.0),
-    "snr = inf": lambda: sgd.GaussianMixture("binary", snr=math.inf),
-    "several inputs": lambda: sgd.Problem(two_tokens, width=2, signals=1, tokens=2, draws={"noise": "normal"}),
-    "spiked tensor": lambda: sgd.SpikedTensor(),
-    "own dynamics": Decay,
-    "other update": lambda: sgd.TeacherStudent(width=2, activation="erf"),
-    "fixed data": lambda: sgd.TeacherStudent(width=2, activation="erf"),
-}
-
-
-def algorithm_of(kind, question):
-    if kind == "other update":
-        return sgd.OnePassSGD(lr=0.1, update=sgd.updates.normalised())
-    return sgd.GradientDescent() if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=0.1)
-
-
-def start_of(kind, problem):
-    if kind == "own dynamics":
-        return {"m": 0.5}
-    return sgd.start(problem, m=0.5, r2=1.0) if kind == "spiked tensor" else sgd.random_start(problem, dimension=50, seed=1)
-
+from tests.contracts.kinds import PROBLEMS, algorithm_of, start_of
 
 CALLS = {
     "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
@@ -85,9 +41,7 @@ def test_every_cell_is_true(question, monkeypatch):
         algorithm = algorithm_of(kind, question)
         if question in WITHOUT_ALGORITHM and kind in ("other update", "fixed data"):
             continue
-        start = start_of(kind, problem)
-        if question == "solve_mean_field" and kind in ("fields", "other update", "fixed data"):
-            start = sgd.mean_field_random_start(problem, dimension=50)
+        start = start_of(kind, problem, question)
         with monkeypatch.context() as patch:
             stop_before_work(patch)
             refused = REFUSED[question]

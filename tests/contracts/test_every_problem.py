@@ -9,7 +9,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import functional
-from tests.conftest import Z, slow
+from tests.conftest import Z
 
 
 def relu(x):
@@ -54,22 +54,9 @@ WITH_PATHS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow(
-        PROBLEMS,
-        (
-            "softplus, trained, decay",
-            "he2 on the sphere",
-            "tanh and sign",
-            "own activation",
-            "multi-index",
-            "own problem, blocks",
-            "binary mixture",
-            "own clusters, blocks",
-        ),
-    ),
-)
+# `test_every_kind.py` has a small problem of each kind in the fast tests; these, with features of one kind together, are larger programs
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_every_method_takes_every_problem(name):
     problem = PROBLEMS[name]()
     d, times = 400, [0.0, 0.15, 0.3]

@@ -16,6 +16,7 @@ from sgdynamics.problems.activations import NAMED
 from tests.conftest import S0_M, S0_Q, Z, slow
 
 HEAD = np.array([1.0, -0.5, 0.8, 1.3])
+SAMPLED = 1e-3  # what the sampled path must know, as a share of the largest entry: 1% wrong is then seen
 
 
 def found(problem, rule=None, finite=False):
@@ -87,14 +88,18 @@ def test_pairs_against_the_sampled_path(name):
         2,
         kinks=problem.structure.kinks,
     )
-    fast, _ = found(problem)
-    slow, _ = found(own, Rule(log2_points=13, log2_circles=9))
+    fast, _ = found(problem, Rule(terms=128, log2_circles=12, replicates=16))
+    # the curvature of a kink is sampled on circles, and needs more of them
+    slow, _ = found(own, Rule(log2_points=11, log2_circles=13 if name == "relu" else 9, replicates=16))
     for field in ("stein", "noise", "head_gradient", "risk"):
         one, many = getattr(fast, field).mean(axis=0), getattr(slow, field)
         spread = many.std(axis=0, ddof=1) / np.sqrt(len(many))
+        if len(getattr(fast, field)) > 1:  # sampled too, where there is no closed form
+            spread = np.hypot(spread, getattr(fast, field).std(axis=0, ddof=1) / np.sqrt(len(many)))
         scale = np.abs(one).max()
-        # four replicates: Student's t with 3 degrees of freedom, 1e-6 is 91 spreads; and 2% of the largest entry in any case
-        assert np.all(np.abs(many.mean(axis=0) - one) <= np.minimum(91 * spread, 0.02 * scale) + 1e-12), field
+        # 16 replicates: Student's t with 15 degrees of freedom is beyond 7.8 once in 1e6; and they know it to a few parts in a thousand
+        assert np.all(np.abs(many.mean(axis=0) - one) <= 7.8 * spread + 1e-12), field
+        assert spread.max() < SAMPLED * scale, field
 
 
 def test_relu_conditional_means_against_quadrature():

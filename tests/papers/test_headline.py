@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from tests.conftest import slow
 
 STORED = Path(__file__).parents[2] / "docs/gallery/rough_landscapes_figure_2.nc"
 PAPER = {"GD": 0.09, "SGD": 0.30, "PSGD": 0.99}  # shares of 500 seeds whose mean loss is below 1e-7 at t = 1000
@@ -27,3 +28,23 @@ def test_stored_fractions_are_those_of_the_paper(name):
     assert abs(below[:, -1].mean() - PAPER[name]) < 4.9 * np.sqrt(2 * share * (1 - share) / 500)
     # what has recovered the signal has found it or its mirror image
     assert np.abs(np.asarray(stored.M)[below[:, -1], -1]).min() > 0.99
+
+
+@pytest.mark.parametrize("name", slow(PAPER, ("GD", "SGD")))
+def test_the_code_of_today_makes_the_stored_runs(name):
+    """The first steps of two of the seeds, run by run: what is stored is what the library computes, not a file of long ago."""
+    stored = sgd.load(STORED, group=name).isel(run=[0, 1], time=slice(0, 12))
+    problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
+    common = {"lr": 0.015, "samples_per_dimension": 3.0}  # alpha = 3, eta = 0.01: lr = alpha eta/2
+    algorithm = {
+        "GD": lambda: sgd.GradientDescent(**common),
+        "SGD": lambda: sgd.MultiPassSGD(**common, batch_fraction=0.5),
+        "PSGD": lambda: sgd.PersistentSGD(**common, batch_fraction=0.5, persistence_time=1.5),
+    }[name]()
+    begin = sgd.start(problem, M=stored.M.values[:, 0], Q=np.ones((2, 1, 1)))
+    steps, seed = stored.step.values, int(stored.attrs["seed"])
+    found = sgd.simulate(problem, algorithm, begin, steps=steps, dimension=1000, seed=seed, method="direct", dtype="float32")
+    # rounding of float32, another on each device
+    np.testing.assert_allclose(found.M, stored.M, atol=1e-5)
+    np.testing.assert_allclose(found.train_risk, stored.train_risk, rtol=1e-4)
+    assert np.abs(stored.M[:, -1] - stored.M[:, 0]).min() > 0.01

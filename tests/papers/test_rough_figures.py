@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,17 +83,60 @@ def made_up_theory(one, t, paths, seed):
     return xr.Dataset({name: ("time", m) for name in ("m", "m_error", "loss", "loss_error")}, {"t": ("time", t)})
 
 
-@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6", "7", "b1", "b2", "b3", "b4"])
-def test_full_size_draws(number, monkeypatch, tmp_path):
-    """The paper's lists of parameters and layout, without the hours of simulation."""
+# what the captions state: N, the last time, the runs, how many curves of runs, their eta
+FULL_SIZE = {
+    "1": ({1000}, {10.0}, {100, 40}, 6, {0.01}),
+    "2": ({1000}, {1000.0}, {500}, 3, {0.01}),
+    "3": ({1000}, {1000.0}, {50}, 3, {0.01}),
+    "4": ({1000}, {1000.0, 10.0}, {250, 100}, 27, {0.01, 0.005, 0.0025, 0.001}),
+    "5": ({1000}, {10.0}, {1000}, 1, {0.01}),
+    "6": ({1000}, {10.0}, {1000}, 1, {0.01}),
+    "7": ({100, 500, 1000, 2500}, {1000.0}, {100}, 8, {0.01}),
+    "b1": ({1000}, {1000.0}, {250}, 9, {0.01}),
+    "b2": ({1000}, {1000.0}, {250}, 6, {0.01}),
+    "b3": ({1000}, {100.0}, {250}, 12, {0.01, 0.001, 0.0005, 0.0001}),
+    "b4": ({1000}, {1000.0}, {50}, 4, {0.01}),
+}
+STORED = Path(__file__).parents[2] / "docs/gallery/full_size"
+
+
+@pytest.mark.parametrize("number", FULL_SIZE)
+def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_path):
+    """The paper's parameters and layout, without the hours of simulation: what is asked for, and that all of it is kept and drawn."""
+    asked, given = [], []
+
+    def noted(one, t, dimension, seed, runs=None, shared_data=False):
+        asked.append((dimension, float(t[-1]), runs or one.start.runs, one.algorithm.lr * 2 / one.algorithm.samples_per_dimension))
+        given.append(made_up(one, t, dimension, seed + len(given), runs, shared_data))
+        return given[-1]
+
     for module in (main_figures, noise_figures, appendix_figures):
-        monkeypatch.setattr(module, "runs_of", made_up)
+        monkeypatch.setattr(module, "runs_of", noted)
         monkeypatch.setattr(module, "theory_of", made_up_theory, raising=False)
     monkeypatch.setattr(appendix_figures, "TEST_SAMPLES", 10)
     fig, data = getattr(paper, f"figure_{number}")()
-    assert fig.axes
-    assert max(np.atleast_1d(data.attrs.get("N", data.get("N")))) >= 1000
+    sizes, ends, runs, curves, rates = FULL_SIZE[number]
+    assert {one[0] for one in asked} == sizes
+    assert {one[1] for one in asked} == ends
+    assert {one[2] for one in asked} == runs
+    assert len(asked) == curves
+    assert {round(one[3], 9) for one in asked} == rates
+    # no set of runs is left out: each is in the data by its mean, its median or its runs (of those that may explode only the share is)
+    kept = np.unique(np.concatenate([np.ravel(np.asarray(value, dtype=float)) for value in data.data_vars.values()]))
+    drawn = [one for one in given if number != "4" or float(one.t[-1]) == 1000.0]
+    for one in drawn:
+        ends = one.m.values[:, -1]
+        assert any(np.isclose(kept, end, rtol=1e-12).any() for end in (ends.mean(), np.median(ends), ends[0]))
+    assert sum(len(ax.lines) for ax in fig.axes) >= len(drawn)
     xr.testing.assert_identical(sgd.load(sgd.save(data, tmp_path / "data.nc")), data)
+    # and the file of the full size, where there is one, was made with these parameters
+    if (path := STORED / f"rough_landscapes-{number}.nc").exists():
+        stored = sgd.load(path)
+        same = {"alpha", "eta", "m0", "l", "tau", "T", "N", "runs", "paths"} & set(data.attrs)
+        assert {name: stored.attrs[name] for name in same} == {name: data.attrs[name] for name in same}
+        assert {"eta", "runs"} <= same
+        assert set(stored.data_vars) <= set(data.data_vars)
+        np.testing.assert_allclose(stored.t, data.t)
 
 
 # the figures

@@ -1,0 +1,66 @@
+"""One small problem of each kind, with an algorithm and a start: the smallest structures, because nearly all their time is compiling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+import sgdynamics as sgd
+
+LR = 0.1
+
+
+class Decay(sgd.Dynamics):
+    variables: ClassVar = {"m": ("overlap", ())}
+
+    def rate(self, numbers, state):
+        return {"m": -state["m"]}
+
+    def step(self, numbers, state, key):
+        return {"m": state["m"] * (1 - numbers["algorithm"]["lr"] / numbers["dimension"])}
+
+    def risk(self, numbers, state):
+        return state["m"] ** 2
+
+
+def two_tokens(fields, signals, head, draws):
+    return 0.5 * (jnp.sum(fields) - jnp.sum(signals) - draws["noise"]) ** 2
+
+
+def least_squares(fields, signals, head, noise_draw, overlaps):
+    """Least squares as a rule, with a pull of its own: the row against itself, by half its length."""
+    return sgd.Move(fields - signals, rows=0.5 * overlaps.Q)
+
+
+def phase() -> sgd.TeacherStudent:
+    return sgd.TeacherStudent(width=1, activation="square", noise=0.1)
+
+
+PROBLEMS: dict[str, Callable[[], Any]] = {
+    "fields": phase,
+    "mixture": lambda: sgd.GaussianMixture("binary", width=1, snr=4.0),
+    "snr = inf": lambda: sgd.GaussianMixture("binary", width=1, snr=math.inf),
+    "several inputs": lambda: sgd.Problem(two_tokens, width=1, signals=1, tokens=2, draws={"noise": "normal"}),
+    "rule": lambda: sgd.Rule(least_squares, groups={"w": 1}, risk=lambda fields, signals, head, draws: 0.5 * (fields[0] - signals[0]) ** 2),
+    "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
+    "own dynamics": Decay,
+    "other update": phase,
+    "fixed data": phase,
+}
+
+
+def algorithm_of(kind: str, question: str) -> Any:
+    if kind == "other update":
+        return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
+    return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=LR)
+
+
+def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
+    if question == "solve_mean_field" and kind in ("fields", "other update", "fixed data"):
+        return sgd.mean_field_random_start(problem, dimension=50)
+    if kind == "own dynamics":
+        return {"m": 0.5}
+    return sgd.start(problem, m=0.5, r2=1.0) if kind == "spiked tensor" else sgd.start(problem, M=[[0.4]], Q=[[1.0]])
