@@ -21,19 +21,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md"))
 EXAMPLES = [page.relative_to(DOCS).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
-LATER = (
-    "howto/activation.md",
-    "howto/figure.md",
-    "howto/problem.md",
-    "howto/observe.md",
-    "howto/open_engine.md",
-    "howto/gradient.md",
-    "howto/fixed_data.md",
-    "howto/certify.md",
-    "howto/network.md",
-    "tutorial.md",
-    "units.md",
-)  # programs of many seconds to compile; `make docs` runs every page
 API = sorted((DOCS / "api").glob("*.md"))
 SLOW = ("certify", "Certificate", "optimal_schedule", "OptimalSchedule", "measured_success", "MeasuredSuccess", "outcome")
 SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
@@ -63,7 +50,8 @@ def test_same_text_tells_numbers_and_words_apart():
     assert not same_text("3 1", "2 1")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in EXAMPLES])
+@pytest.mark.slow  # `make docs` runs them, in CI too
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
@@ -100,8 +88,9 @@ def test_failing_examples_of_docstrings_are_told():
     assert "ZeroDivisionError" in failures("raises", ">>> 1 / 0\n3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page.stem for page in API if page.stem != "index"])
-@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "slow"])
+@pytest.mark.parametrize("slow", [False, True], ids=["quick", "slow"])
 def test_examples_of_docstrings_run(page, slow, tmp_path, monkeypatch):
     import matplotlib.pyplot as plt
 

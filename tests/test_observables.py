@@ -63,6 +63,7 @@ def test_every_solver(solver, tmp_path):
         np.testing.assert_array_equal(plain[name].values, result[name].values)
 
 
+@pytest.mark.slow
 def test_means_over_the_data_set():
     """The loss on the data is the train risk; squares of the fields agree between exact law, direct runs and DMFT."""
 
@@ -110,6 +111,7 @@ def test_forgetting():
     assert np.all(gap <= Z * found.evaluated_risk_standard_error.values + 0.04 * found.evaluated_risk_theory.values)
 
 
+@pytest.mark.slow
 def test_wide_networks():
     problem = sgd.TeacherStudent(width=8, activation="erf", noise=0.1)
     wide = sgd.mean_field_random_start(problem, dimension=100, seed=1)

@@ -9,13 +9,12 @@ import difflib
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-
-from sgdynamics.arrays import Function
 
 # everything else is imported in the commands that need it, so that --help does not wait for it
 
@@ -274,7 +273,7 @@ def info(json_: Json = False) -> None:
     _answer(machine(), json_, print_machine)
 
 
-def _answer(found: object, as_json: bool, show: Function) -> None:
+def _answer(found: object, as_json: bool, show: Callable[..., Any]) -> None:
     if as_json:
         from sgdynamics.tables import plain
 

@@ -51,105 +51,45 @@ def traced_shape(function: Callable, *arguments: Tree) -> tuple[int, ...]:
     return traced_output(function, *arguments).shape
 
 
-# operations whose values are smooth functions of their operands, and those that only move numbers about
+# operations that are smooth wherever a loss is finite, and those that only move numbers about; roots and powers are not: sqrt(x^2) = |x|
 _SMOOTH = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "neg",
-        "div",
-        "pow",
-        "integer_pow",
-        "square",
-        "sqrt",
-        "rsqrt",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log1p",
-        "tanh",
-        "sinh",
-        "cosh",
-        "logistic",
-        "sin",
-        "cos",
-        "tan",
-        "asinh",
-        "acosh",
-        "atanh",
-        "atan",
-        "erf",
-        "erfc",
-        "dot_general",
-        "reduce_sum",
-        "reduce_prod",
-        "cumsum",
-        "convert_element_type",
-        "broadcast_in_dim",
-        "reshape",
-        "transpose",
-        "squeeze",
-        "slice",
-        "dynamic_slice",
-        "gather",
-        "concatenate",
-        "pad",
-        "copy",
-        "stop_gradient",
-        "expand_dims",
-        "rev",
-        "iota",
-        "split",
-        "scatter",
-        "scatter-add",
-        "mul_add",
-        "add_any",
-    ]
+    (
+        *("add", "sub", "mul", "neg", "div", "integer_pow", "square", "exp", "exp2", "expm1", "log", "log1p", "tanh", "sinh", "cosh"),
+        *("logistic", "sin", "cos", "asinh", "atan", "erf", "erfc", "dot_general", "reduce_sum", "reduce_prod", "cumsum", "add_any"),
+        *("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "slice", "concatenate", "stack", "unstack", "split"),
+        *("pad", "copy", "rev", "convert_element_type"),
+    )
 )
-
-
 _CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")
 
 
 @float64
-def looked_into(function: Callable, *arguments: Any) -> tuple[bool, list[bool]]:
-    """Whether a JAX function is smooth as far as its operations tell, and which of its arguments it uses at all.
+def looked_into(function: Callable, *arguments: Any, random: tuple[int, ...]) -> tuple[bool, list[bool]]:
+    """Whether a JAX function is smooth in its `random` arguments as far as its operations tell, and which arguments it uses at all.
 
-    Known to be smooth: sums, products, exp, tanh, erf and their kind; a maximum that is only subtracted, as softmax does. Whatever else
-    is in it (abs, where, sign, comparisons) counts as a kink, also where it is none.
+    Sums, products, exp, tanh, erf and their kind are known to be smooth. Whatever else is done with a random number (abs, where, sign,
+    roots, a gradient that is stopped) counts as a kink, also where it is none.
     """
-    closed = jax.make_jaxpr(function)(*arguments)
-    used = {id(one) for equation in closed.jaxpr.eqns for one in equation.invars} | {id(one) for one in closed.jaxpr.outvars}
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    used = {id(one) for equation in jaxpr.eqns for one in equation.invars} | {id(one) for one in jaxpr.outvars}
     counts = np.cumsum([0, *(len(jax.tree.leaves(argument)) for argument in arguments)])
-    variables = closed.jaxpr.invars
-    touched = [any(id(one) in used for one in variables[low:high]) for low, high in itertools.pairwise(counts)]
-    return _smooth(closed.jaxpr), touched
+    parts = [jaxpr.invars[low:high] for low, high in itertools.pairwise(counts)]
+    return _smooth(jaxpr, {id(one) for place in random for one in parts[place]}), [any(id(one) in used for one in part) for part in parts]
 
 
-def _smooth(jaxpr: Any) -> bool:
-    users: dict[int, list[Any]] = {id(one): [None] for one in jaxpr.outvars}
+def _smooth(jaxpr: Any, random: set[int]) -> bool:
+    """Whether all that is done with random variables is smooth; `random` are the ids of those among its arguments."""
     for equation in jaxpr.eqns:
-        for one in equation.invars:
-            users.setdefault(id(one), []).append(equation)
-
-    def held(variable: Any) -> bool:
-        """Whether all that is made of it is held constant."""
-        after = users.get(id(variable), [])
-        passed = ("broadcast_in_dim", "max", "reshape", "squeeze", "expand_dims")
-        return all(
-            one is not None and (one.primitive.name == "stop_gradient" or (one.primitive.name in passed and held(one.outvars[0])))
-            for one in after
-        )
-
-    for equation in jaxpr.eqns:
+        if not any(id(one) in random for one in equation.invars):
+            continue
+        random |= {id(one) for one in equation.outvars}
         name = equation.primitive.name
         inner = [part for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(part)]
-        if inner:
-            if name not in _CALLS or not all(_smooth(getattr(part, "jaxpr", part)) for part in inner):
-                return False
-        elif name not in _SMOOTH and not (name in ("reduce_max", "max") and held(equation.outvars[0])):
+        bodies = [getattr(part, "jaxpr", part) for part in inner]
+        if bodies and (name not in _CALLS or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)):
+            return False
+        real = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
+        if not bodies and (name not in _SMOOTH or not real):
             return False
     return True
 

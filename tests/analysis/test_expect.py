@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from tests.conftest import FALSE_ALARM, Z
+from tests.conftest import FALSE_ALARM, Z, slow
 
 # of 16 replicates' mean, at the false-alarm rate of every check: the t distribution's tail
 SPREADS = float(stats.t.isf(FALSE_ALARM / 2, 15))
@@ -56,7 +56,7 @@ def start_of(problem):
     return sgd.random_start(problem, dimension=50, seed=3, runs=2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow(KINDS, ("blocks", "target", "own loss", "snr = inf")))
 def test_of_the_loss_it_is_the_risk(kind):
     problem, loss = KINDS[kind]
     steps = {"steps": [0, 40], "dimension": 50, "seed": 1}
@@ -70,7 +70,7 @@ def test_of_the_loss_it_is_the_risk(kind):
     assert found.attrs["error_quadrature"] == pytest.approx(float((found.standard_error / abs(found)).max()))
 
 
-@pytest.mark.parametrize("kind", ["mixture", "snr = inf"])
+@pytest.mark.parametrize("kind", slow(["mixture", "snr = inf"], ("snr = inf",)))
 def test_of_the_right_sign_it_is_the_accuracy(kind):
     problem, _ = KINDS[kind]
     result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), start_of(problem), steps=[0, 100], dimension=50, seed=1)
@@ -123,6 +123,7 @@ def test_numbers_of_the_moment_are_used():
     assert still.values[0, 1] / found.values[0, 1] == pytest.approx(1.5, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_at_a_start_and_of_particles():
     problem, loss = KINDS["teacher"]
     begin = start_of(problem)

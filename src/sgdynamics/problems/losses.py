@@ -55,7 +55,7 @@ Parts = dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]
 class Move(NamedTuple):
     """How one sample moves the rows R and the head: R <- R - (lr/D)(H X + A R + B S), a <- a - (head_rate lr/D) g.
 
-    X are the sample's inputs, S the signals. What a `Rule` returns, and what the gradient of a loss is.
+    X are the sample's inputs, S the signals. What a ``Rule`` returns, and what the gradient of a loss is.
 
     Parameters
     ----------

@@ -286,7 +286,10 @@ class Problem:
 
     def _look_into(self, *functions: tuple[Callable[..., Any], tuple[str, ...]]) -> None:
         """Note whether a user's functions (with what they take after the draws) are smooth, and whether they read the draws."""
-        found = [looked_into(function, *self.example(more)) for function, more in functions]
+        found = [looked_into(function, *self.example(more), random=(0, 1, 3)) for function, more in functions]
+        sample = self.structure.sample
+        if callable(sample.means):  # of a normal draw that is read there
+            found.append((looked_into(sample.means, self.example()[3], random=(0,))[0], [False] * 4))
         smooth = all(one for one, _ in found) and not getattr(self.structure.loss, "kinks", ())
         loss = replace(self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found))
         self.structure = replace(self.structure, loss=loss)

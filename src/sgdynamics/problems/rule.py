@@ -23,12 +23,12 @@ class Rule(Problem):
     """An update of one's own: how one sample moves the rows, whether or not that is a gradient.
 
     The rows R of all groups, stacked in their order, move by R <- R - (rate lr/D)(H X + A R + B S), X the inputs of the sample and S the
-    signals. Everything that a `Problem` has follows from it: ODE, SDE, exact chain and direct runs.
+    signals. Everything that a ``Problem`` has follows from it: ODE, SDE, exact chain and direct runs.
 
     Parameters
     ----------
     update : callable
-        A JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample, giving a `Move`. ``overlaps`` has ``Q``, ``M``,
+        A JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample, giving a ``Move``. ``overlaps`` has ``Q``, ``M``,
         ``P`` of the full rows, and with ``reads_lengths`` also ``lengths``. An argument ``parameters`` is the dictionary of that name.
     groups : dict of str to int
         How many rows each group has, by name.
@@ -37,12 +37,36 @@ class Rule(Problem):
     risk : callable, optional
         What a result calls the risk: the expectation of ``risk(fields, signals, head, draws[, overlaps][, parameters])``. Without it the
         risk is not defined (NaN).
-    reads_lengths : bool
+    reads_lengths : bool, default False
         Whether the update reads ``overlaps.lengths``, X X^T/d of the sample's inputs (tokens x tokens).
-    signals : int
+    signals : int, default 1
         How many fixed directions there are.
-    gram, head, constraint, weight_decay, covariance, clusters, parameters, kinks, tokens, token_correlation, means, draws, expectation
-        As of `Problem`. ``kinks``: values of a field at which the update jumps, (0,) for a perceptron.
+    gram : array, optional
+        Gram matrix of the signals, the identity unless given, as of ``Problem``; so are all arguments below.
+    head : str, default 'fixed'
+        "fixed" or "trained": then ``Move.head`` moves it.
+    constraint : str, optional
+        "sphere" keeps rows of norm 1.
+    weight_decay : float or callable, default 0.0
+        al: rows also move against al times themselves.
+    covariance : sequence of (eigenvalue, fraction of d), optional
+        Blocks of the inputs' covariance.
+    clusters : sequence of (weight, coefficients, label), optional
+        Inputs of a Gaussian mixture.
+    parameters : dict, optional
+        Numbers of the update, which may be functions of alpha.
+    kinks : sequence of float, default ()
+        Values of a field at which the update jumps, (0,) for a perceptron.
+    tokens : int, optional
+        Inputs a sample has.
+    token_correlation : array, optional
+        Their correlation.
+    means : array or callable, optional
+        Coefficients of the inputs' means on the signals, or a function of the draws.
+    draws : dict, optional
+        Named draws of a sample.
+    expectation : Expectation, optional
+        One's own, in place of the one the library chooses.
 
     Raises
     ------

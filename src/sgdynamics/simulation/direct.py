@@ -17,6 +17,7 @@ from sgdynamics.algorithms.updates import Law, copies
 from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.compressed import first_scalars, sample_moves
 from sgdynamics.controls import numbers_at
+from sgdynamics.problems.losses import Seen
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import step_key
@@ -164,8 +165,7 @@ def direct_step(
         reading, lengths = parameters, None
         if structure.loss.pulls:
             Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
-            reading = structure.loss.reading(parameters, Q[None], M[None])
-            reading["overlaps"] = reading["overlaps"]._replace(P=(place.signals @ place.signals.T).astype(Q.dtype))
+            reading = {**parameters, "overlaps": Seen(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))}
         if structure.loss.reads_lengths:
             tokens = x.reshape(batch, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
