@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,15 @@ def function_identity(function: Callable) -> dict[str, str]:
     except (OSError, TypeError):
         source = repr(getattr(getattr(function, "__code__", None), "co_code", name))
     return {"function": name, "source_sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}
+
+
+def takes_two(function: Callable) -> bool:
+    """Whether a function can be called with two arguments in a row."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 @float64
@@ -64,8 +73,10 @@ _CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")
 
 
 @float64
-def looked_into(function: Callable, *arguments: Any, random: tuple[int, ...]) -> tuple[bool, list[bool]]:
-    """Whether a JAX function is smooth in its `random` arguments as far as its operations tell, and which arguments it uses at all.
+def looked_into(function: Callable, *arguments: Any, random: Sequence[Any]) -> tuple[bool, list[bool]]:
+    """Whether a JAX function is smooth in its random arguments as far as its operations tell, and which arguments it uses at all.
+
+    `random` says for each argument whether it is: True, False, or for a dictionary the names of what is.
 
     Sums, products, exp, tanh, erf and their kind are known to be smooth. Whatever else is done with a random number (abs, where, sign,
     roots, a gradient that is stopped) counts as a kink, also where it is none.
@@ -74,7 +85,16 @@ def looked_into(function: Callable, *arguments: Any, random: tuple[int, ...]) ->
     used = {id(one) for equation in jaxpr.eqns for one in equation.invars} | {id(one) for one in jaxpr.outvars}
     counts = np.cumsum([0, *(len(jax.tree.leaves(argument)) for argument in arguments)])
     parts = [jaxpr.invars[low:high] for low, high in itertools.pairwise(counts)]
-    return _smooth(jaxpr, {id(one) for place in random for one in parts[place]}), [any(id(one) in used for one in part) for part in parts]
+    tainted = {id(one) for argument, part, which in zip(arguments, parts, random, strict=False) for one in _chosen(argument, part, which)}
+    return _smooth(jaxpr, tainted), [any(id(one) in used for one in part) for part in parts]
+
+
+def _chosen(argument: Any, variables: list[Any], which: Any) -> list[Any]:
+    """The variables of an argument that are random."""
+    if isinstance(which, bool):
+        return variables if which else []
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(argument)]
+    return [one for path, one in zip(paths, variables, strict=True) if path[0].key in which]
 
 
 def _smooth(jaxpr: Any, random: set[int]) -> bool:

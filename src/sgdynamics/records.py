@@ -12,12 +12,13 @@ from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.mixture import GaussianMixture
+from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
 
-PROBLEMS: dict[str, Callable[..., Any]] = {
+CLASSES: dict[str, Callable[..., Any]] = {
     "TeacherStudent": TeacherStudent,
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
@@ -30,10 +31,11 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     values = _plain_record("problem", record)
     if not values.pop("rerunnable", True):
         raise ValueError(f"this problem ({values.get('kind')}) holds a user's function, which its record names but cannot make again")
-    kind = _kind("problem", values, PROBLEMS)
-    _names("problem", kind, values, PROBLEMS[kind])
+    known = {**CLASSES, **MODELS}  # a user's models too
+    kind = _kind("problem", values, known)
+    _names("problem", kind, values, known[kind])
     _with_schedules("problem", values, ("noise", "weight_decay"))
-    return PROBLEMS[kind](**values)
+    return known[kind](**values)
 
 
 def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:

@@ -28,6 +28,7 @@ from sgdynamics.arrays import Numbers, Numeric, Scalar, State
 from sgdynamics.controls import Schedule, piecewise_rate
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.precision import float64
+from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.progress import Meter, meter
@@ -166,7 +167,7 @@ def _level(setting: _Static, numbers: Numbers, states: State) -> Any:
     """The logarithm of the mean excess risk over starts; the risk itself where the loss has no excess risk."""
     structure, parameters = setting.structure, numbers["parameters"]
     risk = jnp.mean(jax.vmap(lambda state: functional.risk(structure, parameters, state, rule=setting.rule))(states))
-    return jnp.log(risk - parameters["noise"] / 2) if structure.has_excess else risk
+    return jnp.log(risk - label_noise(parameters) / 2) if structure.has_excess else risk
 
 
 def _final(setting: _Static, numbers: Numbers, log_rates: Float[Numeric, " pieces"]) -> Any:

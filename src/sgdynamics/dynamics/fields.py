@@ -21,6 +21,7 @@ from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, pop
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, rates_at
 from sgdynamics.limits.sde import SdePaths, sde_step_length
+from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.samples.spectrum import eigenvalues
@@ -217,7 +218,7 @@ class FieldWatch(Watch):
             return jnp.asarray(self.criterion(public_state(state)), dtype=state["a"].dtype)
         now = numbers_at(parameters, 0.0)
         value = risk_at(structure, self.rule, shared["watch"], now, state)
-        return value - 0.5 * now["noise"] if structure.has_excess else value
+        return value - 0.5 * label_noise(now) if structure.has_excess else value
 
 
 def public_state(state: dict[str, Any], blocks: int = 0) -> dict[str, Any]:

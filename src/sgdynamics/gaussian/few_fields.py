@@ -1,66 +1,93 @@
 """Expectations of any loss or rule of few fields, on grids: nothing is sampled, and the error is that of a coarser grid.
 
-Fields and draws that are functions of up to three normals go on a trapezoidal grid, which is exact beyond every power of its spacing for
-smooth functions (a Gauss-Hermite rule of as many points is not: its nodes are sparse where the function bends). A rule that jumps where a
-field is 0, of one row and one signal, goes on circles about the origin of their plane, cut at those zeros.
+What a smooth loss reads (`problems.reading`) goes on a trapezoidal grid, which is exact beyond every power of its spacing (a Gauss-Hermite
+rule of as many points is not: its nodes are sparse where the function bends); what it is a polynomial in goes on the few Gauss-Hermite
+nodes that are exact for it. A rule that jumps where a field is 0, of one row and one signal, goes on circles about the origin of their
+plane, cut at those zeros.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
+from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian.expectation import Moments, Overlaps, Rule
-from sgdynamics.gaussian.nodes import gauss_legendre
-from sgdynamics.gaussian.sampled import Sampled, columns
+from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
+from sgdynamics.gaussian.points import columns
+from sgdynamics.gaussian.sampled import Sampled
 from sgdynamics.problems.problem import Structure
 
-MOST_NORMALS = 3
-REACH = 8.5  # standard deviations: beyond, x^6 times the density is below 1e-10
+REACHES = (0.0, 8.5, 8.0, 7.5)  # of a grid by its dimensions, in standard deviations: the tails beyond weigh 1e-10 or less
+MOST_POINTS, CHEAP_POINTS = 200_000, 20_000
 RADII = 48
 ROUNDING = 1e-14
-FINEST = 8  # points in a standard deviation
-
-
-def normals_of(structure: Structure) -> int:
-    """How many normals the fields and the draws that are read are functions of."""
-    sample = structure.sample
-    return columns(structure)[0] + (sample.free if structure.loss.noisy or callable(sample.means) else 0)
+COARSEST, FINEST = 2, 8  # points in a standard deviation
 
 
 def on_circles(structure: Structure) -> bool:
     """Whether the fields are a row and a signal, of centred inputs, that jump at 0."""
-    plain = structure.sample.tokens is None and structure.sample.centred
-    return plain and structure.kinks == (0.0,) and structure.fields == 2 and normals_of(structure) == 2
+    plain = structure.sample.tokens is None and structure.sample.centred and not structure.loss.noisy
+    return plain and structure.kinks == (0.0,) and structure.fields == 2
 
 
 def few_fields(structure: Structure) -> bool:
-    """Whether a grid does: few normals, and no kink but where the circles are cut."""
-    return (structure.loss.smooth and normals_of(structure) <= MOST_NORMALS) or on_circles(structure)
+    """Whether a grid does: few fields that are no polynomials, not too many points in all, and no kink but where the circles are cut."""
+    if structure.reading is None:
+        return on_circles(structure)
+    return len(structure.reading.general) < len(REACHES) and grid_points(structure, COARSEST) <= MOST_POINTS
+
+
+def grid_points(structure: Structure, per_deviation: int) -> float:
+    """How many points such a grid has, those on Gauss-Hermite nodes counted."""
+    assert structure.reading is not None
+    return len(_trapezoids(len(structure.reading.general), per_deviation)[0]) * math.prod(map(float, structure.reading.counts))
 
 
 @lru_cache(maxsize=16)
-def _trapezoids(dimensions: int, per_deviation: int) -> tuple[np.ndarray, np.ndarray]:
-    """A grid of standard normals (n, dimensions) and its weights, without corners that weigh nothing."""
-    half = round(REACH * per_deviation)
+def _trapezoids(dimensions: int, per_deviation: int, share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """A grid of standard normals (n, dimensions) and its weights, without corners that weigh nothing, out to a share of its reach."""
+    if dimensions == 0:
+        return np.zeros((1, 0)), np.ones(1)
+    reach = share * REACHES[dimensions]
+    half = round(reach * per_deviation)
     line = np.arange(-half, half + 1) / per_deviation
     grid = np.stack(np.meshgrid(*[line] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
-    grid = grid[np.sum(grid**2, axis=1) <= REACH**2]
+    grid = grid[np.sum(grid**2, axis=1) <= reach**2]
     weights = np.exp(-0.5 * np.sum(grid**2, axis=1))
     return grid, weights / weights.sum()
+
+
+def _product(at: ModuleType, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The rule over both sets of coordinates."""
+    (x, v), (y, w) = one, other
+    grid = at.concatenate([at.repeat(x, len(y), axis=0), at.tile(y, (len(x), 1))], axis=1)
+    return grid, at.outer(v, w).reshape(-1)
+
+
+def _hermite(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Hermite nodes in as many dimensions: all of them, as without its corners the rule would not be exact for polynomials."""
+    found = np.zeros((1, 0)), np.ones(1)
+    for count in counts:
+        nodes, weights = gauss_hermite(count)
+        found = _product(np, found, (nodes[:, None], weights))
+    return found
 
 
 @lru_cache(maxsize=4)
 def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
     """Radii of circles in the plane as pairs of points that span them, (n, 4), and their weights."""
     nodes, weights = gauss_legendre(radii)
-    r = REACH * nodes
-    density = REACH * weights * r * np.exp(-(r**2) / 2)
+    r = REACHES[2] * nodes
+    density = REACHES[2] * weights * r * np.exp(-(r**2) / 2)
     pairs = np.zeros((radii, 4))
     pairs[:, 0] = pairs[:, 3] = r
     return pairs, density / density.sum()
@@ -68,7 +95,7 @@ def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class FewFields(Sampled):
-    """A grid over all normals, or circles in the plane of one row and one signal."""
+    """A grid over what is read, or circles in the plane of one row and one signal."""
 
     @property
     def drift_sampled(self) -> bool:
@@ -77,22 +104,57 @@ class FewFields(Sampled):
     def sampled(self, flow: bool) -> bool:
         return False
 
+    @property
+    def by_slopes(self) -> bool:
+        return False  # a grid has no spread
+
+    def rule(self, largest: float) -> Rule:
+        """The finest grid that costs little: another one is another program."""
+        cheap = [count for count in (FINEST, FINEST // 2) if not self.circles and grid_points(self.structure, count) <= CHEAP_POINTS]
+        return Rule(per_deviation=max(cheap, default=COARSEST))
+
     def finer(self, rule: Rule, largest: float) -> Rule | None:
-        return replace(rule, per_deviation=2 * rule.per_deviation) if 2 * rule.per_deviation <= FINEST and not self.circles else None
+        reading = self.structure.reading
+        if reading is None or not reading.general or 2 * rule.per_deviation > FINEST:
+            return None
+        if grid_points(self.structure, 2 * rule.per_deviation) > 4 * MOST_POINTS:
+            return None
+        return replace(rule, per_deviation=2 * rule.per_deviation)
 
     @property
     def circles(self) -> bool:
-        return on_circles(self.structure)
+        return self.structure.reading is None
 
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
-        grid, weights = _circles(RADII) if self.circles else _trapezoids(normals_of(self.structure), rule.per_deviation)
-        return self._with_draws(grid[None], weights[None])
+        return {name: value[None] for name, value in self._at(rule.per_deviation, 1.0).items()}
 
-    def _with_draws(self, grid: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Nodes with zeros for draws that are not read."""
-        size, draws = columns(self.structure)
-        empty = np.zeros((*grid.shape[:-1], (2 if self.circles else 1) * size + draws - grid.shape[-1]))
-        return {"points": np.concatenate([grid, empty], axis=-1), "weights": weights}
+    def _at(self, per_deviation: int, share: float) -> dict[str, np.ndarray]:
+        """The grid of so many points a standard deviation, out to a share of its reach; what goes on Gauss-Hermite nodes beside it."""
+        reading = self.structure.reading
+        if reading is None:
+            grid, weights = _circles(round(RADII * share))
+            return {"points": np.concatenate([grid, np.zeros((len(grid), columns(self.structure)[1]))], axis=1), "weights": weights}
+        grid, weights = _trapezoids(len(reading.general), per_deviation, share)
+        (few, shares), (more, more_shares) = _hermite(reading.counts), _hermite(reading.finite_counts)
+        parts = {"few": few, "few_weights": shares, "more": more, "more_weights": more_shares}
+        return {"points": grid, "weights": weights, **parts}
+
+    def moments(
+        self,
+        rule: Rule,
+        nodes: Nodes,
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        finite: bool = False,
+        flow: bool = False,
+    ) -> Moments:
+        if not self.circles:
+            name = "more" if finite else "few"
+            grid, weights = _product(jnp, (nodes["points"], nodes["weights"]), (nodes[name], nodes[f"{name}_weights"]))
+            nodes = {"points": grid, "weights": weights}
+        return super().moments(rule, nodes, parameters, overlaps, head, finite=finite, flow=flow)
 
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
         return self.nodes(rule, flow=True)
@@ -105,15 +167,12 @@ class FewFields(Sampled):
 
     def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
         """The largest change of the moments, relative to their own size, on a grid of half as many points a standard deviation."""
-        coarser = replace(rule, per_deviation=rule.per_deviation // 2)
-        nodes_of = self._with_draws(*_circles(RADII // 2)) if self.circles else self._at(coarser)
-        fine, rough = (self.moments(rule, one, parameters, overlaps, head) for one in (nodes, nodes_of))
-        worst = _apart(fine, rough)
-        # halving the spacing of a trapezoidal rule at least squares its error
+        if self.structure.reading is not None and not self.structure.reading.general:
+            return jnp.asarray(ROUNDING)  # polynomials
+        # twice the spacing, and a reach beyond which the tails weigh the root of what they do: the fine grid has at most the square of it
+        rough = self._at(max(1, rule.per_deviation // 2), 0.5 if self.circles else np.sqrt(0.5))
+        worst = _apart(*(self.moments(rule, one, parameters, overlaps, head) for one in (nodes, rough)))
         return worst if self.circles else jnp.maximum(worst**2, ROUNDING)
-
-    def _at(self, rule: Rule) -> dict[str, np.ndarray]:
-        return {name: value[0] for name, value in self.nodes(rule, False).items()}
 
 
 def _apart(fine: Moments, rough: Moments) -> Any:

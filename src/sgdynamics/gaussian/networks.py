@@ -14,7 +14,7 @@ from jaxtyping import Float
 from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian import curvature, mehler, pairs
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
-from sgdynamics.gaussian.sampled import field_points, mirrored, norm_weights, sample_fields
+from sgdynamics.gaussian.points import field_points, mirrored, norm_weights, sample_fields
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Structure

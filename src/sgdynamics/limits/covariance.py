@@ -33,7 +33,7 @@ from sgdynamics.compressed import sample_moves
 from sgdynamics.gaussian.expectation import Overlaps
 from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
 from sgdynamics.gaussian.risk import overlaps_at
-from sgdynamics.gaussian.sampled import columns, reading_overlaps
+from sgdynamics.gaussian.sampled import reading_overlaps
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
@@ -224,8 +224,13 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
             grid = np.stack(np.meshgrid(*[nodes for nodes, _ in rules], indexing="ij"), axis=-1).reshape(-1, len(rules))
             weight = np.prod(np.stack(np.meshgrid(*[weights for _, weights in rules], indexing="ij"), axis=-1).reshape(grid.shape), axis=1)
             return [grid], [weight], True
-    points = sobol_normals(sum(columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
+    points = sobol_normals(sum(_columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
     return list(points), [np.full(points.shape[1], 1 / points.shape[1])] * REPLICATES, False
+
+
+def _columns(structure: Structure) -> tuple[int, int]:
+    """Normals of all fields of all tokens, read or not, and of the draws."""
+    return structure.sample.inputs_a_sample * structure.fields, max(structure.sample.free, 1)
 
 
 def _averages(
@@ -241,7 +246,7 @@ def _averages(
 ) -> tuple[np.ndarray, np.ndarray]:
     """E[u] and E[u u^T] over weighted points, each once with every case of the draws that have few."""
     sample, p = structure.sample, structure.width
-    tokens, (size, free) = sample.inputs_a_sample, columns(structure)
+    tokens, (size, free) = sample.inputs_a_sample, _columns(structure)
     values, vectors = np.linalg.eigh(overlaps.covariance)
     centred = np.asarray(sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2))
     centred = centred @ (vectors * np.sqrt(np.maximum(values, 0.0))).T

@@ -49,6 +49,11 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
     raise checks.reject("loss", value, f"give one of {', '.join(LOSSES)} or a JAX function of (output, label)")
 
 
+def label_noise(numbers: Numbers) -> Any:
+    """The variance of the label noise: a number of the problem, or one of its own loss."""
+    return numbers["noise"] if "noise" in numbers else numbers["user"]["noise"]
+
+
 Parts = dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]
 
 
@@ -289,6 +294,11 @@ class UserLoss(Loss):
     kinks: tuple[float, ...] = ()
     smooth: bool = False
     noisy: bool = True
+
+    @property
+    def outer(self) -> Any:
+        """What compares output and label, where the function says that it is all it does with label noise."""
+        return getattr(self.function, "outer", None)
 
     @property
     def pulls(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
@@ -26,7 +26,8 @@ from sgdynamics.controls import Schedule, checked_values, describe_schedule, mad
 from sgdynamics.functions import checked_function, function_identity, looked_into
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
-from sgdynamics.problems.losses import Seen, UserLoss, asked, squared
+from sgdynamics.problems.losses import Seen, UserLoss, asked, label_noise, squared
+from sgdynamics.problems.reading import Reading, reading_of
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
@@ -48,6 +49,7 @@ class Structure:
     sphere: bool
     sample: Sample
     expectation: Any = None  # a user's own, in place of the one the library chooses
+    reading: Reading | None = None  # how a smooth loss depends on fields and draws, where that is known
 
     @property
     def clusters(self) -> int:
@@ -127,7 +129,8 @@ class Problem:
     token_correlation : array_like, optional
         The correlation of the inputs of one sample, L x L; the identity unless given.
     means : array_like or callable, optional
-        Coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or a JAX function of the draws.
+        Coefficients of the inputs' means on the signals, (L, signals) or with one input (signals,), or a JAX function of the draws, or of
+        the draws and ``parameters``.
     draws : dict, optional
         Named draws, normal, categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape:
         ``{"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}``. The loss's fourth argument is then the dictionary of one
@@ -156,6 +159,7 @@ class Problem:
     mean_output: ClassVar[bool] = True  # whether a network's output is a mean over its units, not their sum
     _sealed = False
     _mapped = False  # whether JAX has put its numbers there, which may not be those that it was made of
+    _maker: Callable[..., Any] | None = None  # the function of `sgd.models` whose arguments are `_given`, where one made it
     _given: dict[str, Any]
     _parameters: dict[str, Any]  # numbers that are given: the leaves of the problem as a pytree
     _constants: dict[str, Any]  # numbers that every problem of its structure has
@@ -186,17 +190,15 @@ class Problem:
         self.user_loss = loss
         self.kinks = checked_kinks(kinks)
         wrapped = UserLoss(loss, asked(loss, "user", ("user", "overlaps") if parameters is not None else ("overlaps",)), self.kinks)
-        data = {name: self._given[name] for name in DATA}
+        user = None if parameters is None else user_parameters(parameters)
+        data = {**{name: self._given[name] for name in DATA}, "user": user}
         if expectation is not None and not all(callable(getattr(expectation, name, None)) for name in ("moments", "risk", "__hash__")):
             raise checks.reject("expectation", expectation, "give a hashable sgd.Expectation, with moments and risk")
         pairs = checked_covariance(covariance)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
-        if parameters is not None:
-            self._parameters["user"] = user_parameters(parameters)
         checked_function("loss", loss, self.example(wrapped.more), takes=self.takes(wrapped.more), call="one sample")
         self._look_into((loss, wrapped.more))
-        try_problem(self)
-        self._sealed = True
+        self._try()
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._sealed:
@@ -222,14 +224,14 @@ class Problem:
             If there is no such argument, or its value is refused.
         """
         checks.known_names(self.kind, changes, self._given)
-        return type(self)(**{**self.arguments, **changes})
+        return (self._maker or type(self))(**{**self.arguments, **changes})
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What it is made of: the arguments that ``replace`` changes, a user's functions among them."""
         if not self._mapped:
             return dict(self._given)
-        before, now = type(self)(**self._given).describe(), self.describe()
+        before, now = (self._maker or type(self))(**self._given).describe(), self.describe()
         changed = [name for name in self._given if now.get(name) != before.get(name)]
         # records only name a user's functions of alpha: these stand among the numbers
         numbers = {**now, **self._parameters, "parameters": self._parameters.get("user"), "draws": now.get("draws")}
@@ -276,6 +278,7 @@ class Problem:
             "weight_decay": trees.traced(weight_decay),
             "gram": _gram(gram, gram_name, self.signals, covariance),
             **numbers,
+            **({} if data.get("user") is None else {"user": data["user"]}),
         }
 
     @cached_property
@@ -286,13 +289,22 @@ class Problem:
 
     def _look_into(self, *functions: tuple[Callable[..., Any], tuple[str, ...]]) -> None:
         """Note whether a user's functions (with what they take after the draws) are smooth, and whether they read the draws."""
-        found = [looked_into(function, *self.example(more), random=(0, 1, 3)) for function, more in functions]
         sample = self.structure.sample
+        drawn = sample.random_draws
+        found = [looked_into(function, *self.example(more), random=(True, True, False, drawn)) for function, more in functions]
         if callable(sample.means):  # of a normal draw that is read there
-            found.append((looked_into(sample.means, self.example()[3], random=(0,))[0], [False] * 4))
+            numbers, names = self.at(0.0).parameters, drawn if isinstance(drawn, tuple) else ("noise",)
+            found.append((looked_into(partial(sample.means_of, numbers), sample.example_draws(numbers), random=(names,))[0], [False] * 4))
         smooth = all(one for one, _ in found) and not getattr(self.structure.loss, "kinks", ())
+        smooth = smooth or all(getattr(function, "smooth", False) for function, _ in functions)  # a function may say so itself
         loss = replace(self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found))
         self.structure = replace(self.structure, loss=loss)
+
+    def _try(self) -> None:
+        """The last of its making: try it on a few samples, and see what of them it reads."""
+        try_problem(self)
+        self.structure = replace(self.structure, reading=reading_of(self))
+        self._sealed = True
 
     def takes(self, more: Sequence[str] = ()) -> str:
         """The names of the arguments of a function of one sample, with what it takes after the draws."""
@@ -367,7 +379,7 @@ class Problem:
     @property
     def noise_floor(self) -> float:
         """The label noise's share of the risk; 0 where the problem does not tell it apart."""
-        return 0.0
+        return float(label_noise(self._parameters)) / 2 if self.structure.has_excess else 0.0
 
     def block_dimensions(self, dimension: int) -> np.ndarray:
         """How many of d coordinates each covariance block has, by largest remainder.
@@ -397,6 +409,8 @@ class Problem:
         dict
             "kind" and the arguments, a user's function by its name and the hash of its source.
         """
+        if self._maker is not None:
+            return self._described_model()
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
@@ -408,6 +422,22 @@ class Problem:
             **{name: plain_numbers(value) for name, value in self._described_data().items()},
             "rerunnable": False,
         }
+
+    def _described_model(self) -> dict[str, Any]:
+        """The record of what a function of `sgd.models` made: its name and arguments, with the numbers that stand here now."""
+        numbers = {"weight_decay": self._parameters["weight_decay"], **self._parameters.get("user", {})}
+        found: dict[str, Any] = {"kind": self.kind}
+        again = True
+        for name, given in self._given.items():
+            value: Any = given if given is None else numbers.get(name, given)
+            if hasattr(value, "describe") and not scheduled(value):
+                found[name] = value.describe()
+            elif callable(value):
+                found[name], whole = describe_schedule(value) if scheduled(value) else (function_identity(value), False)
+                again = again and whole
+            else:
+                found[name] = value if value is None or isinstance(value, (str, bool)) else plain_numbers(value)
+        return found if again else {**found, "rerunnable": False}
 
     def _described_data(self) -> dict[str, Any]:
         """The arguments that say what a sample is, where they are given."""

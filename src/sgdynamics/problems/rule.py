@@ -15,7 +15,6 @@ from sgdynamics.functions import checked_function, function_identity, traced_out
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, asked
 from sgdynamics.problems.problem import DATA, Problem, plain_numbers, user_parameters
-from sgdynamics.problems.trial import try_problem
 from sgdynamics.samples.arguments import checked_covariance
 
 
@@ -62,7 +61,7 @@ class Rule(Problem):
     token_correlation : array, optional
         Their correlation.
     means : array or callable, optional
-        Coefficients of the inputs' means on the signals, or a function of the draws.
+        Coefficients of the inputs' means on the signals, or a function of the draws (and of ``parameters``).
     draws : dict, optional
         Named draws of a sample.
     expectation : Expectation, optional
@@ -134,18 +133,16 @@ class Rule(Problem):
         known = ("overlaps",) if parameters is None else ("overlaps", "user")
         more, of_risk = asked(update, "overlaps", known), asked(risk, "overlaps", known) if risk is not None else ()
         loss = RuleLoss(update, more, risk, of_risk, self.kinks, self.reads_lengths)
-        data = {name: self._given[name] for name in DATA}
+        user = None if parameters is None else user_parameters(parameters)
+        data = {**{name: self._given[name] for name in DATA}, "user": user}
         pairs, width = checked_covariance(covariance), sum(self.groups.values())
         self._set(loss, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         self._parameters["rates"] = self._checked_rates(rates)
-        if parameters is not None:
-            self._parameters["user"] = user_parameters(parameters)
         self._check_update(more)
         if risk is not None:
             checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
         self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
-        try_problem(self)
-        self._sealed = True
+        self._try()
 
     def _checked_rates(self, rates: Any) -> np.ndarray:
         if rates is not None and not isinstance(rates, Mapping):
@@ -181,6 +178,8 @@ class Rule(Problem):
 
     def describe(self) -> dict[str, Any]:
         """The rule as plain values for the record of a result."""
+        if self._maker is not None:
+            return self._described_model()
         return {
             "kind": self.kind,
             "update": function_identity(self.update),

@@ -31,10 +31,6 @@ class _Network(Problem):
         try_problem(self)
         self._sealed = True
 
-    @property
-    def noise_floor(self) -> float:
-        return float(self._parameters["noise"]) / 2 if self.structure.has_excess else 0.0
-
     def _describe_loss(self) -> str | dict[str, Any]:
         for name, function in LOSSES.items():
             if function is self.loss:

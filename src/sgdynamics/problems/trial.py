@@ -5,6 +5,7 @@ The solvers would find out too, but late: an integrator that sees NaN shortens i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,9 @@ def _try(
     except Exception as error:
         name, function = _culprit(problem, None)
         raise checks.reject(name, function, f"differentiating it failed with: {checks.reason(error)}") from error
-    value, slope, head_slope = found
+    value, *slopes, head_slope = found
     value = value if problem.structure.loss.has_risk else np.zeros(len(value))
-    flat = np.isfinite(slope).reshape(len(slope), -1)
+    flat = np.concatenate([np.isfinite(slope).reshape(len(value), -1) for slope in slopes], axis=1)
     bad = [~np.isfinite(value), ~flat.all(axis=1), ~np.isfinite(head_slope).all(axis=1) & problem.structure.trained]
     for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
         if wrong.any():
@@ -120,12 +121,34 @@ def _values(
     given: Tree,
     overlaps: Any,
 ) -> tuple[np.ndarray, ...]:
-    loss, sample = problem.structure.loss, problem.structure.sample
-    lengths = np.eye(sample.inputs_a_sample) if loss.reads_lengths else None
     with jax.ensure_compile_time_eval():
-        numbers = loss.reading(problem.at(0.0).parameters, *map(jnp.asarray, overlaps), lengths)
-        value, slope, head_slope = _compiled(problem.structure, numbers, fields, signals, head, given)
-        return np.asarray(value), np.asarray(slope), np.asarray(head_slope)
+        return moves_of(problem.structure, problem.at(0.0).parameters, overlaps, fields, signals, head, given)
+
+
+def moves_of(
+    structure: Structure,
+    numbers: Numbers,
+    overlaps: Any,
+    fields: Float[Numeric, "samples p ..."],
+    signals: Float[Numeric, "samples K ..."],
+    head: Float[Numeric, " p"],
+    given: Tree,
+) -> tuple[np.ndarray, ...]:
+    """The value of each sample and how it moves rows and head: value, inputs, [rows, signals,] head. `overlaps` are Q and M by blocks."""
+    loss, sample = structure.loss, structure.sample
+    lengths = np.eye(sample.inputs_a_sample) if loss.reads_lengths else None
+    numbers = loss.reading(numbers, *map(jnp.asarray, overlaps), lengths)
+    found = []
+    for first in range(0, len(fields), SAMPLES):  # as many at a time as a trial has, so that one program does
+        some = jax.tree.map(lambda one, first=first: _filled(np.asarray(one)[first : first + SAMPLES]), (fields, signals, given))
+        found.append(_compiled(replace(structure, reading=None), numbers, *some[:2], head, some[2]))
+    return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """Values of as many samples as a trial has, the last one again and again."""
+    missing = SAMPLES - len(values)
+    return values if missing <= 0 else np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -136,12 +159,9 @@ def _compiled(
     signals: Float[Numeric, "samples K ..."],
     head: Float[Numeric, " p"],
     given: Tree,
-) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples ..."], Float[Numeric, "samples p"]]:
+) -> tuple[Any, ...]:
     value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
-    slope = found.inputs
-    if structure.loss.pulls:  # what is not finite there shows in the slope
-        slope = slope + 0 * (jnp.sum(found.rows) + jnp.sum(found.signals))
-    return value, slope, found.head
+    return (value, found.inputs, *([found.rows, found.signals] if structure.loss.pulls else []), found.head)
 
 
 def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.arrays import Function, Given
-from sgdynamics.functions import traced_shape
+from sgdynamics.controls import numbers_at
+from sgdynamics.functions import takes_two, traced_shape
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.draws import checked_draws, edges_of
 from sgdynamics.samples.sample import Sample
@@ -25,8 +27,9 @@ def stated_sample(
     token_correlation: Given | None = None,
     means: Given | Function | None = None,
     draws: Any = None,
+    user: Any = None,
 ) -> tuple[Sample, dict[str, Any]]:
-    """What a sample is, and the numbers it is made with."""
+    """What a sample is, and the numbers it is made with; `user` are the problem's own, which its means may read."""
     numbers: dict[str, Any] = {
         "eigenvalues": np.array([eigenvalue for eigenvalue, _ in covariance]),
         "fractions": np.array([fraction for _, fraction in covariance]),
@@ -52,10 +55,11 @@ def stated_sample(
     shape, meaning = ((signals,), "one number a signal") if tokens is None else ((tokens, signals), "tokens x signals")
     if means is not None and not callable(means):
         numbers["means"] = checks.array("means", means, shape, meaning)
-    stated: Callable[[Any], Any] | bool = means if callable(means) else means is not None
-    sample = Sample(signals, tokens, token_correlation is not None, kinds, len(clusters), stated)
+    stated: Callable[..., Any] | bool = means if callable(means) else means is not None
+    take_numbers = callable(means) and user is not None and takes_two(means)
+    sample = Sample(signals, tokens, token_correlation is not None, kinds, len(clusters), stated, take_numbers)
     if callable(means):
-        _check_means(sample, numbers | following(numbers), means, shape, meaning)
+        _check_means(sample, {**numbers, **following(numbers), "user": user}, means, shape, meaning)
     return sample, numbers
 
 
@@ -75,11 +79,12 @@ def following(numbers: dict[str, Any]) -> dict[str, Any]:
 
 def _check_means(sample: Sample, numbers: dict[str, Any], means: Any, shape: tuple[int, ...], meaning: str) -> None:
     """Refuse what is no JAX function from the draws of one sample to the coefficients of its means."""
-    if sample.draws is None and not sample.clusters:
+    if sample.draws is None and not sample.clusters and not sample.means_take_numbers:
         raise checks.reject("means", means, f"a function of the draws needs draws=; or give numbers of shape {shape} ({meaning})")
     draws = jax.eval_shape(lambda normals: sample.drawn(numbers, normals), np.zeros(sample.draw_normals))
     try:
-        found = traced_shape(means, jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws))
+        numbers = numbers_at(numbers, 0.0)
+        found = traced_shape(partial(sample.means_of, numbers), jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), draws))
     except Exception as error:
         raise checks.reject("means", means, f"calling it on the draws of one sample failed with: {checks.reason(error)}") from error
     if found != shape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +46,8 @@ class Sample:
     correlated: bool = False
     draws: tuple[Draw, ...] | None = None  # None: the loss takes one standard normal, or with clusters the cluster's label
     clusters: int = 0
-    means: Callable[[Any], Any] | bool = False  # a function of the draws; True: numbers["means"]
+    means: Callable[..., Any] | bool = False  # a function of the draws; True: numbers["means"]
+    means_take_numbers: bool = False  # whether that function takes the problem's own parameters too
 
     @property
     def plain(self) -> bool:
@@ -90,9 +91,14 @@ class Sample:
         return discrete if np.prod([float(draw.combinations) for draw in discrete]) <= MOST_CASES else ()
 
     @property
+    def free_draws(self) -> tuple[Draw, ...]:
+        """The other draws, those that expectations sample."""
+        return tuple(draw for draw in self._every if draw not in self._summed)
+
+    @property
     def free(self) -> int:
-        """How many standard normals the other draws take, those that expectations sample."""
-        return sum(draw.size for draw in self._every if draw not in self._summed)
+        """How many standard normals they take."""
+        return sum(draw.size for draw in self.free_draws)
 
     def drawn(self, numbers: Numbers, normals: Float[Numeric, "*s normals"], case: dict[str, Any] | None = None) -> dict[str, Any]:
         """The draws from standard normals (..., draw_normals); with a `case` of the summed ones, from (..., free)."""
@@ -126,6 +132,19 @@ class Sample:
         shapes = jax.eval_shape(lambda normals: self.given(self.drawn(numbers, normals)), np.zeros(self.draw_normals))
         return jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
 
+    def example_draws(self, numbers: Numbers) -> dict[str, Any]:
+        """The same of the draws by name, which a function of the means takes."""
+        shapes = jax.eval_shape(lambda normals: self.drawn(numbers, normals), np.zeros(self.draw_normals))
+        return {name: np.zeros(one.shape, one.dtype) for name, one in shapes.items()}
+
+    @property
+    def random_draws(self) -> bool | tuple[str, ...]:
+        """Which parts of the loss's fourth argument expectations do not sum over: all, none, or by name."""
+        if self.draws is None:
+            return not self.clusters
+        free = tuple(draw.name for draw in self.free_draws)
+        return (*free, "label") if "cluster" in free else free
+
     def cases(self, numbers: Numbers) -> tuple[Float[Numeric, " cases"], dict[str, Any]]:
         """For expectations: weights (cases,), and the draws that are summed over, (cases, ...) each; the rest is `free`."""
         weights, found = np.ones(1), {}
@@ -147,13 +166,18 @@ class Sample:
             found = self._of_cluster(draws, coefficients, coefficients.dtype)
             parts.append(found if self.tokens is None else found[..., None, :])
         if callable(self.means):
-            function, one = self.means, self._every[0]
+            function, one = partial(self.means_of, numbers), self._every[0]
             for _ in range(draws[one.name].ndim - len(one.shape)):
                 function = jax.vmap(function)
             parts.append(function(draws))
         elif self.means:
             parts.append(numbers["means"])
         return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def means_of(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... K"]:
+        """What a user's function gives for the draws of one sample."""
+        assert callable(self.means)
+        return self.means(draws, numbers["user"]) if self.means_take_numbers else self.means(draws)
 
     def inputs(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any]) -> Tree:
         """Inputs in the compressed frame from normals (..., [tokens,] blocks, columns), of which the first K lie along the signals."""

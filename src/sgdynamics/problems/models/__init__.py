@@ -1,0 +1,10 @@
+"""Ready models: each is a function that states one `Problem` or `Rule`, with its numbers as arguments."""
+
+from sgdynamics.problems.models.attention import attention, positional_semantic
+from sgdynamics.problems.models.autoencoder import autoencoder
+from sgdynamics.problems.models.gan import gan
+from sgdynamics.problems.models.model import MODELS, model
+from sgdynamics.problems.models.perceptron import perceptron
+from sgdynamics.problems.models.sequences import sequence_single_index
+
+__all__ = ["MODELS", "attention", "autoencoder", "gan", "model", "perceptron", "positional_semantic", "sequence_single_index"]

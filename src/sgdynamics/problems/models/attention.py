@@ -1,0 +1,213 @@
+"""A softmax head that learns from a softmax head, and one that can attend by position or by content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from sgdynamics import checks
+from sgdynamics.arrays import Function, Given, Numbers, Numeric, Scalar
+from sgdynamics.problems.losses import squared
+from sgdynamics.problems.models.model import model
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.reading import Reading
+
+
+def read(queries: Float[Numeric, " tokens"], values: Float[Numeric, " tokens"]) -> Float[Numeric, ""]:
+    """sum_l softmax(queries)_l values_l."""
+    return jnp.sum(jax.nn.softmax(queries) * values)
+
+
+class AttentionLoss:
+    """(f - y)^2/2 with f and y what one softmax head reads and another."""
+
+    outer = staticmethod(squared)
+    smooth = True  # the largest entry, which the softmax takes off for safety, drops out of it
+
+    def __call__(
+        self,
+        fields: Float[Numeric, "2 tokens"],
+        signals: Float[Numeric, "2 tokens"],
+        head: Float[Numeric, " 2"],
+        noise_draw: Scalar,
+        parameters: Numbers,
+    ) -> Scalar:
+        return squared(read(*fields), read(*signals) + jnp.sqrt(parameters["noise"]) * noise_draw)
+
+    def reading(self, structure: Structure) -> Reading | None:
+        """Of two tokens: f = v.(x1 + x2)/2 + tanh(q.(x1 - x2)/2) v.(x1 - x2)/2. The noise has a coordinate of its own, for any variance."""
+        if structure.sample.tokens != 2:
+            return None
+        q, v, q_star, v_star = np.eye(4)
+        less = [np.r_[one, -one, 0.0] for one in (q_star, q, v_star, v)]
+        more = [np.r_[v - v_star, v - v_star, 0.0], np.r_[np.zeros(8), 1.0]]
+        rows = [tuple(one.tolist()) for one in (*less, *more)]
+        # a move is a square in v.(x1 - x2) and e, and linear in the noise
+        return Reading(tuple(rows[:2]), tuple(rows[2:]), (3, 3, 3, 2), (4, 4, 4, 2))
+
+
+attention_loss = AttentionLoss()
+
+
+@model
+def attention(
+    tokens: int = 2,
+    *,
+    noise: float | Function = 0.0,
+    token_correlation: Given | None = None,
+    gram: Given | None = None,
+    constraint: str | None = None,
+    weight_decay: float | Function = 0.0,
+    covariance: Sequence[tuple[float, float]] | None = None,
+) -> Problem:
+    """One softmax attention head that learns from another: rows q, v; f = sum_l softmax(q.x)_l v.x_l, y alike with q*, v*.
+
+    Parameters
+    ----------
+    tokens : int, default 2
+        How many inputs a sequence has.
+    noise : float or callable, default 0.0
+        Variance of the label noise, or a function of alpha.
+    token_correlation : float or array, optional
+        Between any two tokens of a sequence, or the whole matrix; none unless given.
+    gram : array, optional
+        Gram matrix of (q*, v*), the identity unless given.
+    constraint : str, optional
+        "sphere" keeps q and v of norm 1.
+    weight_decay : float or callable, default 0.0
+        As of ``Problem``.
+    covariance : sequence of (float, float), optional
+        Blocks (eigenvalue, fraction of d) of the tokens' covariance.
+
+    Returns
+    -------
+    Problem
+        Of width 2 (q, then v) with 2 signals (q*, v*) and the loss (f - y)^2/2.
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused; the message names it, the value and what would be right.
+
+    Notes
+    -----
+    With e = f - y and A = softmax(q.x), the gradient in the fields is h_q,l = e A_l (v.x_l - f) and h_v,l = e A_l. Two tokens of one
+    variance enter only through x_1 - x_2 and, linearly, x_1 + x_2: their expectations are integrals in the plane of (q.(x_1 - x_2),
+    q*.(x_1 - x_2)), known to rounding. Those of more tokens are sampled, and the result says how well.
+
+    Examples
+    --------
+    >>> import sgdynamics as sgd
+    >>> problem = sgd.models.attention(noise=0.1)
+    >>> start = sgd.start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=[0.0, 10.0])
+    >>> [round(float(value), 4) for value in path.excess_risk[0]]
+    [0.3635, 0.0659]
+    """
+    tokens = checks.whole("tokens", tokens, 2)
+    numbers = {"noise": noise_number(noise)}
+    correlation = correlated(tokens, token_correlation)
+    common = {"gram": gram, "constraint": constraint, "weight_decay": weight_decay, "covariance": covariance}
+    return Problem(attention_loss, 2, 2, tokens=tokens, token_correlation=correlation, parameters=numbers, **common)  # type: ignore[arg-type]
+
+
+def noise_number(value: Any) -> Any:
+    """A variance, or a function of alpha."""
+    return value if callable(value) else checks.number("noise", value, least=0.0)
+
+
+def correlated(tokens: int, value: Any) -> Any:
+    """A matrix as it is; of a number the matrix with it between any two tokens."""
+    if value is None or np.ndim(value) != 0:
+        return value
+    low = -1.0 / (tokens - 1) if tokens > 1 else -1.0
+    c = checks.number("token_correlation", value, least=low)
+    if c > 1.0:
+        raise checks.reject("token_correlation", value, f"a correlation is between {low:.3g} and 1")
+    return np.eye(tokens) + c * (np.ones((tokens, tokens)) - np.eye(tokens))
+
+
+def scores(fields: Float[Numeric, " tokens"]) -> Float[Numeric, "tokens tokens"]:
+    """Row l: the softmax over m of F_l F_m."""
+    return jax.nn.softmax(fields[:, None] * fields[None, :], axis=-1)
+
+
+def positional_loss(
+    fields: Float[Numeric, "1 2"], signals: Float[Numeric, "2 2"], head: Float[Numeric, " 1"], noise_draw: Scalar, parameters: Numbers
+) -> Float[Numeric, ""]:
+    """|A - A*|^2/2 of the attention matrix against a mixture of one by content and one by position."""
+    k, omega = parameters["contrast"], parameters["omega"]
+    by_place = jax.nn.softmax(k * jnp.array([[1.0, -1.0], [-1.0, 1.0]]), axis=-1)
+    target = (1 - omega) * scores(signals[0]) + omega * by_place
+    return 0.5 * jnp.sum((scores(fields[0]) - target) ** 2)
+
+
+positional_loss.smooth = True  # type: ignore[attr-defined]
+
+
+def positions(draws: dict[str, Any], parameters: Numbers) -> Float[Numeric, "2 2"]:
+    """Token l has the mean +- c0 times the second signal."""
+    return parameters["encoding"] * jnp.array([[0.0, 1.0], [0.0, -1.0]])
+
+
+@model
+def positional_semantic(
+    omega: float = 0.3,
+    *,
+    encoding: float = 1.0,
+    contrast: float = 0.75**2,
+    constraint: str | None = "sphere",
+    weight_decay: float | Function = 0.0,
+) -> Problem:
+    """Dot-product attention of two tokens whose target mixes content and position: phase transition between the two.
+
+    Parameters
+    ----------
+    omega : float, default 0.3
+        Share of the target that goes by position.
+    encoding : float, default 1.0
+        Size c0 of the positional encoding: tokens are z_1 + c0 pos and z_2 - c0 pos.
+    contrast : float, default 0.5625
+        k: the positional target is the softmax of [[k, -k], [-k, k]].
+    constraint : str, optional
+        "sphere" (unless another is given) keeps the row of norm 1; None lets it grow.
+    weight_decay : float or callable, default 0.0
+        As of ``Problem``.
+
+    Returns
+    -------
+    Problem
+        Of width 1 with 2 signals: w* (content) and pos (position).
+
+    Raises
+    ------
+    ValueError
+        If an argument is refused; the message names it, the value and what would be right.
+
+    Notes
+    -----
+    A = softmax_m(F_l F_m) of F = w.x, target (1 - omega) softmax(F* F*^T) + omega softmax([[k, -k], [-k, k]]), loss abs(A - A*)^2/2. From
+    the origin and without noise the overlap with w* grows at the rate .2205022 (1 - omega), that with pos at
+    c0^2 (-.1332601 + .1533972 omega): it is unstable for omega above .868726, and the faster of the two above .946143 at c0 = 1.
+    After Cui, Behrens, Krzakala, Zdeborova, "A phase transition between positional and semantic learning" (2024).
+
+    Examples
+    --------
+    >>> import sgdynamics as sgd
+    >>> problem = sgd.models.positional_semantic(omega=0.3)
+    >>> start = sgd.start(problem, M=[[0.1, 0.1]], Q=[[1.0]])
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=[0.0, 10.0])
+    >>> [round(float(value), 3) for value in path.M[0, -1, 0]]
+    [0.412, 0.031]
+    """
+    share = checks.number("omega", omega, least=0.0)
+    if share > 1.0:
+        raise checks.reject("omega", omega, "give a share between 0 and 1")
+    numbers = {"omega": share, "encoding": checks.number("encoding", encoding), "contrast": checks.number("contrast", contrast)}
+    common = {"constraint": constraint, "weight_decay": weight_decay}
+    return Problem(positional_loss, 1, 2, tokens=2, means=positions, parameters=numbers, **common)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""Expectations over what a loss reads, on grids or points, against generic averages over points, which assume nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import sgdynamics as sgd
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.few_fields import FewFields
+from sgdynamics.gaussian.risk import overlaps_at
+from sgdynamics.gaussian.sampled import Sampled
+from tests.conftest import FALSE_ALARM, slow
+
+REPLICATES = 16
+RULE = Rule(log2_points=10, replicates=REPLICATES)
+SPREADS = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))
+CORRELATION = [[1.0, 0.4], [0.4, 0.8]]
+
+
+def smooth(fields, signals, head, z):
+    return 0.5 * (jnp.mean(head * jnp.tanh(fields)) - jnp.tanh(signals[0]) - 0.3 * z) ** 2
+
+
+def of_tokens(fields, signals, head, draws):
+    return 0.5 * (jnp.sum(jnp.tanh(fields[0]) * jnp.cos(fields[1])) - jnp.sum(signals) - draws["z"]) ** 2
+
+
+def adatron(fields, signals, head, z, overlaps):
+    return sgd.Move(fields * (fields * jnp.sign(signals[0]) < 0), rows=overlaps.Q * fields[0] ** 2)
+
+
+def contrastive(fields, signals, head, draws, overlaps):
+    """A polynomial of two tokens that share a spike, one of which is read in the label too; and a penalty."""
+    f = fields[0]
+    return -f[0] * f[1] * draws["g"] + (f[0] * f[1]) ** 2 / 4 + 0.1 * overlaps.Q[0, 0] ** 2 * f[0] ** 2
+
+
+def shared(draws):
+    return 0.8 * draws["g"] * jnp.array([[1.0], [0.5]])
+
+
+def bent(draws):
+    return jnp.sin(draws["g"])[None] + 0.2
+
+
+def of_group(draws):
+    return (jnp.where(draws["group"] == 1, 1.0, -0.5) + 0.3 * draws["g"])[None]
+
+
+def read_partly(fields, signals, head, draws):
+    """The first unit through tanh, the second as it is; the signals not at all."""
+    return 0.5 * (jnp.tanh(fields[0]) + fields[1] - draws["g"]) ** 2
+
+
+BLOCKS = [(0.5, 0.25), (1.5, 0.75)]
+PROBLEMS = {
+    "a grid": lambda: sgd.Problem(smooth, width=1, signals=1, covariance=BLOCKS),
+    "circles": lambda: sgd.Rule(adatron, groups={"w": 1}, kinks=(0.0,)),
+    "points": lambda: sgd.Problem(
+        of_tokens, width=2, signals=1, tokens=2, token_correlation=CORRELATION, draws={"z": "normal"}, means=[[0.3], [0.0]]
+    ),
+    "polynomials": lambda: sgd.Problem(
+        contrastive, width=1, signals=1, tokens=2, token_correlation=CORRELATION, means=shared, draws={"g": "normal"}, covariance=BLOCKS
+    ),
+    "half of it": lambda: sgd.Problem(read_partly, width=2, signals=1, means=bent, draws={"g": "normal"}, covariance=BLOCKS),
+    "groups": lambda: sgd.Problem(read_partly, width=2, signals=1, means=of_group, draws={"g": "normal", "group": [0.3, 0.7]}),
+    "attention": lambda: sgd.models.attention(noise=0.3, token_correlation=CORRELATION, covariance=BLOCKS),
+}
+
+
+def moments(expectation, problem, rule):
+    """(replicates, ...) of every moment at finite d."""
+    p, k, blocks = problem.width, problem.signals, problem.structure.blocks
+    M, Q = np.array([[0.3, 0.1], [-0.2, 0.4]])[:p, :k], np.array([[1.0, 0.2], [0.2, 0.8]])[:p, :p]
+    shares = np.array([0.3, 0.7])[:, None, None] if blocks == 2 else np.ones((1, 1, 1))
+    with jax.enable_x64(True):
+        overlaps = overlaps_at(problem.structure, problem.parameters, {"M": M * shares, "Q": Q * shares})
+        nodes = expectation.nodes(rule, False)
+
+        def one(node):
+            return expectation.moments(rule, node, problem.parameters, overlaps, np.ones(p), finite=True)
+
+        found = jax.jit(lambda nodes: jax.lax.map(one, nodes))(nodes)
+    return {name: np.asarray(value) for name, value in found._asdict().items() if value is not None}
+
+
+def generic(problem):
+    return Sampled(replace(problem.structure, reading=None, loss=replace(problem.structure.loss, smooth=False)))
+
+
+@pytest.mark.parametrize("name", slow(PROBLEMS, ("points", "groups", "half of it")))
+def test_it_is_what_points_give(name):
+    problem = PROBLEMS[name]()
+    chosen = expectation_of(problem.structure)
+    assert isinstance(chosen, FewFields) == (name != "points")
+    assert (problem.structure.reading is None) == (name == "circles")
+    rule = RULE if name == "points" else chosen.rule(1.0)
+    fast, plain = moments(chosen, problem, rule), moments(generic(problem), problem, RULE)
+    assert set(fast) == set(plain)
+    for moment, values in plain.items():
+        if moment == "risk" and name == "circles":
+            continue  # this rule has none
+        error = [one.std(axis=0, ddof=1) / np.sqrt(len(one)) if len(one) > 1 else 0.0 for one in (values, fast[moment])]
+        gap = np.abs(values.mean(axis=0) - fast[moment].mean(axis=0))
+        assert np.all(gap <= SPREADS * np.hypot(*error) + 1e-12), moment
+        if moment != "norms":  # the points say something
+            assert np.all(error[0] <= 0.03 * np.abs(values.mean(axis=0)).max() + 1e-12), moment
+
+
+def test_it_reads_what_it_should():
+    found = {name: make().structure.reading for name, make in PROBLEMS.items() if name != "circles"}
+    assert {name: (len(one.general), len(one.polynomial)) for name, one in found.items()} == {
+        "a grid": (2, 1),  # the noise enters linearly
+        "points": (4, 3),  # two units in two tokens; the signal in both, and the noise, as they are
+        "polynomials": (0, 3),  # two fields and the spike that is read
+        "half of it": (2, 1),  # the first unit and, because of the means, the draw
+        "groups": (1, 2),
+        "attention": (2, 4),
+    }
+    assert found["polynomials"].affine
+    assert not found["half of it"].affine
+    # a number that happens to be 0 changes nothing
+    gain = [
+        sgd.Problem(lambda f, s, a, z, numbers: jnp.tanh(numbers["gain"] * f[0]) * s[0], 1, 1, parameters={"gain": one})
+        for one in (0.0, 1.0)
+    ]
+    assert gain[0].structure.reading == gain[1].structure.reading
+    assert len(gain[0].structure.reading.general) == 1
+
+
+def test_what_is_read_has_less_spread():
+    problem = PROBLEMS["points"]()
+    read, plain = (moments(one, problem, RULE)["stein"].std(axis=0, ddof=1).max() for one in (Sampled(problem.structure), generic(problem)))
+    assert read < 0.5 * plain
