@@ -73,7 +73,7 @@ def _of_draws(structure: Structure, parameters: Numbers, case: dict[str, Any]) -
     shape = (sample.inputs_a_sample, structure.signals, sample.free)
 
     def one(xi: Float[Numeric, " free"]) -> Any:
-        means = sample.mean_coefficients(parameters, sample.drawn(parameters, xi, case))
+        means: Any = sample.mean_coefficients(parameters, sample.drawn(parameters, xi, case))
         return jnp.broadcast_to(means, (*sample.token_shape, structure.signals))
 
     return jax.jacfwd(one)(jnp.zeros(sample.free)).reshape(shape)
