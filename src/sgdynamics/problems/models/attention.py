@@ -132,9 +132,9 @@ def correlated(tokens: int, value: Any) -> Any:
     return np.eye(tokens) + c * (np.ones((tokens, tokens)) - np.eye(tokens))
 
 
-def scores(fields: Float[Numeric, " tokens"]) -> Float[Numeric, "tokens tokens"]:
-    """Row l: the softmax over m of F_l F_m."""
-    return jax.nn.softmax(fields[:, None] * fields[None, :], axis=-1)
+def kept(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
+    """How much each of two tokens attends to itself: A_ll of the softmax over m of F_l F_m; to the other it attends by the rest."""
+    return jax.nn.sigmoid(fields * (fields - fields[::-1]))
 
 
 def positional_loss(
@@ -142,12 +142,8 @@ def positional_loss(
 ) -> Float[Numeric, ""]:
     """|A - A*|^2/2 of the attention matrix against a mixture of one by content and one by position."""
     k, omega = parameters["contrast"], parameters["omega"]
-    by_place = jax.nn.softmax(k * jnp.array([[1.0, -1.0], [-1.0, 1.0]]), axis=-1)
-    target = (1 - omega) * scores(signals[0]) + omega * by_place
-    return 0.5 * jnp.sum((scores(fields[0]) - target) ** 2)
-
-
-positional_loss.smooth = True  # type: ignore[attr-defined]
+    target = (1 - omega) * kept(signals[0]) + omega * jax.nn.sigmoid(2 * k)
+    return jnp.sum((kept(fields[0]) - target) ** 2)
 
 
 def positions(draws: dict[str, Any], parameters: Numbers) -> Float[Numeric, "2 2"]:

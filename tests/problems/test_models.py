@@ -1,0 +1,215 @@
+"""The ready models: reference values, records, sweeps, problem files, models of one's own, refusals."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics.problem_files import plan
+from sgdynamics.problems.models.model import MODELS
+from sgdynamics.records import problem_from
+from tests.conftest import Z
+
+ALL = {
+    "attention": lambda: sgd.models.attention(3, noise=0.1, token_correlation=0.2, weight_decay=0.01),
+    "positional_semantic": lambda: sgd.models.positional_semantic(0.4, encoding=2.0),
+    "sequence_single_index": lambda: sgd.models.sequence_single_index("sum", 2, target="product", constraint=None),
+    "autoencoder": lambda: sgd.models.autoencoder(2, "tanh", spikes=(3.0, 1.0), tied=True),
+    "perceptron": lambda: sgd.models.perceptron("hebb"),
+    "gan": lambda: sgd.models.gan({"generator": 0.1}, noise=0.5),
+}
+
+
+def path(problem, M, Q, lr, **when):
+    return sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), sgd.start(problem, M=M, Q=Q), **when)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_records(name):
+    """A model is made again from what it records, and what it is made of can be replaced."""
+    problem = ALL[name]()
+    record = problem.describe()
+    assert record["kind"] == name
+    assert problem_from(record) == problem
+    assert sgd.models.__dict__[name] is MODELS[name]
+    other = problem.replace(weight_decay=0.5)
+    assert (other.weight_decay, other.kind) == (0.5, name)
+    assert other != problem
+    assert other.structure == problem.structure  # one compiled program for both
+    assert repr(problem).startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+def test_reference_values_of_sequences(n):
+    """Polynomials: to all digits. Free rows with label noise against the closed equations."""
+    sphere, free = {1: (0.82344787, 0.70569645), 2: (0.71097561, 0.52210605), 3: (0.06386001, 0.13501889)}[n]
+    if n != 1:
+        found = path(sgd.models.sequence_single_index(tokens=n), [[0.2]], [[1.0]], 0.1, times=[1.0])
+        np.testing.assert_allclose(found.M.values.ravel(), sphere, atol=6e-9)
+    problem = sgd.models.sequence_single_index(tokens=n, constraint=None)
+    found = path(problem, [[0.2]], [[1.0]], 0.1, times=[1.0])
+    np.testing.assert_allclose(found.M.values.ravel(), free, atol=6e-9)
+    noisy, m, q, lr, v = problem.replace(noise=0.3), 0.2, 0.7, 0.1, 0.3
+    state = {"M": np.full((1, 1, 1), m), "Q": np.full((1, 1, 1), q), "a": np.ones(1)}
+    rule = sgd.functional.rule(noisy, sgd.start(noisy, M=[[m]], Q=[[q]]))
+    with sgd.precision.jax.enable_x64(True):
+        drift = sgd.functional.drift(noisy.structure, noisy.parameters, state, lr=lr, rule=rule)
+    dm = -n * q ** (n - 1) * m + n * m ** (n - 1)
+    noise = 3 ** (n - 1) * (q ** (2 * n - 1) - 2 * q ** (n - 1) * m**n) + (q + 2 * m**2) ** (n - 1) + v * q ** (n - 1)
+    dq = -2 * n * q**n + 2 * n * m**n + lr * n * noise
+    np.testing.assert_allclose([np.asarray(drift[name]).item() for name in ("M", "Q")], [dm, dq], rtol=1e-11)
+
+
+def test_reference_values_of_rules():
+    """The risk of the perceptron is the probability of an error, and with it exit times are defined."""
+    rule = sgd.models.perceptron()
+    found = path(rule, [[0.2]], [[1.0]], 1.0, alpha=[0, 5.0, 100.0])
+    cosine = found.M.values[0, :, 0, 0] / np.sqrt(found.Q.values[0, :, 0, 0])
+    np.testing.assert_allclose(found.risk.values[0], np.arccos(cosine) / np.pi, atol=1e-12)
+    np.testing.assert_allclose(found.risk.values[0, 1:], [0.16696271, 0.05943050], atol=6e-9)
+    gan = path(sgd.models.gan(), [[0.3], [0.2]], [[1.0, 0.3], [0.3, 1.0]], 1.0, alpha=[20.0])
+    np.testing.assert_allclose(gan.M.values.ravel(), [1.15041461, 0.31962460], atol=6e-9)
+    np.testing.assert_allclose(gan.Q.values.ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=6e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "late"),
+    [("hebb", lambda a: 0.39894228 * a**-0.5), ("perceptron", lambda a: (2 / 3) ** (1 / 3) / np.pi * a ** (-1 / 3)), ("adatron", lambda a: 1.5 / a)],
+)
+def test_late_laws_of_rules(rule, late):
+    found = path(sgd.models.perceptron(rule), [[0.2]], [[1.0]], 1.0, alpha=[1e3, 1e5])
+    gap = np.abs(found.risk.values[0] / late(np.array([1e3, 1e5])) - 1)
+    assert gap[1] < 0.02
+    assert gap[1] < 0.5 * gap[0]
+
+
+@pytest.mark.slow
+def test_reference_values_of_attention():
+    """Two tokens: to all digits, with and without their correlation; runs within their errors."""
+    M, Q = [[0.3, 0.1], [-0.2, 0.4]], [[1.0, 0.2], [0.2, 0.8]]
+    free = path(sgd.models.attention(noise=0.1), M, Q, 1.0, times=[0, 1, 2, 10])
+    np.testing.assert_allclose(free.excess_risk.values[0], [0.36354539, 0.23755718, 0.17765431, 0.06585732], atol=6e-9)
+    problem = sgd.models.attention(noise=0.1, token_correlation=0.4)
+    found = path(problem, M, Q, 1.0, times=[0, 2])
+    np.testing.assert_allclose(found.excess_risk.values[0], [0.39920166, 0.13783400], atol=6e-9)
+    np.testing.assert_allclose(np.diag(found.Q.values[0, 1]), [0.95829417, 0.93543692], atol=6e-9)
+    np.testing.assert_allclose(np.diag(found.M.values[0, 1]), [0.35448428, 0.82758116], atol=6e-9)
+    runs = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), sgd.start(problem, M=M, Q=Q), times=[0, 2.0], dimension=2000, runs=200, seed=1)
+    direct = {"Q": ([0.9562, 0.9300], [0.0015, 0.0053]), "M": ([0.3550, 0.8251], [0.0015, 0.0029])}
+    for name, (values, errors) in direct.items():
+        one = np.einsum("rii->ri", runs[name].values[:, 1])
+        assert np.all(np.abs(one.mean(axis=0) - values) <= Z * np.hypot(one.std(axis=0, ddof=1) / np.sqrt(len(one)), errors))
+
+
+@pytest.mark.slow
+def test_reference_values_of_positions():
+    """Four fields that are no polynomials: on a coarse grid, with an error that is true."""
+    problem = sgd.models.positional_semantic(0.3)
+    for start, lr, t, expected in (
+        ([0.1, 0.1], 0.0, 10.0, [0.44227387, 0.03279580]),
+        ([0.1, 0.1], 0.5, 10.0, [0.41227154, 0.03118536]),
+        ([0.3, 0.3], 0.5, 4.0, [0.50204241, 0.16634666]),
+    ):
+        found = path(problem, [start], [[1.0]], lr, times=[t])
+        assert np.all(np.abs(found.M.values.ravel() - expected) <= found.attrs["error_quadrature"])
+        assert found.attrs["error_quadrature"] < 2e-3
+        np.testing.assert_allclose(found.M.values.ravel(), expected, atol=3e-5)
+
+
+def test_growth_of_positions():
+    """The two rates at the origin, by the drift at small overlaps."""
+    problem, small = sgd.models.positional_semantic(0.9, encoding=2.0), 0.01
+    begin = sgd.start(problem, M=[[small, small]], Q=[[1.0]])
+    with sgd.precision.jax.enable_x64(True):
+        rule = sgd.functional.rule(problem, begin)
+        drift = sgd.functional.drift(problem.structure, problem.parameters, sgd.functional.state(begin), lr=0.0, rule=rule)
+    rates = np.asarray(drift["M"]).ravel() / small
+    np.testing.assert_allclose(rates, [0.2205022 * 0.1, 4 * (-0.1332601 + 0.1533972 * 0.9)], atol=1e-3)
+
+
+def test_sequence_information_exponent():
+    exponent = sgd.models.sequence_information_exponent
+    assert [exponent("product", n) for n in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    assert exponent(lambda x: jnp.tanh(x[0]) * x[1], 2) == 2
+    assert exponent(lambda x: x[0] * x[1], 2, target=lambda x: x[0] ** 3 * x[1] + x[0]) == 2
+    assert exponent(sgd.models.sequence_single_index("sum", 2)) == 1
+    assert exponent(lambda x: x[0] ** 2 * x[1] - x[1], 2) == 3  # He_2 He_1
+    with pytest.raises(ValueError, match="nothing in common"):
+        exponent("sum", 2, target="product")
+    with pytest.raises(ValueError, match="tokens = None: say how many"):
+        exponent("product")
+    with pytest.raises(ValueError, match="take 6 or fewer"):
+        exponent("product", 9)
+    with pytest.raises(ValueError, match="independent tokens"):
+        exponent(sgd.models.sequence_single_index(tokens=2, token_correlation=0.3))
+
+
+def test_sweeps_and_files():
+    """A number of a model varies in a sweep, also inside a dictionary; a problem file states a model."""
+    begin = {"M": [[0.3], [0.2]], "Q": [[1.0, 0.3], [0.3, 1.0]]}
+    swept = sgd.sweep(
+        "solve_ode",
+        problem=sgd.models.gan({"discriminator": 0.2, "generator": 0.04}),
+        algorithm=sgd.OnePassSGD(lr=1.0),
+        start=begin,
+        alpha=[5.0],
+        over={"noise": [0.5, 1.0], "problem.rates.generator": [0.04, 0.1]},
+    )
+    one = path(sgd.models.gan({"generator": 0.1}, noise=0.5), begin["M"], begin["Q"], 1.0, alpha=[5.0])
+    np.testing.assert_allclose(swept.M.sel(noise=0.5, generator=0.1).values.ravel(), one.M.values.ravel(), rtol=1e-7)
+    assert len(np.unique(np.round(swept.M.values, 6))) == 8
+    made = plan(
+        {
+            "problem": {"kind": "attention", "tokens": 3, "noise": 0.1, "token_correlation": 0.2},
+            "algorithm": {"kind": "OnePassSGD", "lr": 1.0},
+            "start": {"M": [[0.3, 0.1], [-0.2, 0.4]], "Q": [[1.0, 0.2], [0.2, 0.8]]},
+            "run": {"methods": ["exact"], "times": [0, 1], "dimension": 20, "runs": 2},
+        }
+    )
+    assert made.problem == sgd.models.attention(3, noise=0.1, token_correlation=0.2)
+
+
+def gained(fields, signals, head, noise_draw, parameters):
+    return 0.5 * (fields[0] - parameters["gain"] * signals[0]) ** 2
+
+
+@sgd.models.model
+def amplified(gain=2.0):
+    return sgd.Problem(gained, width=1, signals=1, parameters={"gain": gain})
+
+
+def test_a_model_of_ones_own():
+    problem = amplified(3.0)
+    assert problem_from({"kind": "amplified", "gain": 3.0}) == problem
+    assert problem.replace(gain=1.0).describe() == {"kind": "amplified", "gain": 1.0}
+    found = path(problem, [[0.0]], [[1.0]], 0.0, times=[2.0])
+    np.testing.assert_allclose(found.M.values.ravel(), 3 * (1 - np.exp(-2)), rtol=1e-7)
+    assert sgd.problem_of(found) == problem
+    MODELS.pop("amplified")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: sgd.models.attention(1), "tokens = 1"),
+        (lambda: sgd.models.attention(noise=-1.0), "noise = -1.0"),
+        (lambda: sgd.models.attention(3, token_correlation=-0.8), "token_correlation = -0.8"),
+        (lambda: sgd.models.attention(3, token_correlation=1.5), "between -0.5 and 1"),
+        (lambda: sgd.models.positional_semantic(1.5), "omega = 1.5: give a share"),
+        (lambda: sgd.models.sequence_single_index("prod"), "link = 'prod': did you mean 'product'"),
+        (lambda: sgd.models.sequence_single_index(lambda x: x, 2), "link = .*one number"),
+        (lambda: sgd.models.autoencoder(spikes=3.0), "spikes = 3.0: give a list"),
+        (lambda: sgd.models.autoencoder(activation="sign"), "activation = 'sign'"),
+        (lambda: sgd.models.perceptron("hebbian"), "rule = 'hebbian': did you mean 'hebb'"),
+        (lambda: sgd.models.gan({"critic": 1.0}), "rates"),
+        (lambda: sgd.models.gan(noise="loud"), "noise = 'loud'"),
+        (lambda: problem_from({"kind": "atention"}), "did you mean 'attention'"),
+        (lambda: problem_from({"kind": "attention", "token": 2}), "tokens"),
+    ],
+)
+def test_bad_input(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
