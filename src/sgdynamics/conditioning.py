@@ -182,7 +182,7 @@ def observed(observe_all: Any, setup: Setup, losses: Mapping[str, Any], paramete
     """What `observe` gives of many states (by a compiled function of setup, parameters, states), and means of other losses by name."""
     found = observe_all(setup, parameters, states)
     for name, loss in losses.items():
-        found[name] = observe_all(replace(setup, structure=replace(setup.structure, loss=loss)), parameters, states)["train_risk"]
+        found[name] = observe_all(replace(setup, structure=setup.structure.with_loss(loss)), parameters, states)["train_risk"]
     return found
 
 

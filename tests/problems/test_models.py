@@ -77,7 +77,11 @@ def test_reference_values_of_rules():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "late"),
-    [("hebb", lambda a: 0.39894228 * a**-0.5), ("perceptron", lambda a: (2 / 3) ** (1 / 3) / np.pi * a ** (-1 / 3)), ("adatron", lambda a: 1.5 / a)],
+    [
+        ("hebb", lambda a: 0.39894228 * a**-0.5),
+        ("perceptron", lambda a: (2 / 3) ** (1 / 3) / np.pi * a ** (-1 / 3)),
+        ("adatron", lambda a: 1.5 / a),
+    ],
 )
 def test_late_laws_of_rules(rule, late):
     found = path(sgd.models.perceptron(rule), [[0.2]], [[1.0]], 1.0, alpha=[1e3, 1e5])
@@ -128,6 +132,18 @@ def test_growth_of_positions():
         drift = sgd.functional.drift(problem.structure, problem.parameters, sgd.functional.state(begin), lr=0.0, rule=rule)
     rates = np.asarray(drift["M"]).ravel() / small
     np.testing.assert_allclose(rates, [0.2205022 * 0.1, 4 * (-0.1332601 + 0.1533972 * 0.9)], atol=1e-3)
+
+
+def test_what_a_model_does_not_read_can_be_asked_for():
+    """The expectation of another function of the sample than the loss: the signals of an autoencoder, which its loss never sees."""
+    problem = sgd.models.autoencoder(spikes=(3.0,))
+    begin = sgd.start(problem, M=[[0.3], [0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
+    found = sgd.expect(
+        begin, lambda fields, signals, head, draws: jnp.array([signals[0] ** 2, signals[0] * fields[1], draws["g"][0] ** 2]), problem
+    )
+    expected = [1 + 3.0, 0.4 * (1 + 3.0), 1.0]
+    assert np.all(np.abs(found.values[0] - expected) <= 8 * found.standard_error.values[0] + 1e-9)
+    assert np.all(found.standard_error.values < 0.05)
 
 
 def test_sequence_information_exponent():

@@ -14,7 +14,6 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -27,7 +26,7 @@ from sgdynamics.gaussian.sampled import Sampled
 from sgdynamics.problems.problem import Structure
 
 REACHES = (0.0, 8.5, 8.0, 7.5, 6.0)  # of a grid by its dimensions, in standard deviations: the tails beyond weigh 1e-10 or less
-MOST_POINTS, CHEAP_POINTS = 200_000, 20_000
+MOST_POINTS, CHEAP_POINTS, QUICK_POINTS = 200_000, 20_000, 4_000  # for a drift, to begin with, for the risks of many states
 RADII = 48
 ROUNDING = 1e-14
 COARSEST, FINEST = 2, 8  # points in a standard deviation
@@ -150,17 +149,26 @@ class FewFields(Sampled):
         finite: bool = False,
         flow: bool = False,
     ) -> Moments:
-        if not self.circles:
-            name = "more" if finite else "few"
-            grid, weights = _product(jnp, (nodes["points"], nodes["weights"]), (nodes[name], nodes[f"{name}_weights"]))
-            nodes = {"points": grid, "weights": weights}
+        nodes = self._whole(nodes, "more" if finite else "few")
         return super().moments(rule, nodes, parameters, overlaps, head, finite=finite, flow=flow)
 
-    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        return self.nodes(rule, flow=True)
+    def _whole(self, nodes: Nodes, name: str) -> Nodes:
+        """All points with their weights: the grid, and on each of its points the Gauss-Hermite nodes of this name."""
+        if self.circles:
+            return nodes
+        grid, weights = _product(jnp, (nodes["points"], nodes["weights"]), (nodes[name], nodes[f"{name}_weights"]))
+        return {"points": grid, "weights": weights}
 
-    def risk(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
-        return self.moments(rule, nodes, parameters, overlaps, head, flow=True).risk
+    def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
+        if not quick or self.circles:
+            return self.nodes(rule, flow=True)
+        cheap = [count for count in (FINEST // 2, COARSEST) if grid_points(self.structure, count) <= QUICK_POINTS]
+        least = 1 if len(self.structure.reading.general) <= 2 else COARSEST  # type: ignore[union-attr]
+        return {name: value[None] for name, value in self._at(max(cheap, default=least), 0.75).items()}
+
+    def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Any:
+        nodes = self._whole(nodes, "few")
+        return self.mean_loss(nodes["points"], parameters, overlaps, head, weights=nodes["weights"])
 
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(rule, flow), None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -148,7 +147,7 @@ def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) ->
 
     Averages over scrambled Sobol points, discrete draws case by case: nothing is assumed of the function, which may jump.
     """
-    structure = replace(problem.structure, loss=function, expectation=None)
+    structure = problem.structure.with_loss(function)
     nodes = expectation_of(structure).risk_nodes(EXPECTED)
     lead = states["a"].shape[:-1]
     flat = {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in states.items()}

@@ -131,12 +131,24 @@ class Sampled(Expectation):
 
     def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
         """A loss is continuous, so plain points do also where it has kinks."""
+        return self.mean_loss(nodes["plain"], parameters, overlaps, head, plain=True)
+
+    def mean_loss(
+        self,
+        points: Float[Numeric, "n coordinates"],
+        parameters: Numbers,
+        overlaps: Overlaps,
+        head: Float[Numeric, " p"],
+        *,
+        plain: bool = False,
+        weights: Float[Numeric, " n"] | None = None,
+    ) -> Any:
+        """E[loss] over points that all weigh the same unless weights are given; of a function of many values E of each."""
         structure, sample = self.structure, self.structure.sample
         reading = reading_overlaps(structure, parameters, overlaps)
 
         def one(case: dict[str, Any]) -> Float[Numeric, "..."]:
-            weights = nodes.get("weights")
-            found = self.points(nodes["plain"], parameters, overlaps, case, plain=True, weights=weights)
+            found = self.points(points, parameters, overlaps, case, plain=plain, weights=weights)
             fields = (sample.by_sample(found.students), sample.by_sample(found.signals))
             values = jax.vmap(structure.loss, (0, 0, None, 0, None))(*fields, head, found.given, reading)
             return jnp.mean(values, axis=0) if weights is None else jnp.tensordot(found.weights, values, axes=1)

@@ -51,6 +51,10 @@ class Structure:
     expectation: Any = None  # a user's own, in place of the one the library chooses
     reading: Reading | None = None  # how a smooth loss depends on fields and draws, where that is known
 
+    def with_loss(self, loss: Any) -> Structure:
+        """The same samples with another function of them, of which nothing is known."""
+        return replace(self, loss=loss, expectation=None, reading=None)
+
     @property
     def clusters(self) -> int:
         """Of a Gaussian mixture; 0 for centred data."""

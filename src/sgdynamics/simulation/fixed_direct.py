@@ -8,7 +8,6 @@ batched product); on an accelerator, and where all runs share one data set, they
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -146,7 +145,7 @@ class DirectFixedData(Simulator):
 
     def train_mean(self, loss: Loss, state: Weights) -> np.ndarray:
         """The mean of a loss over the data set of each run."""
-        structure = replace(self.structure, loss=loss)
+        structure = self.structure.with_loss(loss)
         return np.asarray(_train_mean(structure, self.options, self.parameters, self.now, self.data, state))
 
     def keep(self, state: Weights, index: np.ndarray) -> Any:

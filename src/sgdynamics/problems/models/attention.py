@@ -121,6 +121,11 @@ def noise_number(value: Any) -> Any:
     return value if callable(value) else checks.number("noise", value, least=0.0)
 
 
+def none_or(constraint: str | None) -> str | None:
+    """A constraint; "none" is None, for which files have no word."""
+    return None if constraint == "none" else constraint
+
+
 def correlated(tokens: int, value: Any) -> Any:
     """A matrix as it is; of a number the matrix with it between any two tokens."""
     if value is None or np.ndim(value) != 0:
@@ -171,7 +176,7 @@ def positional_semantic(
     contrast : float, default 0.5625
         k: the positional target is the softmax of [[k, -k], [-k, k]].
     constraint : str, optional
-        "sphere" (unless another is given) keeps the row of norm 1; None lets it grow.
+        "sphere" (unless another is given) keeps the row of norm 1; None, or "none" in a file, lets it grow.
     weight_decay : float or callable, default 0.0
         As of ``Problem``.
 
@@ -205,5 +210,5 @@ def positional_semantic(
     if share > 1.0:
         raise checks.reject("omega", omega, "give a share between 0 and 1")
     numbers = {"omega": share, "encoding": checks.number("encoding", encoding), "contrast": checks.number("contrast", contrast)}
-    common = {"constraint": constraint, "weight_decay": weight_decay}
+    common = {"constraint": none_or(constraint), "weight_decay": weight_decay}
     return Problem(positional_loss, 1, 2, tokens=2, means=positions, parameters=numbers, **common)  # type: ignore[arg-type]

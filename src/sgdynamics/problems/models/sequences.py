@@ -14,7 +14,7 @@ from sgdynamics import checks
 from sgdynamics.arrays import Function, Given, Numbers, Numeric, Scalar
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.losses import squared
-from sgdynamics.problems.models.attention import correlated, noise_number
+from sgdynamics.problems.models.attention import correlated, noise_number, none_or
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.problem import Problem
 
@@ -80,7 +80,7 @@ def sequence_single_index(
     noise : float or callable, default 0.0
         Variance of the label noise, or a function of alpha.
     constraint : str, optional
-        "sphere" (unless another is given) keeps the row of norm 1; None lets it grow.
+        "sphere" (unless another is given) keeps the row of norm 1; None, or "none" in a file, lets it grow.
     token_correlation : float or array, optional
         Between any two tokens, or the whole matrix.
     means : array, optional
@@ -122,4 +122,4 @@ def sequence_single_index(
     f = link_of("link", link, tokens)
     loss = SequenceLoss(f, f if target is None else link_of("target", target, tokens))
     data = {"tokens": tokens, "token_correlation": correlated(tokens, token_correlation), "means": means, "covariance": covariance}
-    return Problem(loss, 1, 1, parameters={"noise": noise_number(noise)}, constraint=constraint, weight_decay=weight_decay, **data)  # type: ignore[arg-type]
+    return Problem(loss, 1, 1, parameters={"noise": noise_number(noise)}, constraint=none_or(constraint), weight_decay=weight_decay, **data)  # type: ignore[arg-type]
