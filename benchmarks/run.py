@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: chain against direct, cost in d, ODE against Euler; exit times, first solve, mixtures, DMFT.
+"""Ratios measured side by side in one run: chain against direct, cost in d, ODE against Euler; exit times, first solve, tokens, mixtures, DMFT.
 
     make bench            everything (a few minutes on 2 cores)
 
@@ -17,6 +17,7 @@ import numpy as np
 
 import dmft_iteration
 import mixtures
+import sequences
 import sgdynamics as sgd
 import sweeps
 from sgdynamics import compressed, functional
@@ -138,13 +139,13 @@ def exit_times() -> tuple[str, float, float, bool]:
 
 def main() -> int:
     with jax.enable_x64(True):
-        rows = [*simulation(), integrator()]
+        rows = [*simulation(), integrator(), *sequences.ratios()]
     rows += [exit_times(), first_solve(), *mixtures.rows(), *dmft_iteration.rows(), sweeps.row()]
     met = True
     for label, value, target, at_least in rows:
         good = value >= target if at_least else value <= target
         met &= good
-        print(f"{value:10.1f}  (target {'>=' if at_least else '<='} {target:g}, {'met' if good else 'MISSED'})  {label}")
+        print(f"{value:10.2f}  (target {'>=' if at_least else '<='} {target:g}, {'met' if good else 'MISSED'})  {label}")
     print("all targets met" if met else "some targets missed")
     return 0 if met else 1
 

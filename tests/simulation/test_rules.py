@@ -216,3 +216,20 @@ def test_bad_input():
     rule = sgd.Rule(hebb, groups={"w": 1})
     with pytest.raises(ValueError, match="this rule has no risk"):
         sgd.exit_time(rule, SGD, sgd.start(rule, M=[[0.2]], Q=[[1.0]]))
+
+
+@pytest.mark.slow
+def test_the_sde_of_a_loss_of_overlaps_has_the_mean_and_spread_of_the_chain():
+    """A tied autoencoder: mean and variance of M and Q at d = 400, where both are Gaussian to a good approximation."""
+    problem = sgd.models.autoencoder(tied=True)
+    start = sgd.start(problem, M=[[0.3]], Q=[[1.0]])
+    shared = {"times": [0, 0.5], "dimension": 400}
+    sde = sgd.solve_sde(problem, SGD, start, runs=1500, seed=1, **shared)
+    chain = sgd.simulate(problem, SGD, start, runs=6000, seed=2, **shared)
+    for name in ("M", "Q"):
+        one, other = (found[name].values[:, 1, 0, 0] for found in (sde, chain))
+        for moment in (lambda x: x, lambda x: (x - x.mean()) ** 2):
+            a, b = moment(one), moment(other)
+            error = np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b)))
+            # steps of the SDE and higher cumulants leave a few percent of the variance
+            assert abs(a.mean() - b.mean()) <= Z * error + 0.03 * abs(b.mean()), name
