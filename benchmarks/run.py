@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: chain against direct, cost in d, ODE against Euler; exit times, first solve, tokens, mixtures, DMFT.
+"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, mixtures, DMFT.
 
     make bench            everything (a few minutes on 2 cores)
 
