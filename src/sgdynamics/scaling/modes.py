@@ -1,0 +1,230 @@
+"""The exact mean risk of one-pass SGD on a linear student, at any step, without stepping.
+
+With eigenvalues l_j of the inputs' covariance, c_j = E[(w_j - w*_j)^2] in its eigenbasis, label noise s2, u = 2 risk = sum l_j c_j + s2 and steps
+w <- w - g grad over batches of B,
+
+    c_j' = q_j c_j + (g^2/B) l_j (kappa sum l c + s2),   q_j = 1 - 2 g l_j + g^2 (1 - 1/B + 2 kappa/B) l_j^2,
+
+for sums over blocks of n_b equal eigenvalues with n_b l_b in the last term. kappa = 1 for Gaussian inputs; for x = sqrt(tau) z it is E[tau^2].
+In r_b = c_b/sqrt(n_b) one step is a symmetric matrix, so that one eigenproblem gives all steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+from sgdynamics import checks
+
+MOST_MODES = 3000  # of an eigenproblem
+MOST_STEPS = 20_000  # that are taken one by one, where there are more modes
+
+
+@dataclass(frozen=True)
+class LinearModes:
+    """A linear student in the eigenbasis of its inputs: what its mean risk depends on.
+
+    Parameters
+    ----------
+    eigenvalues : array (n,)
+        l_b of the inputs' covariance.
+    counts : array (n,)
+        n_b: how many dimensions have it.
+    errors : array (n,)
+        The sum of E[(w_j - w*_j)^2] over them, at the start.
+    noise : float, default 0.0
+        Variance of the labels about the linear target, s2.
+    kappa : float, default 1.0
+        E|x|^4 over that of a Gaussian of the same covariance; 1 for Gaussian inputs.
+
+    Raises
+    ------
+    ValueError
+        If lengths differ, an eigenvalue or an error is negative, or a count is below 1.
+
+    Examples
+    --------
+    >>> modes = sgd.scaling.LinearModes(1 / np.arange(1, 13.0), np.ones(12), np.ones(12))
+    >>> round(modes.largest_step(batch=1), 6)
+    0.465924
+    >>> print(np.round(modes.risk([0, 10, 100], step=0.2), 6))
+    [1.551605 0.661914 0.014142]
+    """
+
+    eigenvalues: np.ndarray
+    counts: np.ndarray
+    errors: np.ndarray
+    noise: float = 0.0
+    kappa: float = 1.0
+    _powers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        fix = "give numbers in one row"
+        parts = {name: checks.numbers(name, getattr(self, name), fix) for name in ("eigenvalues", "counts", "errors")}
+        shape = parts["eigenvalues"].shape
+        for name, value in parts.items():
+            if value.shape != shape or value.ndim != 1 or not len(value):
+                raise checks.reject(name, value.shape, f"all three have one number a block: {shape}")
+            least = 1.0 if name == "counts" else 0.0
+            if not np.all(np.isfinite(value)) or np.any(value < least):
+                raise checks.reject(name, value, f"give finite numbers, {least:g} or more")
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "noise", checks.number("noise", self.noise, least=0.0))
+        object.__setattr__(self, "kappa", checks.number("kappa", self.kappa, above=0.0))
+
+    @property
+    def trace(self) -> float:
+        """sum n_b l_b."""
+        return float(self.counts @ self.eigenvalues)
+
+    @property
+    def effective_dimension(self) -> float:
+        """(sum l)^2/sum l^2."""
+        return float(self.trace**2 / (self.counts @ self.eigenvalues**2))
+
+    @cached_property
+    def _scale(self) -> np.ndarray:
+        return self.eigenvalues * np.sqrt(self.counts)
+
+    def _survival(self, step: float, batch: int) -> np.ndarray:
+        l, k = self.eigenvalues, self.kappa
+        return 1 - 2 * step * l + step**2 * (1 - 1 / batch + 2 * k / batch) * l**2
+
+    def risk(self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1) -> np.ndarray:
+        """The mean risk after these numbers of steps.
+
+        Parameters
+        ----------
+        steps : sequence of int
+            How many, in any order; 0 is the start.
+        step : float
+            g: the step is w <- w - g grad (of a mean over the batch).
+        batch : int, default 1
+            B.
+
+        Returns
+        -------
+        ndarray
+            One number each; infinite where the mean has left every bound.
+
+        Raises
+        ------
+        ValueError
+            If there are more than 3000 blocks and more than 20000 steps.
+        """
+        g, B = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1)
+        wanted = np.array([checks.whole("steps", one, 0) for one in np.atleast_1d(steps)], dtype=np.float64)
+        if len(self.eigenvalues) > MOST_MODES:
+            return 0.5 * self._stepped(wanted, g, B)
+        return 0.5 * self._at_once(wanted, g, B)
+
+    def _at_once(self, steps: np.ndarray, g: float, B: int) -> np.ndarray:
+        """u by one eigenproblem: r' = (1 - E) r + b."""
+        key = (g, B)
+        if key not in self._powers:
+            q, w = self._survival(g, B), self._scale
+            eigen, vectors = np.linalg.eigh(np.diag(1 - q) - self.kappa * g**2 / B * np.outer(w, w))
+            self._powers.clear()
+            self._powers[key] = eigen, vectors.T @ (self.errors / np.sqrt(self.counts)), vectors.T @ w
+        eigen, start, along = self._powers[key]
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            size = np.outer(steps, np.where(eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))))
+            odd = np.outer(steps % 2 == 1, eigen > 1)
+            lost = -np.expm1(size) * ~odd + (1 + np.exp(size)) * odd  # 1 - (1 - E)^n
+            summed = np.where(np.abs(eigen) > 1e-300, lost / eigen, steps[:, None])
+            found = (1 - lost) @ (along * start) + g**2 / B * self.noise * (summed @ along**2) + self.noise
+        return np.where(np.isfinite(found), found, np.inf)
+
+    def _stepped(self, steps: np.ndarray, g: float, B: int) -> np.ndarray:
+        """u step by step: for many modes and few steps."""
+        last = int(steps.max(initial=0))
+        if last > MOST_STEPS:
+            fix = f"with {len(self.eigenvalues)} blocks take {MOST_STEPS} steps at most, or put eigenvalues that are nearly equal into one block"
+            raise checks.reject("steps", last, fix)
+        q, l = self._survival(g, B), self.eigenvalues
+        c, found = self.errors.copy(), {}
+        for number in range(last + 1):
+            signal = float(l @ c)
+            found[number] = signal + self.noise
+            c = q * c + g**2 / B * self.counts * l * (self.kappa * signal + self.noise)
+        return np.array([found[int(one)] for one in steps])
+
+    def noise_gain(self, step: float, batch: int = 1) -> float:
+        """Abs(K), how much of its own risk one step feeds back: the risk settles at noise/(2 (1 - K)), and grows where it is 1 or more.
+
+        Parameters
+        ----------
+        step : float
+            g.
+        batch : int, default 1
+            B.
+
+        Returns
+        -------
+        float
+            Infinite where a single direction is unstable.
+        """
+        g, B, l = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1), self.eigenvalues
+        rest = 2 - g * l * (1 - 1 / B + 2 * self.kappa / B)
+        if np.any(rest <= 0):
+            return math.inf
+        return float(self.kappa * g / B * np.sum(self.counts * l / rest))
+
+    def largest_step(self, batch: int = 1) -> float:
+        """The step g at which the mean risk stops to settle.
+
+        Parameters
+        ----------
+        batch : int, default 1
+            B.
+
+        Returns
+        -------
+        float
+            Below it, ``noise_gain`` is below 1.
+        """
+        B = checks.whole("batch", batch, 1)
+        edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
+        return float(optimize.brentq(lambda g: min(self.noise_gain(g, B), 1e6) - 1, 1e-12 * edge, edge * (1 - 1e-12), xtol=1e-15 * edge))
+
+
+@dataclass(frozen=True)
+class PowerSum:
+    """Places and weights with sum_j f(j) = weights . f(places) for smooth f, j = 1 ... count (which may be infinite).
+
+    The first numbers one by one, then an integral over log j, with the first correction of Euler and Maclaurin at both ends.
+    """
+
+    places: np.ndarray
+    weights: np.ndarray
+
+
+def power_sum(count: float, decay: float, first: int = 128, a_decade: int = 14) -> PowerSum:
+    """For functions that fall at least as fast as j^-decay."""
+    if count <= 2 * first:
+        j = np.arange(1.0, count + 1)
+        return PowerSum(j, np.ones_like(j))
+    j = np.arange(1.0, first + 2)
+    weights = np.ones(first + 1)
+    weights[-2], weights[-1] = 1 - 1 / 24, 1 / 24  # + f'(first + 1/2)/24
+    last = count
+    if math.isinf(count):
+        last = first * 10 ** min(17 / max(decay - 1, 0.06), 290.0)
+    low, high = math.log(first + 0.5), math.log(last + 0.5)
+    panels = max(1, math.ceil((high - low) / math.log(10)))
+    nodes, shares = np.polynomial.legendre.leggauss(a_decade)
+    edges = np.linspace(low, high, panels + 1)
+    half = np.diff(edges) / 2
+    place = (edges[:-1] + half)[:, None] + half[:, None] * nodes
+    x = np.exp(place).reshape(-1)
+    share = (half[:, None] * shares).reshape(-1) * x
+    if math.isinf(count):
+        return PowerSum(np.concatenate([j, x]), np.concatenate([weights, share]))
+    ends, end_weights = np.array([count, count + 1]), np.array([1.0, -1.0]) / 24
+    return PowerSum(np.concatenate([j, x, ends]), np.concatenate([weights, share, end_weights]))
