@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -53,11 +54,13 @@ def share_programs() -> None:
 
 share_programs()
 
-QUICK = "--xla_cpu_use_fusion_emitters=false"
+# XLA's older code generator, and LLVM at its lowest level that still does something
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The fast tests, whose time is that of the compiler, run on XLA's older code generator: a quarter less time, the same numbers.
+    """The fast tests, whose time is that of the compiler, run on XLA's older code generator and with little of LLVM's optimisation: a third
+    less time, the same numbers.
 
     What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users have it.
     """
@@ -68,6 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
     quick = {**os.environ, "XLA_FLAGS": f"{flags} {QUICK}".strip()}
     if subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True).returncode == 0:
         os.environ["XLA_FLAGS"] = quick["XLA_FLAGS"]
+
+
+def pytest_collection_finish() -> None:
+    """Traces make many objects that all live on: Python's collector would look through everything imported again and again for nothing."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
