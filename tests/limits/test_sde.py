@@ -46,7 +46,9 @@ def test_wick_against_the_exact_grid_and_sampling(more):
     assert np.all(np.abs(sampled.covariance - wick.covariance) <= 25 * sampled.standard_error + 1e-9)
     assert np.abs(sampled.covariance - wick.covariance).max() < 0.03 * np.abs(wick.covariance).max()
     with jax.enable_x64(True):
-        drift = functional.drift(problem.structure, problem.parameters, functional.state(sgd.start(problem, M=M, Q=Q2, a=a)), flow=True)
+        drift = jax.jit(partial(functional.drift, problem.structure, flow=True))(
+            problem.parameters, functional.state(sgd.start(problem, M=M, Q=Q2, a=a))
+        )
     assert np.linalg.eigvalsh(wick.covariance).min() > -1e-9 * np.abs(wick.covariance).max()
     if "weight_decay" not in more and "constraint" not in more:
         np.testing.assert_allclose(wick.mean[:2], np.asarray(drift["M"]).ravel(), rtol=1e-9)
@@ -88,10 +90,8 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
     with jax.enable_x64(True):
         state = functional.state(begin)
         finite = functional.finite(problem, d)
-        rates = {
-            True: flat(functional.drift(problem.structure, problem.parameters, state, lr=lr, finite=finite)),
-            False: flat(functional.drift(problem.structure, problem.parameters, state, lr=lr)),
-        }
+        drift = jax.jit(partial(functional.drift, problem.structure, problem.parameters, lr=lr))
+        rates = {True: flat(drift(state, finite=finite)), False: flat(drift(state))}
     steps = {}
     for higher_order, rate in rates.items():
         moved = steps[higher_order] = one_steps(problem, begin, d, length, count, higher_order, lr)
@@ -142,7 +142,9 @@ def test_positive_at_singular_overlaps_and_any_seed():
         M, Q = np.asarray(result.M), np.asarray(result.Q)
         omega = np.block([[Q, M], [np.swapaxes(M, -1, -2), np.ones((50, 2, 1, 1))]])
         assert np.linalg.eigvalsh(omega).min() > -1e-9
-    same = sgd.solve_sde(problem, algorithm, sgd.start(problem, M=[[0.0], [0.0]], Q=np.zeros((2, 2))), times=[0.4], dimension=200, runs=3)
+    same = sgd.solve_sde(
+        problem, algorithm, sgd.start(problem, M=[[0.0], [0.0]], Q=np.zeros((2, 2))), times=[0.2, 0.4], dimension=200, runs=50
+    )
     # no signal, no weights: every gradient is zero, and so is the noise
     np.testing.assert_array_equal(np.asarray(same.Q), 0.0)
 
