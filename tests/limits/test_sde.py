@@ -114,10 +114,10 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
 
 
 def test_paths_have_mean_and_spread_of_the_exact_chain():
-    """Phase retrieval at d = 3000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
+    """Phase retrieval at d = 1000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
     problem = phase(2, 0.1)
     begin = sgd.start(problem, M=0.5 * M2, Q=Q2)
-    setting = {"times": [0.5, 1.0], "dimension": 3000, "runs": 400}
+    setting = {"times": [0.5, 1.0], "dimension": 1000, "runs": 400}
     algorithm = sgd.OnePassSGD(lr=0.1)
     paths = sgd.solve_sde(problem, algorithm, begin, seed=1, **setting)
     chain = sgd.simulate(problem, algorithm, begin, seed=2, **setting)
@@ -128,9 +128,8 @@ def test_paths_have_mean_and_spread_of_the_exact_chain():
         assert np.all(np.abs(one.mean(axis=0) - other.mean(axis=0)) <= Z * error + 2e-3 * np.abs(other.mean(axis=0))), name
         ratio = one.std(axis=0) / other.std(axis=0)
         assert np.all(np.abs(np.log(ratio)) < np.log(1.2)), (name, ratio)
-    ode = sgd.solve_ode(problem, algorithm, begin, times=[0.5, 1.0])
-    # the spread is not the ODE's to give: it has none
-    assert np.asarray(paths["risk"]).std(axis=0).min() > 20 * paths.attrs["error_integrator"] * float(ode.risk.min())
+    # the spread is many times what the steps miss: it could not be theirs
+    assert np.asarray(paths["risk"]).std(axis=0).min() > 20 * paths.attrs["error_integrator"] * float(chain.risk.mean("run").min())
 
 
 def test_positive_at_singular_overlaps_and_any_seed():

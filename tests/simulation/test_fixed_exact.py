@@ -77,7 +77,7 @@ def test_a_run_does_not_depend_on_the_others_or_on_save_points():
     problem = sgd.TeacherStudent(**PHASE)
     start = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
     numbers = {"dimension": 50, "seed": 3}
-    few = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[30], runs=600, **numbers)
-    many = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[7, 30], runs=600, **numbers)
+    few = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[30], runs=60, **numbers)
+    many = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[7, 30], runs=60, **numbers)
     np.testing.assert_allclose(few.M[:, -1], many.M[:, -1], rtol=1e-9)
-    assert len(np.unique(np.round(np.asarray(few.M[:, -1, 0, 0]), 10))) == 600
+    assert len(np.unique(np.round(np.asarray(few.M[:, -1, 0, 0]), 10))) == 60
