@@ -11,6 +11,8 @@ from scipy import integrate, stats
 import sgdynamics as sgd
 from tests.conftest import FALSE_ALARM, slow
 
+pytestmark = pytest.mark.runs_long
+
 REPLICATES = 16
 T_LIMIT = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))  # 7.6 standard errors of 16 replicates
 

@@ -141,6 +141,7 @@ CASES = {
 
 # those of batches and of the sphere alone are in "sphere, batch"
 @pytest.mark.parametrize("name", slow(CASES, ("batch", "sphere")))
+@pytest.mark.runs_long
 def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
     """One step of d-dimensional SGD, averaged over fresh inputs, at a d where the 1/d terms are a good part of the whole."""
     options, batch = CASES[name]
@@ -201,6 +202,7 @@ def test_many_starts_at_once_and_dense_output():
     np.testing.assert_allclose(all_at_once.alpha, all_at_once.t / 0.5)
 
 
+@pytest.mark.runs_long
 def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
     """A linear drift closes on its mean: made as steps of lr/d it is the mean of the runs, integrated it is off by O(lr/d) (theory.md)."""
     d, lr, runs = 40, 1.0, 40000

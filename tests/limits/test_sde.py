@@ -81,6 +81,7 @@ def flat(state):
 
 
 @pytest.mark.parametrize("sphere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["free", "sphere"])
+@pytest.mark.runs_long
 def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(sphere):
     """The mean at d = 10, where the drift of relative order 1/d shows, with and without it; erf, whose gradients have light tails."""
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.3, constraint="sphere" if sphere else None)
@@ -113,6 +114,7 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
     assert np.all(np.abs(np.cov(moved.T) / unit - expected) <= Z * spread + 0.01 * np.abs(expected).max())
 
 
+@pytest.mark.runs_long
 def test_paths_have_mean_and_spread_of_the_exact_chain():
     """Phase retrieval at d = 1000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
     problem = phase(2, 0.1)

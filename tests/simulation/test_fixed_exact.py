@@ -31,6 +31,7 @@ def agree(exact, direct, names=("M", "train_risk")):
 
 
 @pytest.mark.parametrize("name", slow(ALGORITHMS, ["SGD", "GD", "p-SGD"]))
+@pytest.mark.runs_long
 def test_the_law_of_each_algorithm(name):
     """Phase retrieval at N = 50, to more steps than dimensions: the whole data set is known by then (Langevin: from step 24 on)."""
     problem = sgd.TeacherStudent(**PHASE)
