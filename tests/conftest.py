@@ -78,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     unoptimised = item.config.option.markexpr == "not slow" and not item.get_closest_marker("runs_long")
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(unoptimised))  # for the processes that it starts: the same to the bit
     jax.config.update("jax_disable_most_optimizations", unoptimised)
 
 
