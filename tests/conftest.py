@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -53,14 +54,18 @@ def share_programs() -> None:
 
 share_programs()
 
-QUICK = "--xla_cpu_use_fusion_emitters=false"
+# XLA's older code generator, and less of LLVM's optimisation, in one piece: the workers have every core busy already
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The fast tests, whose time is that of the compiler, run on XLA's older code generator: a quarter less time, the same numbers.
+    """The fast tests, whose time is that of the compiler, run on XLA's older code generator and with little of LLVM's optimisation: a third
+    less time, the same numbers. Those not marked `runs_long` are not optimised at all: half the time to compile, several times
+    that to run.
 
     What runs the slow ones (`make slow`, `make tenth`, `make docs`) keeps the compiler as users have it.
     """
+    config.addinivalue_line("markers", "runs_long: its time is that of running, so that its programs are optimised also in the fast set")
     flags = os.environ.get("XLA_FLAGS", "")
     if config.option.markexpr != "not slow" or QUICK in flags or hasattr(config, "workerinput"):
         return
@@ -68,6 +73,19 @@ def pytest_configure(config: pytest.Config) -> None:
     quick = {**os.environ, "XLA_FLAGS": f"{flags} {QUICK}".strip()}
     if subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=quick, capture_output=True).returncode == 0:
         os.environ["XLA_FLAGS"] = quick["XLA_FLAGS"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    unoptimised = item.config.option.markexpr == "not slow" and not item.get_closest_marker("runs_long")
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(unoptimised))  # for the processes that it starts: the same to the bit
+    jax.config.update("jax_disable_most_optimizations", unoptimised)
+
+
+def pytest_collection_finish() -> None:
+    """Traces make many objects that all live on: Python's collector would look through everything imported again and again for nothing."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

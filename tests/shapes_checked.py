@@ -52,24 +52,24 @@ def attention(fields: Any, signals: Any, head: Any, draws: Any) -> Any:
     return 0.5 * (jnp.mean(head * (fields @ weights)) - jnp.tanh(signals[1] @ weights) - 0.1 * draws["noise"]) ** 2
 
 
-def problems(sgd: Any) -> dict[str, Any]:
-    """One of each expectation and way of drawing a sample."""
+def problems(sgd: Any) -> dict[str, Callable[[], Any]]:
+    """One of each expectation and way of drawing a sample; made when asked for."""
     committee = partial(sgd.TeacherStudent, width=3, teacher_width=2, noise=0.1)
     clusters = [(0.3, [1.0, 0.5], 1.0), (0.7, [-1.0, 0.2], 0.0)]
     more = {"token_correlation": 0.7 * np.eye(5) + 0.3, "means": 0.3 * np.ones((5, 2)), "draws": {"noise": "normal", "group": [0.3, 0.7]}}
     return {
-        "erf": committee(activation="erf", covariance=BLOCKS, head="trained"),
-        "square": committee(activation="square"),
-        "relu": committee(activation="relu"),
-        "softplus, sphere": committee(activation="softplus", constraint="sphere"),
-        "kinked": committee(activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))),
-        "grid": sgd.MultiIndex(product, directions=2, width=3, activation="relu", covariance=BLOCKS),
-        "cut grid": sgd.MultiIndex(larger, directions=2, width=3, activation="erf", kinks=[((1.0, -1.0), 0.0)]),
-        "own": sgd.Problem(hinge, width=3, signals=2, head="trained", covariance=BLOCKS),
-        "own, kinked": sgd.Problem(hinge, width=3, signals=2, kinks=(0.0,)),
-        "own clusters": sgd.Problem(classes, width=3, signals=2, covariance=BLOCKS, clusters=clusters),
-        "tokens": sgd.Problem(attention, width=3, signals=2, head="trained", tokens=5, covariance=BLOCKS, **more),
-        **{f"mixture of {width}": sgd.GaussianMixture("xor", width=width, snr=4.0) for width in (2, 3, 4, 5)},
+        "erf": lambda: committee(activation="erf", covariance=BLOCKS, head="trained"),
+        "square": lambda: committee(activation="square"),
+        "relu": lambda: committee(activation="relu"),
+        "softplus, sphere": lambda: committee(activation="softplus", constraint="sphere"),
+        "kinked": lambda: committee(activation=sgd.Activation(lambda x: jnp.where(x > 0, x, 0.1 * x), kinks=(0.0,))),
+        "grid": lambda: sgd.MultiIndex(product, directions=2, width=3, activation="relu", covariance=BLOCKS),
+        "cut grid": lambda: sgd.MultiIndex(larger, directions=2, width=3, activation="erf", kinks=[((1.0, -1.0), 0.0)]),
+        "own": lambda: sgd.Problem(hinge, width=3, signals=2, head="trained", covariance=BLOCKS),
+        "own, kinked": lambda: sgd.Problem(hinge, width=3, signals=2, kinks=(0.0,)),
+        "own clusters": lambda: sgd.Problem(classes, width=3, signals=2, covariance=BLOCKS, clusters=clusters),
+        "tokens": lambda: sgd.Problem(attention, width=3, signals=2, head="trained", tokens=5, covariance=BLOCKS, **more),
+        **{f"mixture of {width}": partial(sgd.GaussianMixture, "xor", width=width, snr=4.0) for width in (2, 3, 4, 5)},
     }
 
 
@@ -148,10 +148,10 @@ def main() -> int:
         import sgdynamics.public  # everything is imported while the checks are put in
     count, failed = 0, []
     with jax.enable_x64(True):
-        for name, problem in problems(sgd).items():
+        for name, make in problems(sgd).items():
             if PROBLEMS is not None and name not in PROBLEMS:
                 continue
-            for what, trace in steps(sgd, name, problem):
+            for what, trace in steps(sgd, name, make()):
                 count += 1
                 try:
                     jax.eval_shape(trace)

@@ -36,9 +36,18 @@ def root(kind: str) -> np.ndarray:
 # false alarms
 
 
-@pytest.mark.parametrize("kind", ["independent", "shared", "path"])
-@pytest.mark.parametrize("runs", [4, 12, 60])
-def test_agreement_differs_as_rarely_as_stated(kind, runs):
+QUICK = ((4, "independent"), (12, "shared"), (60, "path"))  # each kind and each number of runs once
+
+
+@pytest.mark.parametrize(
+    ("runs", "kind"),
+    [
+        pytest.param(runs, kind, marks=() if (runs, kind) in QUICK else pytest.mark.slow)
+        for runs in (4, 12, 60)
+        for kind in ("independent", "shared", "path")
+    ],
+)
+def test_agreement_differs_as_rarely_as_stated(runs, kind):
     rng = np.random.default_rng(runs)
     alarms = {"estimated": 0, "worst": 0}
     for trial in range(TRIALS):

@@ -350,7 +350,7 @@ def test_several_results_of_a_file(first, folder):
         np.testing.assert_allclose(again["methods"][name]["mean"], one["mean"], rtol=1e-9)
     sphere = sgd.TeacherStudent(width=2, activation="square", constraint="sphere")
     tilted = sgd.start(sphere, M=[[0.3], [0.1]], Q=[[1.0, 0.0], [0.0, 1.0]])
-    single = sgd.solve_ode(sphere, sgd.OnePassSGD(lr=0.1), tilted, times=[0, 0.1])
+    single = sgd.simulate(sphere, sgd.OnePassSGD(lr=0.1), tilted, steps=[0, 1], dimension=100)
     rounded = single.assign(M=single.M.astype(np.float32), Q=(single.Q * (1 + 3e-8)).astype(np.float64))
     sgd.save(rounded, folder / "rounded.nc")  # as a result in float32 has it
     np.testing.assert_allclose(problem_files.plans(folder / "rounded.nc")[0].start.Q[0].diagonal(), 1.0, rtol=1e-12)

@@ -90,6 +90,7 @@ def test_means_over_the_data_set():
     assert float(np.abs(compared["first_theory"][-1] - compared["first_theory"][0])) > 0.1
 
 
+@pytest.mark.slow  # an application of `evaluate`, which every solver is asked for above
 def test_forgetting():
     """A first task is forgotten while a second one is learned: ODE against direct runs, from `evaluate`."""
     first = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", teacher_head=[2.0, 0.0])

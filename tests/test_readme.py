@@ -30,6 +30,7 @@ def test_the_first_example_is_short():
     assert len(lines) <= 10
 
 
+@pytest.mark.runs_long
 def test_demo_at_a_small_size(tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("demo", ROOT / "examples/demo.py")
     assert spec is not None

@@ -48,7 +48,8 @@ def test_a_wrong_shape_is_caught(tmp_path):
         text = file.read_text(encoding="utf-8")
         assert old in text
         file.write_text(text.replace(old, new), encoding="utf-8")
-    found = traced(f'sys.path.insert(0, {str(tmp_path)!r})\nshapes.PROBLEMS = ("erf",)')
+    rooms = tuple(name.removesuffix(".py").replace("/", ".") for name, *_ in WRONG)  # no others need checks
+    found = traced(f'sys.path.insert(0, {str(tmp_path)!r})\nshapes.PROBLEMS, shapes.ENGINE = ("erf",), {rooms}')
     assert found.returncode == 1, found.stdout + found.stderr
     for *_, who in WRONG:
         assert re.search(rf"TypeCheckError: Type-check error whilst checking the .*{who}", found.stdout), found.stdout

@@ -16,6 +16,8 @@ from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.solvers.ode import solve_ode
 
+pytestmark = pytest.mark.runs_long
+
 PROBLEM = sgd.TeacherStudent(width=2, activation="erf", noise=0.05)
 START = sgd.start(PROBLEM, M=[[0.3], [0.1]], Q=[[1.0, 0.1], [0.1, 0.8]])
 SETTINGS = {"alpha": [1.0, 3.0], "dimension": 30, "dimensions": (60, 240, 960), "runs": 400, "progress": False}

@@ -47,7 +47,7 @@ KINDS = {
     ),
     "own loss": (sgd.Problem(own, width=1, signals=1, parameters={"scale": 2.0}, kinks=()), own),
     "tokens": (sgd.Problem(two_tokens, width=2, signals=1, tokens=2, draws={"noise": "normal", "group": [0.3, 0.7]}), two_tokens),
-    "mixture": (sgd.GaussianMixture("binary", width=2, snr=10.0), cross_entropy),
+    "mixture": (sgd.GaussianMixture("binary", width=1, snr=10.0), cross_entropy),
     "snr = inf": (sgd.GaussianMixture("binary", width=2, snr=math.inf), cross_entropy),
 }
 

@@ -21,6 +21,8 @@ from sgdynamics.support import KINDS, REFUSED
 from tests.conftest import FALSE_ALARM, Z, same_law, slow
 from tests.contracts.kinds import LR, PROBLEMS, algorithm_of, start_of
 
+pytestmark = pytest.mark.runs_long
+
 D = 400
 STEPS = [0, 600, 1200]  # t = 0, 0.15, 0.3
 TIMES = [step * LR / D for step in STEPS]

@@ -104,11 +104,11 @@ def test_a_control_of_it_changes_with_alpha():
 
 
 def test_sweeps_take_it():
-    found = sgd.sweep(
-        "solve_ode", problem=LinearStudent(), algorithm=ALGORITHM, start=START, times=[1.0], over={"lr": [0.1, 0.4], "noise": [0.0, NOISE]}
-    )
-    one = sgd.solve_ode(LinearStudent(), ALGORITHM, START, times=[1.0])
-    assert float(found.risk.sel(lr=0.4, noise=NOISE).squeeze()) == pytest.approx(float(one.risk[0, 0]))
+    given = {"times": [0.0, 1.0, 3.0], "dimension": D}  # as above: no other program
+    over = {"lr": [0.1, 0.4], "noise": [0.0, NOISE]}
+    found = sgd.sweep("solve_ode", problem=LinearStudent(), algorithm=ALGORITHM, start=START, over=over, **given)
+    one = sgd.solve_ode(LinearStudent(), ALGORITHM, START, **given)
+    np.testing.assert_allclose(found.risk.sel(lr=0.4, noise=NOISE), one.risk, rtol=1e-6)
 
 
 def test_what_it_does_not_have_is_refused():

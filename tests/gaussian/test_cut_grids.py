@@ -21,7 +21,7 @@ def test_orthants(dimensions, cut, tolerance):
     """P(n_1.z > c_1, n_2.z > c_2) is a bivariate normal probability, whatever the dimension."""
     normals, levels = np.array(NORMALS[dimensions][:cut]), np.array([0.3, -0.4])[:cut]
     with jax.enable_x64(True):
-        points, weights = (np.asarray(part) for part in turned_grid(jnp.asarray(normals), jnp.asarray(levels), cut))
+        points, weights = (np.asarray(part) for part in jax.jit(turned_grid, static_argnums=2)(normals, levels, cut))
     assert weights.sum() == pytest.approx(1, abs=tolerance)
     inside = np.all(points @ normals.T > levels, axis=1)
     expected = stats.multivariate_normal.cdf(-levels, np.zeros(cut), normals @ normals.T, abseps=1e-14, releps=1e-14)

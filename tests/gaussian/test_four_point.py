@@ -23,7 +23,7 @@ def noise(student, teacher, omega=OMEGA, c=COEFFICIENTS, p=2):
     with jax.enable_x64(True):
         found = four_point.noise_term(student, teacher)
         assert found is not None
-        return np.asarray(found(jnp.asarray(omega), jnp.asarray(c), p))
+        return np.asarray(jax.jit(found, static_argnums=2)(omega, c, p))
 
 
 def brute_wick(powers, covariance):
@@ -56,21 +56,28 @@ def polynomial_by_wick(student, teacher, omega, c, p):
 
 def test_reference_values_of_I4():
     with jax.enable_x64(True):
-        omega = jnp.asarray(C4)
-        assert float(four_point.erf_four(1.0, omega, INDEX, 4)[0]) == pytest.approx(0.03029347934927, rel=1e-12)
-        assert float(four_point.orthant(omega[None])[0]) == pytest.approx(0.12796888903593, rel=1e-12)
-        assert float(four_point.relu_four(omega, INDEX, 2)[0]) == pytest.approx(0.12730613413384, rel=1e-12)
+        erf, orthant, relu = jax.jit(
+            lambda omega: (
+                four_point.erf_four(1.0, omega, INDEX, 4)[0],
+                four_point.orthant(omega[None])[0],
+                four_point.relu_four(omega, INDEX, 2)[0],
+            )
+        )(C4)
+    assert float(erf) == pytest.approx(0.03029347934927, rel=1e-12)
+    assert float(orthant) == pytest.approx(0.12796888903593, rel=1e-12)
+    assert float(relu) == pytest.approx(0.12730613413384, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("square", 2.87), ("he3", 4.514535)])
 def test_reference_values_of_polynomials(name, expected):
     # E[g1' g2' g3 g4] out of a quadratic form in c
+    @jax.jit
     def N(c):
-        return np.asarray(four_point.polynomial_noise(NAMED[name], NAMED[name], jnp.asarray(C4), jnp.asarray(c), 4))[0, 1]
+        return four_point.polynomial_noise(NAMED[name], NAMED[name], jnp.asarray(C4), c, 4)[0, 1]
 
     with jax.enable_x64(True):
         e = np.eye(4)
-        assert (N(e[2] + e[3]) - N(e[2]) - N(e[3])) / 2 == pytest.approx(expected, rel=1e-12)
+        assert float(N(e[2] + e[3]) - N(e[2]) - N(e[3])) / 2 == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "expected", "digits"), [("tanh", 0.039563, 2e-5), ("gelu", 0.098782490743, 1e-9)])
@@ -167,9 +174,9 @@ def test_scaling_derivative(name):
     assert term is not None
     with jax.enable_x64(True):
         c = jnp.asarray(COEFFICIENTS)
-        slope = jax.jvp(lambda omega: term(omega, c, 2), (jnp.asarray(OMEGA),), (jnp.asarray(OMEGA),))[1]
-        step = 1e-5
-        difference = (term(OMEGA * (1 + step), c, 2) - term(OMEGA * (1 - step), c, 2)) / (2 * step)
+        along = jax.jit(lambda omega: jax.jvp(lambda omega: term(omega, c, 2), (omega,), (omega,)))
+        slope, step = along(OMEGA)[1], 1e-5
+        difference = (along(OMEGA * (1 + step))[0] - along(OMEGA * (1 - step))[0]) / (2 * step)
         np.testing.assert_allclose(slope, difference, rtol=1e-7)
 
 

@@ -25,10 +25,14 @@ def found(problem, rule=None, finite=False):
     rule = rule or Rule(terms=128, log2_circles=12)
     expectation = expectation_of(problem.structure)
     nodes = expectation.nodes(rule, False)
+
+    @jax.jit  # one program: operation by operation there would be a hundred
+    def moments(nodes, numbers, M, Q, head):
+        overlaps = overlaps_at(problem.structure, numbers, {"M": M[None], "Q": Q[None]})
+        return jax.vmap(lambda node: expectation.moments(rule, node, numbers, overlaps, head, finite=finite))(nodes), overlaps.covariance
+
     with jax.enable_x64(True):
-        overlaps = overlaps_at(problem.structure, problem.parameters, {"M": jnp.asarray(S0_M)[None], "Q": jnp.asarray(S0_Q)[None]})
-        each = jax.vmap(lambda node: expectation.moments(rule, node, problem.parameters, overlaps, jnp.asarray(HEAD), finite=finite))(nodes)
-        return jax.tree.map(np.asarray, each), np.asarray(overlaps.covariance)
+        return jax.tree.map(np.asarray, moments(nodes, problem.parameters, S0_M, S0_Q, HEAD))
 
 
 PROBLEMS = {
@@ -106,11 +110,11 @@ def test_relu_conditional_means_against_quadrature():
     with jax.enable_x64(True):
         mean = jnp.linspace(-2, 2, 7)
         spread = jnp.full(7, 0.7)
-        closed = relu_conditional_means(mean, spread)
-        generic = generic_conditional_means(NAMED["relu"], mean, spread)
+        closed = jax.jit(relu_conditional_means)(mean, spread)
+        generic = jax.jit(lambda *given: generic_conditional_means(NAMED["relu"], *given))(mean, spread)
         for one, other in zip(closed, generic, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13)
-        for part in relu_conditional_means(mean, jnp.zeros(7)):
+        for part in jax.jit(relu_conditional_means)(mean, jnp.zeros(7)):
             assert np.all(np.isfinite(part))
 
 
@@ -130,6 +134,6 @@ def test_closed_risk_of_squared_networks_is_the_generic_one():
     omega, head = rows @ rows.T, np.array([0.7, -1.1, 1.3])
     with jax.enable_x64(True):
         expectation, state = expectation_of(problem.structure), (Overlaps(omega[None], jnp.asarray(omega)), head)
-        closed = expectation.risk(Rule(), {}, problem.parameters, *state)
-        generic = expectation.moments(Rule(), {}, problem.parameters, *state, flow=True).risk
+        closed = jax.jit(lambda *given: expectation.risk(Rule(), {}, problem.parameters, *given))(*state)
+        generic = jax.jit(lambda *given: expectation.moments(Rule(), {}, problem.parameters, *given, flow=True).risk)(*state)
     assert float(closed) == pytest.approx(float(generic), rel=1e-12)

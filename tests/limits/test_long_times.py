@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import jax
 import numpy as np
@@ -55,11 +56,13 @@ def test_a_stable_fixed_point_is_kept_to_late_times():
     np.testing.assert_allclose(late[:, 1:], late[0, 1], rtol=1e-7)
     np.testing.assert_allclose(late[:, 0], late[:, 1], rtol=1e-3)
 
+    drift = jax.jit(partial(functional.drift, problem.structure, problem.parameters, lr=0.2))
+
     def rate(flat):
         M, q = flat[:4].reshape(1, 2, 2), flat[4:]
         Q = np.array([[[q[0], q[1]], [q[1], q[2]]]])
         with jax.enable_x64(True):
-            moved = functional.drift(problem.structure, problem.parameters, {"M": M, "Q": Q, "a": np.ones(2)}, lr=0.2)
+            moved = drift({"M": M, "Q": Q, "a": np.ones(2)})
         Q = np.asarray(moved["Q"])[0]
         return np.concatenate([np.asarray(moved["M"]).reshape(-1), [Q[0, 0], Q[0, 1], Q[1, 1]]])
 
@@ -183,7 +186,8 @@ def test_forward_mode_and_runs(narrow):
         every = jax.jit(lambda lr: functional.solve(problem.structure, problem.parameters, functional.state(begin, None), [0.5], lr=lr))
         step = 1e-4
         ends = [every(lr) for lr in (0.05, 0.05 + step, 0.05 - step)]
-        risks = [functional.risk(problem.structure, problem.parameters, jax.tree.map(lambda leaf: leaf[0, 0], end)) for end in ends]
+        risk = jax.jit(lambda end: functional.risk(problem.structure, problem.parameters, jax.tree.map(lambda leaf: leaf[0, 0], end)))
+        risks = [risk(end) for end in ends]
     assert float(value) == pytest.approx(float(risks[0]), rel=1e-9)
     assert float(slope) == pytest.approx(float(risks[1] - risks[2]) / (2 * step), rel=1e-6)
     expected = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.05), begin, times=[0.5])

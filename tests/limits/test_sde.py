@@ -46,7 +46,9 @@ def test_wick_against_the_exact_grid_and_sampling(more):
     assert np.all(np.abs(sampled.covariance - wick.covariance) <= 25 * sampled.standard_error + 1e-9)
     assert np.abs(sampled.covariance - wick.covariance).max() < 0.03 * np.abs(wick.covariance).max()
     with jax.enable_x64(True):
-        drift = functional.drift(problem.structure, problem.parameters, functional.state(sgd.start(problem, M=M, Q=Q2, a=a)), flow=True)
+        drift = jax.jit(partial(functional.drift, problem.structure, flow=True))(
+            problem.parameters, functional.state(sgd.start(problem, M=M, Q=Q2, a=a))
+        )
     assert np.linalg.eigvalsh(wick.covariance).min() > -1e-9 * np.abs(wick.covariance).max()
     if "weight_decay" not in more and "constraint" not in more:
         np.testing.assert_allclose(wick.mean[:2], np.asarray(drift["M"]).ravel(), rtol=1e-9)
@@ -79,6 +81,7 @@ def flat(state):
 
 
 @pytest.mark.parametrize("sphere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["free", "sphere"])
+@pytest.mark.runs_long
 def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(sphere):
     """The mean at d = 10, where the drift of relative order 1/d shows, with and without it; erf, whose gradients have light tails."""
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.3, constraint="sphere" if sphere else None)
@@ -88,10 +91,8 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
     with jax.enable_x64(True):
         state = functional.state(begin)
         finite = functional.finite(problem, d)
-        rates = {
-            True: flat(functional.drift(problem.structure, problem.parameters, state, lr=lr, finite=finite)),
-            False: flat(functional.drift(problem.structure, problem.parameters, state, lr=lr)),
-        }
+        drift = jax.jit(partial(functional.drift, problem.structure, problem.parameters, lr=lr))
+        rates = {True: flat(drift(state, finite=finite)), False: flat(drift(state))}
     steps = {}
     for higher_order, rate in rates.items():
         moved = steps[higher_order] = one_steps(problem, begin, d, length, count, higher_order, lr)
@@ -113,11 +114,12 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
     assert np.all(np.abs(np.cov(moved.T) / unit - expected) <= Z * spread + 0.01 * np.abs(expected).max())
 
 
+@pytest.mark.runs_long
 def test_paths_have_mean_and_spread_of_the_exact_chain():
-    """Phase retrieval at d = 3000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
+    """Phase retrieval at d = 1000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
     problem = phase(2, 0.1)
     begin = sgd.start(problem, M=0.5 * M2, Q=Q2)
-    setting = {"times": [0.5, 1.0], "dimension": 3000, "runs": 400}
+    setting = {"times": [0.5, 1.0], "dimension": 1000, "runs": 400}
     algorithm = sgd.OnePassSGD(lr=0.1)
     paths = sgd.solve_sde(problem, algorithm, begin, seed=1, **setting)
     chain = sgd.simulate(problem, algorithm, begin, seed=2, **setting)
@@ -128,9 +130,8 @@ def test_paths_have_mean_and_spread_of_the_exact_chain():
         assert np.all(np.abs(one.mean(axis=0) - other.mean(axis=0)) <= Z * error + 2e-3 * np.abs(other.mean(axis=0))), name
         ratio = one.std(axis=0) / other.std(axis=0)
         assert np.all(np.abs(np.log(ratio)) < np.log(1.2)), (name, ratio)
-    ode = sgd.solve_ode(problem, algorithm, begin, times=[0.5, 1.0])
-    # the spread is not the ODE's to give: it has none
-    assert np.asarray(paths["risk"]).std(axis=0).min() > 20 * paths.attrs["error_integrator"] * float(ode.risk.min())
+    # the spread is many times what the steps miss: it could not be theirs
+    assert np.asarray(paths["risk"]).std(axis=0).min() > 20 * paths.attrs["error_integrator"] * float(chain.risk.mean("run").min())
 
 
 def test_positive_at_singular_overlaps_and_any_seed():
@@ -142,9 +143,8 @@ def test_positive_at_singular_overlaps_and_any_seed():
         M, Q = np.asarray(result.M), np.asarray(result.Q)
         omega = np.block([[Q, M], [np.swapaxes(M, -1, -2), np.ones((50, 2, 1, 1))]])
         assert np.linalg.eigvalsh(omega).min() > -1e-9
-    same = sgd.solve_sde(problem, algorithm, sgd.start(problem, M=[[0.0], [0.0]], Q=np.zeros((2, 2))), times=[0.4], dimension=200, runs=3)
-    # no signal, no weights: every gradient is zero, and so is the noise
-    np.testing.assert_array_equal(np.asarray(same.Q), 0.0)
+    # the last has no signal and no weights: every gradient is zero, and so is the noise
+    np.testing.assert_array_equal(Q, 0.0)
 
 
 def test_runs_do_not_depend_on_how_many_there_are_and_bad_input():

@@ -80,6 +80,7 @@ def cases():
 
 
 @pytest.mark.parametrize("case", cases())
+@pytest.mark.runs_long
 def test_exact_and_direct_agree_in_law(case):
     problem = make(case)
     begin = sgd.random_start(problem, dimension=60, seed=4)

@@ -31,6 +31,7 @@ def agree(exact, direct, names=("M", "train_risk")):
 
 
 @pytest.mark.parametrize("name", slow(ALGORITHMS, ["SGD", "GD", "p-SGD"]))
+@pytest.mark.runs_long
 def test_the_law_of_each_algorithm(name):
     """Phase retrieval at N = 50, to more steps than dimensions: the whole data set is known by then (Langevin: from step 24 on)."""
     problem = sgd.TeacherStudent(**PHASE)
@@ -77,7 +78,7 @@ def test_a_run_does_not_depend_on_the_others_or_on_save_points():
     problem = sgd.TeacherStudent(**PHASE)
     start = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
     numbers = {"dimension": 50, "seed": 3}
-    few = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[30], runs=600, **numbers)
-    many = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[7, 30], runs=600, **numbers)
+    few = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[30], runs=60, **numbers)
+    many = sgd.simulate(problem, ALGORITHMS["p-SGD"], start, steps=[7, 30], runs=60, **numbers)
     np.testing.assert_allclose(few.M[:, -1], many.M[:, -1], rtol=1e-9)
-    assert len(np.unique(np.round(np.asarray(few.M[:, -1, 0, 0]), 10))) == 600
+    assert len(np.unique(np.round(np.asarray(few.M[:, -1, 0, 0]), 10))) == 60

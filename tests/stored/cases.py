@@ -311,17 +311,15 @@ def questions() -> dict[str, Callable[[], Arrays]]:
 
 CASES: dict[str, Callable[[], Arrays]] = {**one_pass(), **fixed_data(), **mean_field(), **questions()}
 
-# one of each kind, together under 45 s of one core: these run with the fast tests
+# one of each kind, together under 30 s of one core: these run with the fast tests
 FAST = (
     "square, ode",
-    "relu, sde",
     "erf, chain",
     "own, direct",
     "three blocks, chain",
     "xor without noise, chain",
     "spiked matrix, sde",
     "spiked tensor, chain",
-    "blocks on the sphere, chain, momentum",
     "trained head, multi-pass, direct",
     "mean field, pairs",
     "hessian, erf",
