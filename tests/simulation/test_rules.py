@@ -79,6 +79,7 @@ def test_a_loss_of_overlaps_is_the_rule_of_its_gradient():
                 np.testing.assert_allclose(np.asarray(found[0][name]), np.asarray(found[1][name]), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.runs_long
 @pytest.mark.parametrize("kind", ["autoencoder", pytest.param("several", marks=pytest.mark.slow)])
 def test_the_mean_of_one_step_is_that_of_the_chain(kind):
     """The exact mean increment at d = 12, against 1e5 first steps of the chain; batches of two share its parts otherwise."""
@@ -176,6 +177,7 @@ def test_reference_values_of_a_gan():
     np.testing.assert_allclose(path.Q.values[0, -1].ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=2e-8)
 
 
+@pytest.mark.runs_long
 def test_reference_values_of_a_tied_autoencoder():
     """Two normals, smooth: on a grid, to all digits of the reference."""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -31,6 +32,11 @@ class Phase:
         Of the best size.
     trade_off : tuple of str
         The two terms of the loss that meet at the best size.
+
+    Examples
+    --------
+    >>> sgd.scaling.phase(0.7, 1.2).trade_off
+    ('kpp', 'ac')
     """
 
     name: str
@@ -61,8 +67,9 @@ def phase(data_exponent: float, target_exponent: float) -> Phase:
 
     Notes
     -----
-    Loss ~ pp + F0 + ac + kpp with, for r = 2a + 2b - 1: pp = (g n)^(-r/2a), the power law of the target; F0 = d^(-2a + max(0, 1 - 2b)), what features
-    cannot reach; ac = (g n)^(-1 + 1/2a)/d, modes that the features embed; kpp = g (g n)^(-2 + 1/2a), the noise of SGD. Flops are d n B.
+    Loss ~ pp + F0 + ac + kpp with, for r = 2a + 2b - 1: pp = (g n)^(-r/2a), the power law of the target;
+    F0 = d^(-2a + max(0, 1 - 2b)), what features cannot reach; ac = (g n)^(-1 + 1/2a)/d, modes that the features embed;
+    kpp = g (g n)^(-2 + 1/2a), the noise of SGD. Flops are d n B.
     Paquette, Paquette, Xiao and Pennington (2024); rederived here.
 
     Examples
@@ -116,6 +123,12 @@ class ComputeOptimal:
         Likewise.
     predicted : Phase or None
         What ``phase`` says; None on a boundary.
+
+    Examples
+    --------
+    >>> found = sgd.scaling.compute_optimal(1.0, 0.7, flops=[1e7, 1e8, 1e9, 1e10])
+    >>> bool(np.all(np.diff(found.size) > 0)), bool(np.all(np.diff(found.loss) < 0))
+    (True, True)
     """
 
     flops: np.ndarray
@@ -171,7 +184,7 @@ def compute_optimal(
     True
     """
     a, b = float(data_exponent), float(target_exponent)
-    budgets = np.array([checks.number("flops", one, above=0.0) for one in np.atleast_1d(flops)])
+    budgets = np.array([checks.number("flops", one, above=0.0) for one in np.atleast_1d(flops).tolist()])
     if len(budgets) < 4 or np.any(np.diff(budgets) <= 0) or budgets[-1] < 1e3 * budgets[0]:
         raise checks.reject("flops", flops, "give four numbers or more in growing order, over three decades or more")
     eta0 = checks.number("rate", rate, above=0.0)
@@ -189,11 +202,11 @@ def compute_optimal(
     sizes, losses = [], []
     for budget in budgets:
         low, high = math.log(LEAST_SIZE), math.log(budget / (10.0 * B))
-        grid = np.linspace(low, high, 25)
+        grid = np.linspace(low, high, 13)
         values = [loss_at(budget, one) for one in grid]
         best = int(np.argmin(values))
         bracket = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found = optimize.minimize_scalar(partial(loss_at, budget), bounds=bracket, method="bounded", options={"xatol": 1e-4})
+        found: Any = optimize.minimize_scalar(partial(loss_at, budget), bounds=bracket, method="bounded", options={"xatol": 1e-4})
         sizes.append(math.exp(found.x))
         losses.append(math.exp(found.fun))
     x, y, z = np.log(budgets), np.log(losses), np.log(sizes)

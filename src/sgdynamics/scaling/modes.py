@@ -1,12 +1,12 @@
 """The exact mean risk of one-pass SGD on a linear student, at any step, without stepping.
 
-With eigenvalues l_j of the inputs' covariance, c_j = E[(w_j - w*_j)^2] in its eigenbasis, label noise s2, u = 2 risk = sum l_j c_j + s2 and steps
-w <- w - g grad over batches of B,
+With eigenvalues l_j of the inputs' covariance, c_j = E[(w_j - w*_j)^2] in its eigenbasis, label noise s2, u = 2 risk = sum l_j c_j + s2
+and steps w <- w - g grad over batches of B,
 
     c_j' = q_j c_j + (g^2/B) l_j (kappa sum l c + s2),   q_j = 1 - 2 g l_j + g^2 (1 - 1/B + 2 kappa/B) l_j^2,
 
-for sums over blocks of n_b equal eigenvalues with n_b l_b in the last term. kappa = 1 for Gaussian inputs; for x = sqrt(tau) z it is E[tau^2].
-In r_b = c_b/sqrt(n_b) one step is a symmetric matrix, so that one eigenproblem gives all steps.
+for sums over blocks of n_b equal eigenvalues with n_b l_b in the last term. kappa = 1 for Gaussian inputs; for x = sqrt(tau) z it is
+E[tau^2]. In r_b = c_b/sqrt(n_b) one step is a symmetric matrix, so that one eigenproblem gives all steps.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LinearModes:
     errors: np.ndarray
     noise: float = 0.0
     kappa: float = 1.0
-    _powers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    _powers: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         fix = "give numbers in one row"
@@ -93,8 +93,8 @@ class LinearModes:
         return self.eigenvalues * np.sqrt(self.counts)
 
     def _survival(self, step: float, batch: int) -> np.ndarray:
-        l, k = self.eigenvalues, self.kappa
-        return 1 - 2 * step * l + step**2 * (1 - 1 / batch + 2 * k / batch) * l**2
+        along, k = step * self.eigenvalues, self.kappa
+        return 1 - 2 * along + (1 - 1 / batch + 2 * k / batch) * along**2
 
     def risk(self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1) -> np.ndarray:
         """The mean risk after these numbers of steps.
@@ -119,7 +119,7 @@ class LinearModes:
             If there are more than 3000 blocks and more than 20000 steps.
         """
         g, B = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1)
-        wanted = np.array([checks.whole("steps", one, 0) for one in np.atleast_1d(steps)], dtype=np.float64)
+        wanted = np.array([checks.whole("steps", one, 0) for one in np.atleast_1d(steps).tolist()], dtype=np.float64)
         if len(self.eigenvalues) > MOST_MODES:
             return 0.5 * self._stepped(wanted, g, B)
         return 0.5 * self._at_once(wanted, g, B)
@@ -145,14 +145,14 @@ class LinearModes:
         """u step by step: for many modes and few steps."""
         last = int(steps.max(initial=0))
         if last > MOST_STEPS:
-            fix = f"with {len(self.eigenvalues)} blocks take {MOST_STEPS} steps at most, or put eigenvalues that are nearly equal into one block"
+            fix = f"with {len(self.eigenvalues)} blocks take {MOST_STEPS} steps at most, or put nearly equal eigenvalues into one block"
             raise checks.reject("steps", last, fix)
-        q, l = self._survival(g, B), self.eigenvalues
+        q, eigenvalues = self._survival(g, B), self.eigenvalues
         c, found = self.errors.copy(), {}
         for number in range(last + 1):
-            signal = float(l @ c)
+            signal = float(eigenvalues @ c)
             found[number] = signal + self.noise
-            c = q * c + g**2 / B * self.counts * l * (self.kappa * signal + self.noise)
+            c = q * c + g**2 / B * self.counts * eigenvalues * (self.kappa * signal + self.noise)
         return np.array([found[int(one)] for one in steps])
 
     def noise_gain(self, step: float, batch: int = 1) -> float:
@@ -170,11 +170,11 @@ class LinearModes:
         float
             Infinite where a single direction is unstable.
         """
-        g, B, l = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1), self.eigenvalues
-        rest = 2 - g * l * (1 - 1 / B + 2 * self.kappa / B)
+        g, B = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1)
+        rest = 2 - g * self.eigenvalues * (1 - 1 / B + 2 * self.kappa / B)
         if np.any(rest <= 0):
             return math.inf
-        return float(self.kappa * g / B * np.sum(self.counts * l / rest))
+        return float(self.kappa * g / B * np.sum(self.counts * self.eigenvalues / rest))
 
     def largest_step(self, batch: int = 1) -> float:
         """The step g at which the mean risk stops to settle.
@@ -191,7 +191,8 @@ class LinearModes:
         """
         B = checks.whole("batch", batch, 1)
         edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
-        return float(optimize.brentq(lambda g: min(self.noise_gain(g, B), 1e6) - 1, 1e-12 * edge, edge * (1 - 1e-12), xtol=1e-15 * edge))
+        root: Any = optimize.brentq(lambda g: min(self.noise_gain(g, B), 1e6) - 1, 1e-12 * edge, edge * (1 - 1e-12), xtol=1e-15 * edge)
+        return float(root)
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,8 @@ def positional_semantic(
         Size c0 of the positional encoding: tokens are z_1 + c0 pos and z_2 - c0 pos.
     contrast : float, default 0.5625
         k: the positional target is the softmax of [[k, -k], [-k, k]].
-    constraint : str, optional
-        "sphere" (unless another is given) keeps the row of norm 1; None, or "none" in a file, lets it grow.
+    constraint : str or None, default 'sphere'
+        Keeps the row of norm 1; None, or "none" in a file, lets it grow.
     weight_decay : float or callable, default 0.0
         As of ``Problem``.
 

@@ -79,8 +79,8 @@ def sequence_single_index(
         g; the same as the link unless given.
     noise : float or callable, default 0.0
         Variance of the label noise, or a function of alpha.
-    constraint : str, optional
-        "sphere" (unless another is given) keeps the row of norm 1; None, or "none" in a file, lets it grow.
+    constraint : str or None, default 'sphere'
+        Keeps the row of norm 1; None, or "none" in a file, lets it grow.
     token_correlation : float or array, optional
         Between any two tokens, or the whole matrix.
     means : array, optional
