@@ -87,6 +87,49 @@ CALLS = {
             **{"reads_lengths": False, "signals": 1, "gram": None, "clusters": None, "parameters": None, "kinks": ()},
         },
     ),
+    "attention": (
+        sgd.models.attention,
+        {
+            **{"tokens": 2, "noise": 0.1, "token_correlation": 0.2, "gram": None, "constraint": None, "weight_decay": 0.0},
+            **{"covariance": None},
+        },
+    ),
+    "positional_semantic": (
+        sgd.models.positional_semantic,
+        {"omega": 0.3, "encoding": 1.0, "contrast": 0.5, "constraint": "sphere", "weight_decay": 0.0},
+    ),
+    "sequence_single_index": (
+        sgd.models.sequence_single_index,
+        {
+            **{"link": "product", "tokens": 2, "target": None, "noise": 0.0, "constraint": "sphere", "token_correlation": None},
+            **{"means": None, "weight_decay": 0.0, "covariance": None},
+        },
+    ),
+    "sequence_information_exponent": (
+        sgd.models.sequence_information_exponent,
+        {"link": "product", "tokens": 2, "target": None, "tolerance": 1e-7},
+    ),
+    "autoencoder": (
+        sgd.models.autoencoder,
+        {"width": 1, "activation": "erf", "spikes": (3.0,), "tied": False, "weight_decay": 0.0},
+    ),
+    "perceptron": (sgd.models.perceptron, {"rule": "hebb", "weight_decay": 0.0}),
+    "gan": (sgd.models.gan, {"rates": None, "noise": 1.0, "generator_noise": 1.0, "normalisation": 1.0, "weight_decay": 0.0}),
+    "LinearModes": (sgd.scaling.LinearModes, {"eigenvalues": [1.0], "counts": [2.0], "errors": [1.0], "noise": 0.0, "kappa": 1.0}),
+    "LinearModes.risk": (sgd.scaling.LinearModes([1.0], [2.0], [1.0]).risk, {"steps": [0, 3], "step": 0.1, "batch": 1}),
+    "RandomFeatures": (sgd.scaling.RandomFeatures, {"data_exponent": 0.7, "target_exponent": 0.3, "features": 10, "inputs": 100}),
+    "Equivalent.risk": (
+        sgd.scaling.RandomFeatures(0.7, 0.3, 10).equivalent().risk,
+        {"steps": [10, 30], "step": 0.1, "batch": 1, "noise": 0.0},
+    ),
+    "phase": (sgd.scaling.phase, {"data_exponent": 0.7, "target_exponent": 0.3}),
+    "compute_optimal": (
+        sgd.scaling.compute_optimal,
+        {
+            **{"data_exponent": 1.0, "target_exponent": 0.7, "flops": [1e4, 1e5, 1e6, 1e7], "rate": 0.5, "batch": 1},
+            **{"inputs_per_feature": 4.0},
+        },
+    ),
     "SpikedTensor": (sgd.SpikedTensor, {"order": 2, "snr": 1.2, "ridge": 0.0}),
     "Start": (sgd.Start, {"M_blocks": np.zeros((1, 1, 2, 1)), "Q_blocks": np.eye(2)[None, None], "a": np.ones((1, 2))}),
     "OnePassSGD": (sgd.OnePassSGD, {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None}),
@@ -204,7 +247,20 @@ CALLS = {
     "functional.finite": (functional.finite, {"problem": PROBLEM, "dimension": 50, "batch": 1}),
 }
 # results that functions return, modules, and what has no arguments to get wrong
-NOT_CALLED = {"Move", "papers", "plot", "functional", "updates", "__version__", "Dynamics", "Expectation", "Moments", "supported"}
+NOT_CALLED = {
+    "Move",
+    "models",
+    "papers",
+    "plot",
+    "functional",
+    "scaling",
+    "updates",
+    "__version__",
+    "Dynamics",
+    "Expectation",
+    "Moments",
+    "supported",
+}
 
 
 def tried(function, arguments):

@@ -1,8 +1,10 @@
 """The public names in one place: what `sgd.name` is. Loaded when the first of them is asked for."""
 
 from sgdynamics import functional as functional
+from sgdynamics import models as models
 from sgdynamics import papers as papers
 from sgdynamics import plot as plot
+from sgdynamics import scaling as scaling
 from sgdynamics.algorithms import updates as updates
 from sgdynamics.algorithms.fixed_data import GradientDescent as GradientDescent
 from sgdynamics.algorithms.fixed_data import Langevin as Langevin

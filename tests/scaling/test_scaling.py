@@ -141,7 +141,7 @@ def test_phases(name):
         (lambda: scaling.RandomFeatures(0.7, 0.3, 100, 50), "only 50 inputs"),
         (lambda: scaling.RandomFeatures(0.7, 0.3, 100.5, 500), "whole"),
         (lambda: scaling.RandomFeatures(0.7, 0.3, 100).sample(), "cannot be drawn"),
-        (lambda: scaling.RandomFeatures(0.7, 0.3, 100).equivalent().risk([3], 0.1), "steps = 3"),
+        (lambda: scaling.RandomFeatures(0.7, 0.3, 100).equivalent().risk([3], 0.1), r"steps = \[3\]: give finite numbers, 10 or more"),
         (lambda: scaling.phase(0.5, 0.7), "boundary"),
         (lambda: scaling.compute_optimal(0.7, 0.3, flops=[1e6, 1e7]), "three decades"),
         (lambda: scaling.LinearModes(np.ones(4000), np.ones(4000), np.ones(4000)).risk([10**6], 0.1), "20000 steps at most"),

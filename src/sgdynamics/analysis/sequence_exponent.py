@@ -67,6 +67,7 @@ def sequence_information_exponent(
     >>> sgd.models.sequence_information_exponent(lambda x: jnp.tanh(x[0]) + x[1] ** 2, tokens=2)
     1
     """
+    tolerance = checks.number("tolerance", tolerance, above=0.0)
     if isinstance(link, Problem):
         loss = getattr(link, "user_loss", None)
         if not isinstance(loss, SequenceLoss) or not link.structure.sample.centred or link.structure.sample.correlated:

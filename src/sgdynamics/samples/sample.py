@@ -212,11 +212,11 @@ class Sample:
 
     def by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
         """What the loss sees of (inputs, p): (samples, p), or (samples, p, tokens)."""
-        return rows if self.tokens is None else jnp.swapaxes(rows.reshape(-1, self.tokens, rows.shape[-1]), 1, 2)
+        return rows if self.tokens is None else rows.reshape(-1, self.tokens, rows.shape[-1]).swapaxes(1, 2)
 
     def by_input(self, values: Float[Numeric, "samples p ..."]) -> Float[Numeric, "inputs p"]:
         """(samples, p[, tokens]) as (inputs, p)."""
-        return values if self.tokens is None else jnp.swapaxes(values, 1, 2).reshape(-1, values.shape[1])
+        return values if self.tokens is None else values.swapaxes(1, 2).reshape(-1, values.shape[1])
 
     def each_input(self, weights: Float[Numeric, " samples"]) -> Float[Numeric, " inputs"]:
         """Numbers of samples (n,) for each of their inputs."""

@@ -12,9 +12,11 @@ import numpy as np
 from scipy import optimize
 
 from sgdynamics import checks
+from sgdynamics.scaling.modes import listed
 from sgdynamics.scaling.random_features import RandomFeatures
 
 SHARP = 1.0 - 2.0**-0.5
+UNSTABLE = 300.0  # in place of the logarithm of a loss that has none
 LEAST_SIZE = 16.0  # features: the equivalent is for many
 
 
@@ -183,12 +185,16 @@ def compute_optimal(
     >>> bool(abs(found.eta / found.predicted.eta - 1) < 0.03)
     True
     """
-    a, b = float(data_exponent), float(target_exponent)
-    budgets = np.array([checks.number("flops", one, above=0.0) for one in np.atleast_1d(flops).tolist()])
+    a, b = checks.number("data_exponent", data_exponent, above=0.0), checks.number("target_exponent", target_exponent)
+    budgets = listed("flops", flops, 1.0)
     if len(budgets) < 4 or np.any(np.diff(budgets) <= 0) or budgets[-1] < 1e3 * budgets[0]:
         raise checks.reject("flops", flops, "give four numbers or more in growing order, over three decades or more")
     eta0 = checks.number("rate", rate, above=0.0)
+    if eta0 >= 2.0:
+        raise checks.reject("rate", rate, "steps of 2 over the trace or more diverge: give less")
     B = checks.whole("batch", batch, 1)
+    if budgets[0] < 20.0 * B * LEAST_SIZE:
+        raise checks.reject("flops", flops, f"{LEAST_SIZE:g} features and 20 steps of this batch take {20 * B * LEAST_SIZE:.3g}: give more")
     ratio = checks.number("inputs_per_feature", inputs_per_feature, least=1.0)
 
     def loss_at(budget: float, log_size: float) -> float:
@@ -197,7 +203,7 @@ def compute_optimal(
         model = RandomFeatures(a, b, d, math.inf if 2 * a > 1 else float(round(ratio * d)))
         loss = model.equivalent()
         found = float(loss.risk([max(budget / (d * B), 10.0)], eta0 / loss.trace, B)[0])
-        return math.log(found) if found > 0 else math.inf
+        return math.log(found) if 0 < found < math.inf else UNSTABLE
 
     sizes, losses = [], []
     for budget in budgets:

@@ -26,6 +26,23 @@ MOST_MODES = 3000  # of an eigenproblem
 MOST_STEPS = 20_000  # that are taken one by one, where there are more modes
 
 
+def small_step(step: Any, largest: float) -> float:
+    """A step that is not absurd: the largest eigenvalue times it is 1e6 at most (2 is unstable already)."""
+    g = checks.number("step", step, above=0.0)
+    if g * largest > 1e6:
+        raise checks.reject("step", step, f"steps above {2 / largest:.3g} diverge: give a smaller one")
+    return g
+
+
+def listed(argument: str, value: Any, least: float) -> np.ndarray:
+    """One number or several, finite and at least so large."""
+    fix = f"give finite numbers, {least:g} or more"
+    found = np.atleast_1d(checks.numbers(argument, value, fix))
+    if found.ndim != 1 or not len(found) or not np.all(np.isfinite(found)) or np.any(found < least):
+        raise checks.reject(argument, value, fix)
+    return found
+
+
 @dataclass(frozen=True)
 class LinearModes:
     """A linear student in the eigenbasis of its inputs: what its mean risk depends on.
@@ -118,8 +135,10 @@ class LinearModes:
         ValueError
             If there are more than 3000 blocks and more than 20000 steps.
         """
-        g, B = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1)
-        wanted = np.array([checks.whole("steps", one, 0) for one in np.atleast_1d(steps).tolist()], dtype=np.float64)
+        g, B = small_step(step, float(self.eigenvalues.max())), checks.whole("batch", batch, 1)
+        wanted = listed("steps", steps, 0.0)
+        if np.any(wanted != np.round(wanted)):
+            raise checks.reject("steps", steps, "steps are whole")
         if len(self.eigenvalues) > MOST_MODES:
             return 0.5 * self._stepped(wanted, g, B)
         return 0.5 * self._at_once(wanted, g, B)

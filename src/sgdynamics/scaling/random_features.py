@@ -20,7 +20,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.reach import check_memory
-from sgdynamics.scaling.modes import LinearModes, power_sum
+from sgdynamics.scaling.modes import LinearModes, listed, power_sum, small_step
 
 CONTOUR = 32  # points of Talbot's contour
 REAL, TURNS, NEWTON = 16, 6, 5  # of Newton's method for m: on the negative axis, and while z is turned from there
@@ -192,24 +192,27 @@ class Equivalent:
         Returns
         -------
         ndarray
-            One number each.
+            One number each. It has a meaning where the mean risk is stable, below the largest step of ``LinearModes``.
 
         Raises
         ------
         ValueError
             If a number of steps is below 10: the contour is made for many.
         """
-        g, B = checks.number("step", step, above=0.0), checks.whole("batch", batch, 1)
+        g, B = small_step(step, 1.0), checks.whole("batch", batch, 1)
         s2 = checks.number("noise", noise, least=0.0)
-        n = np.array([checks.number("steps", one, least=10.0) for one in np.atleast_1d(steps).tolist()])
+        n = listed("steps", steps, 10.0)
         theta = np.pi * (2 * np.arange(CONTOUR // 2) + 1) / CONTOUR
         cot = 1 / np.tan(0.6407 * theta)
         shape = 0.5017 * theta * cot - 0.6122 + 0.2645j * theta
         slope = 0.5017 * cot - 0.5017 * 0.6407 * theta / np.sin(0.6407 * theta) ** 2 + 0.2645j
-        s = CONTOUR / (g * n[:, None]) * shape
-        values = np.exp(s * g * n[:, None]) * self._transform(s, g, B, s2) * slope * CONTOUR / (g * n[:, None])
-        # half of the contour, the other half is its mirror image; ds = slope dtheta, 2 pi/CONTOUR apart
-        return 0.5 * g * np.sum((values / 1j).real, axis=1) * 2 / CONTOUR
+        with np.errstate(all="ignore"):
+            s = CONTOUR / (g * n[:, None]) * shape
+        with np.errstate(all="ignore"):  # steps beyond every bound
+            values = np.exp(s * g * n[:, None]) * self._transform(s, g, B, s2) * slope * CONTOUR / (g * n[:, None])
+            # half of the contour, the other half is its mirror image; ds = slope dtheta, 2 pi/CONTOUR apart
+            found = 0.5 * g * np.sum((values / 1j).real, axis=1) * 2 / CONTOUR
+        return np.where(np.isfinite(found), found, np.inf)
 
     def _transform(self, s: np.ndarray, g: float, B: int, noise: float) -> np.ndarray:
         """(F + noise E/(E - 1))/(1 - g^2 K/(B E)), E = exp(s g)."""
@@ -228,11 +231,15 @@ class Equivalent:
         d, flat = self.model.features, z.reshape(-1, 1)
         size, angle = np.abs(flat), np.angle(-flat)
 
+        def summed(values: np.ndarray) -> np.ndarray:
+            # too small for threads to be worth it
+            return np.einsum("ij,j->i", values, weights)[:, None]
+
         def gap(u: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             """log m + log(1 + sum l/(l m - z)/d) at m = exp(u), and its slope in u."""
             m = np.exp(u)
             one = lam / (lam * m - z)
-            first, second = (one @ weights)[:, None] / d, (one**2 @ weights)[:, None] / d
+            first, second = summed(one) / d, summed(one**2) / d
             return u + np.log(1 + first), 1 - m * second / (1 + first)
 
         # on the negative axis the gap grows with u; from there, m follows z as that is turned
@@ -248,7 +255,7 @@ class Equivalent:
                 u = u - value / slope
         m = np.exp(u)
         over = 1 / (lam * m - flat)
-        F, first, second = (t * over) @ weights, (lam * over) @ weights, (lam**2 * over) @ weights
+        F, first, second = summed(t * over), summed(lam * over), summed(lam**2 * over)
         # sum l + z d (1 - m), without the difference: d (1 - m) = m first
-        K = m[:, 0] * (second - flat[:, 0] * first**2 / d)
+        K = m * (second - flat * first**2 / d)
         return F.reshape(z.shape), K.reshape(z.shape)

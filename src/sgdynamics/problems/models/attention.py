@@ -128,7 +128,7 @@ def none_or(constraint: str | None) -> str | None:
 
 def correlated(tokens: int, value: Any) -> Any:
     """A matrix as it is; of a number the matrix with it between any two tokens."""
-    if value is None or np.ndim(value) != 0:
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
         return value
     low = -1.0 / (tokens - 1) if tokens > 1 else -1.0
     c = checks.number("token_correlation", value, least=low)

@@ -87,9 +87,10 @@ def autoencoder(
     [-0.483564, -1.311098]
     """
     p = checks.whole("width", width, 1)
-    if isinstance(spikes, (str, bytes)) or np.ndim(spikes) != 1 or not len(spikes):
-        raise checks.reject("spikes", spikes, "give a list of numbers, one a direction, such as (3.0, 1.0)")
-    beta = np.array([checks.number("spikes", one, least=0.0) for one in spikes])
+    fix = "give a list of numbers, 0 or more, one a direction, such as (3.0, 1.0)"
+    beta = checks.numbers("spikes", spikes, fix)
+    if beta.ndim != 1 or not len(beta) or not np.all(np.isfinite(beta)) or np.any(beta < 0):
+        raise checks.reject("spikes", spikes, fix)
     loss = Reconstruction(student_activation(activation), checks.flag("tied", tied))
     data = {"means": spiked_means, "draws": {"g": ("normal", len(beta))}, "parameters": {"spikes": beta}, "kinks": loss.activation.kinks}
     return Problem(loss, p if tied else 2 * p, len(beta), weight_decay=weight_decay, **data)  # type: ignore[arg-type]
