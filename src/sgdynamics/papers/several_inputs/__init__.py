@@ -17,6 +17,7 @@ from sgdynamics.papers.several_inputs.formulas import (
 )
 from sgdynamics.papers.several_inputs.gan_figure import figure_7
 from sgdynamics.papers.several_inputs.perceptron_figure import figure_5
+from sgdynamics.papers.several_inputs.positional_figure import figure_2
 from sgdynamics.papers.several_inputs.reward_figure import figure_6
 from sgdynamics.papers.several_inputs.sequence_figure import figure_3
 
@@ -24,6 +25,7 @@ __all__ = [
     "component_path",
     "exit_law",
     "figure_1",
+    "figure_2",
     "figure_3",
     "figure_4",
     "figure_5",

@@ -50,8 +50,8 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     -----
     An episode is T inputs of one sample; the row moves by (1/T) sum_l sign(w.x_l) x_l times e1 = 1 if all T decisions are the teacher's and
     by -e2 otherwise: a rule that is no gradient (``sgd.Rule``), lr = 1, from |w| = 1. (a) From a cosine of .05: long episodes with a
-    penalty are not learned. (b) T = 8: above a line the start decides; what is too far from the teacher is punished into noise. (c) Paths to
-    both sides of it. Circles: runs in the colour of their mean. Quick: d = 400, 24 runs to alpha = 60; full: d = 2000, 64 runs.
+    penalty are not learned. (b) T = 8: the start decides; what is too far from the teacher is punished into noise. (c) Paths to both
+    sides of that line. Circles: runs in the colour of their mean. Quick: d = 400, 96 runs to alpha = 60; full: d = 2000, 256.
     After Patel, Lee, Mannelli, Goldt and Saxe, "The RL perceptron" (2023).
 
     Examples
@@ -59,7 +59,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgd.papers.several_inputs.figure_6(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
-    d, runs, fine = (400, 24, 41) if quick else (2000, 64, 81)
+    d, runs, fine = (400, 96, 41) if quick else (2000, 256, 81)
     end, penalty, cosine, tokens = 60.0, np.linspace(0, 1, fine), np.linspace(0, 0.98, fine), np.arange(1, 13)
     alpha, each = np.linspace(0, end, 61), 6
     by_length = _cosine(*reward_path([end], SMALL, tokens=tokens[:, None], penalty=penalty[None]))[..., 0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import functional
@@ -13,21 +15,41 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 
-ACCURACY = {"rtol": 1e-6, "atol": 1e-7}
 
-
-@partial(jax.jit, static_argnames=("structure", "rule"))
-def _path(structure: Any, rule: Any, parameters: Any, state: Any, times: Any, lr: Any) -> Any:
-    setting: Any = {"lr": lr, "rule": rule, "mode": "forward", **ACCURACY}
-    found = functional.solve(structure, parameters, state, times, **setting)
-    risk = jax.lax.map(lambda one: functional.risk(structure, parameters, one, rule=rule), found)
-    return {**found, "risk": risk}
+@partial(jax.jit, static_argnames=("structure", "rule", "risk"))
+def _path(structure: Any, rule: Any, parameters: Any, state: Any, times: Any, lr: Any, rtol: Any, risk: bool) -> Any:
+    found = functional.solve(structure, parameters, state, times, lr=lr, rule=rule, mode="forward", rtol=rtol, atol=rtol / 10)
+    if not risk:
+        return found
+    return {**found, "risk": jax.lax.map(lambda one: functional.risk(structure, parameters, one, rule=rule), found)}
 
 
 @float64
-def path(problem: Problem, begin: Start, times: Any, lr: float) -> dict[str, np.ndarray]:
-    """M, Q and the risk at the given times; another number in the problem does not compile again."""
+def path(
+    problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, log2_points: int | None = None, risk: bool = True
+) -> dict[str, np.ndarray]:
+    """M, Q and the risk at the given times; another number in the problem does not compile again. Sampled expectations: with 2^n points."""
     rule = functional.rule(problem, begin)
-    found = _path(problem.structure, rule, problem.parameters, functional.state(begin), np.asarray(times, dtype=np.float64), lr)
-    # one block: the first axis after time
-    return {"M": np.asarray(found["M"]).sum(axis=1), "Q": np.asarray(found["Q"]).sum(axis=1), "risk": np.asarray(found["risk"])}
+    rule = rule if log2_points is None else replace(rule, log2_points=log2_points)
+    when = np.asarray(times, dtype=np.float64)
+    found = _path(problem.structure, rule, problem.parameters, functional.state(begin), when, lr, rtol, risk)
+    # summed over blocks: the first axis after time
+    overlaps = {name: np.asarray(found[name]).sum(axis=1) for name in ("M", "Q")}
+    return {**overlaps, **({"risk": np.asarray(found["risk"])} if risk else {})}
+
+
+@partial(jax.jit, static_argnames=("structure", "rule"))
+def _growth(structure: Any, rule: Any, parameters: Any, state: Any) -> Any:
+    def moved(M: Any) -> Any:
+        return functional.drift(structure, parameters, {**state, "M": M}, rule=rule, flow=True)["M"]
+
+    none = jnp.zeros_like(state["M"])
+    return jax.jacfwd(moved)(none)
+
+
+@float64
+def growth(problem: Problem, begin: Start) -> np.ndarray:
+    """The Jacobian of the drift of M where M = 0 and Q is the start's, lr = 0, of a width of one: (signals, signals)."""
+    K = begin.M.shape[-1]
+    found = _growth(problem.structure, functional.rule(problem, begin), problem.parameters, functional.state(begin))
+    return np.asarray(found).reshape(K, K)
