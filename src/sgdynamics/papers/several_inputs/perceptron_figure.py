@@ -93,7 +93,7 @@ def _drawn(data: xr.Dataset) -> Any:
     axes[0].errorbar([], [], [], fmt="o", ms=4, mfc="white", color="0.3", capsize=2, label=f"exact chain, $d$ = {data.attrs['d']}")
     axes[0].set(xscale="log", yscale="log", xlabel=ALPHA, ylabel="probability of a wrong label", title="error")
     axes[1].axhline(1.0, color="k", lw=0.9, ls="--")
-    axes[1].set(xscale="log", xlabel=ALPHA, ylabel="error / late law", ylim=(0, 1.15), title="prefactor")
+    axes[1].set(xscale="log", xlabel=ALPHA, ylabel="error / late law", ylim=(0, 1.5), title="prefactor")
     axes[2].set(xscale="log", xlabel=ALPHA, ylabel="d log(error) / d log($\\alpha$)", ylim=(-1.15, 0.05), title="exponent")
     finish(fig, axes, f"Hebb, perceptron, Adatron: lr = {data.attrs['lr']:g}, from $m$ = 0.2, $Q$ = 1 (bars: 2 standard errors)")
     return fig

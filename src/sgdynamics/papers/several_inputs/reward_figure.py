@@ -61,7 +61,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     d, runs, fine = (400, 96, 41) if quick else (2000, 256, 81)
     end, penalty, cosine, tokens = 60.0, np.linspace(0, 1, fine), np.linspace(0, 0.98, fine), np.arange(1, 13)
-    alpha, each = np.linspace(0, end, 61), 6
+    alpha, each = np.linspace(0, end, 241), 24
     by_length = _cosine(*reward_path([end], SMALL, tokens=tokens[:, None], penalty=penalty[None]))[..., 0]
     by_start = _cosine(*reward_path([end], cosine[:, None], tokens=LONG, penalty=penalty[None]))[..., 0]
     lines, found = np.zeros((len(CELLS), len(alpha))), np.zeros((len(CELLS), runs, (len(alpha) - 1) // each))
