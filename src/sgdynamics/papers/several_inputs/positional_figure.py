@@ -68,7 +68,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         begin = start(problem, M=[[FIRST, FIRST]], Q=[[1.0]])
         overlaps[row] = path(problem, begin, t, LR, rtol=1e-3, log2_points=points, risk=False)["M"][:, 0]
         if omega in SHOWN:
-            which, more = SHOWN.index(omega), {"dimension": d, "runs": runs}
+            which = SHOWN.index(omega)
+            more: dict[str, Any] = {"dimension": d, "runs": runs}
             chain = simulate(problem, OnePassSGD(lr=LR), begin, times=t[each::each], seed=len(SHOWN) * seed + which, **more)
             found[which] = chain.M.values[:, :, 0]
     closed = np.array([np.stack(positional_growth(share, c0), axis=-1) for c0 in ENCODINGS])
@@ -128,7 +129,8 @@ def _drawn(data: xr.Dataset) -> Any:
         )
         axes[2].plot(omega, np.abs(data.M.values[:, -1, index]), color=colour, marker=".", label=f"{name} at $t$ = {t[-1]:g}")
         runs_on(axes[2], data.shown, np.abs(data.M_runs.values[:, :, -1, index].T), colour)
-    axes[2].axvline(float(data.crossing[1, 1]), color="0.6", lw=1, ls="--", label="rates cross")
+    axes[2].axvline(float(data.crossing[1, 1]), 0, 0.74, color="0.6", lw=1, ls="--", label="rates cross")
+    axes[2].set_xticks([0.85, 0.9, 0.95, 1.0])
     axes[2].set(
         xlabel="share of position in the target, $\\omega$",
         ylabel="overlap",

@@ -103,7 +103,7 @@ def _drawn(data: xr.Dataset) -> Any:
     )
     for ax, name, y, chosen, height in maps:
         shown = ax.pcolormesh(data.penalty, y, data[name], shading="nearest", rasterized=True, **colour)
-        ax.scatter(e2[chosen], height[chosen], c=last[chosen], s=75, edgecolor="white", linewidth=1.4, zorder=4, clip_on=False, **colour)
+        ax.scatter(e2[chosen], height[chosen], c=last[chosen], s=75, edgecolor="red", linewidth=1.4, zorder=4, clip_on=False, **colour)
         ax.set_xlabel("penalty $e_2$ (reward $e_1$ = 1)")
     axes[0].set(ylabel="decisions in an episode, $T$", title=f"from a cosine of {data.attrs['small']:g}")
     axes[1].set(ylabel="cosine at the start", title=f"$T$ = {data.attrs['long']}")
