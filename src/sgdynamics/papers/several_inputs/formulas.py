@@ -184,7 +184,7 @@ def positional_crossings(encoding: float = 1.0) -> tuple[float, float]:
     Examples
     --------
     >>> ["%.6f" % omega for omega in sgd.papers.several_inputs.positional_crossings(2.0)]
-    ['0.868727', '0.903430']
+    ['0.868726', '0.903430']
     """
     squared = checks.number("encoding", encoding) ** 2
     return -PLACE[0] / PLACE[1], (CONTENT - squared * PLACE[0]) / (CONTENT + squared * PLACE[1])
@@ -221,7 +221,7 @@ def reward_drift(m: Any, Q: Any, tokens: Any, reward: Any, penalty: Any) -> tupl
     Examples
     --------
     >>> ["%.4f" % one for one in sgd.papers.several_inputs.reward_drift(0.2, 1.0, 3, 1.0, 0.2)]
-    ['0.1500', '0.0875']
+    ['0.1509', '0.1172']
     """
     rho = np.clip(m / np.sqrt(Q), -1.0, 1.0)
     right = 1 - np.arccos(rho) / math.pi
