@@ -236,7 +236,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 @app.command(short_help="Make one figure, with claim and verdict.")
 def figure(
-    document: Annotated[str, typer.Argument(help="One of the five documents, see `sgdynamics figures`.", show_default=False)],
+    document: Annotated[str, typer.Argument(help="One of the documents, see `sgdynamics figures`.", show_default=False)],
     number: Annotated[str, typer.Argument(help="Its number (2, b1) or name (escape_times).", show_default=False)],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, under half a minute.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,

@@ -1,4 +1,4 @@
-"""The gallery: every figure of the five documents, made, kept with its data, and judged by them.
+"""The gallery: every figure of the documents, made, kept with its data, and judged by them.
 
 `python -m sgdynamics.gallery --quick --out output/gallery` makes them all: picture (PNG), data (NetCDF), parameters, claim, verdict and
 time of each, and pages that collect them (index.md, index.html). A figure that fails is reported there and the rest goes on; what is
@@ -33,6 +33,7 @@ DOCUMENTS = {
     "rough_landscapes": "Stochasticity helps to navigate rough landscapes (Mignacco, Urbani, Zdeborova)",
     "quadratic_networks": "Escape dynamics and implicit bias of quadratic networks (arXiv:2604.03068)",
     "dimension_free": "Dimension-free limits of SGD for two-layer networks (Loureiro, slides)",
+    "several_inputs": "Samples of several inputs and own rules (attention, sequences, autoencoders, perceptrons, GANs)",
 }
 
 
@@ -197,7 +198,7 @@ def _forget() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sgdynamics.gallery", description="Make every figure of the five documents.")
+    parser = argparse.ArgumentParser(prog="python -m sgdynamics.gallery", description="Make every figure of the documents.")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", default=True, help="small sizes, half a minute a figure (this is the default)")
     size.add_argument("--full", action="store_true", help="the documents' sizes: hours, and a GPU for the rough landscapes")

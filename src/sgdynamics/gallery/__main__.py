@@ -1,4 +1,4 @@
-"""`python -m sgdynamics.gallery`: every figure of the five documents."""
+"""`python -m sgdynamics.gallery`: every figure of the documents."""
 
 import sys
 

@@ -1,0 +1,55 @@
+"""Paths of the ODE as accurate as a picture needs: expectations to rounding are dear, and eight digits of them are not drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sgdynamics import functional
+from sgdynamics.precision import float64
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start
+
+
+@partial(jax.jit, static_argnames=("structure", "rule", "risk"))
+def _path(structure: Any, rule: Any, parameters: Any, state: Any, times: Any, lr: Any, rtol: Any, risk: bool) -> Any:
+    found = functional.solve(structure, parameters, state, times, lr=lr, rule=rule, mode="forward", rtol=rtol, atol=rtol / 10)
+    if not risk:
+        return found
+    return {**found, "risk": jax.lax.map(lambda one: functional.risk(structure, parameters, one, rule=rule), found)}
+
+
+@float64
+def path(
+    problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, log2_points: int | None = None, risk: bool = True
+) -> dict[str, np.ndarray]:
+    """M, Q and the risk at the given times; another number in the problem does not compile again. Sampled expectations: with 2^n points."""
+    rule = functional.rule(problem, begin)
+    rule = rule if log2_points is None else replace(rule, log2_points=log2_points)
+    when = np.asarray(times, dtype=np.float64)
+    found = _path(problem.structure, rule, problem.parameters, functional.state(begin), when, lr, rtol, risk)
+    # summed over blocks: the first axis after time
+    overlaps = {name: np.asarray(found[name]).sum(axis=1) for name in ("M", "Q")}
+    return {**overlaps, **({"risk": np.asarray(found["risk"])} if risk else {})}
+
+
+@partial(jax.jit, static_argnames=("structure", "rule"))
+def _growth(structure: Any, rule: Any, parameters: Any, state: Any) -> Any:
+    def moved(M: Any) -> Any:
+        return functional.drift(structure, parameters, {**state, "M": M}, rule=rule, flow=True)["M"]
+
+    none = jnp.zeros_like(state["M"])
+    return jax.jacfwd(moved)(none)
+
+
+@float64
+def growth(problem: Problem, begin: Start) -> np.ndarray:
+    """The Jacobian of the drift of M where M = 0 and Q is the start's, lr = 0, of a width of one: (signals, signals)."""
+    K = begin.M.shape[-1]
+    found = _growth(problem.structure, functional.rule(problem, begin), problem.parameters, functional.state(begin))
+    return np.asarray(found).reshape(K, K)
