@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import sgdynamics as sgd
 from sgdynamics import cli, gallery, problem_files
+from sgdynamics.problems.models import MODELS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROBLEM = {"kind": "TeacherStudent", "width": 2, "activation": "square", "noise": 0.1}
@@ -302,7 +303,8 @@ SAYS = {
     "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
     "table": "the file has no 'algoritm': did you mean 'algorithm'? "
     "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
-    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor",
+    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor, "
+    "{models}",
     "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, abs, sign, "
     "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
@@ -333,7 +335,7 @@ def test_bad_input_is_one_line(case, folder):
     arguments = [one.format(folder=folder) for one in ELSEWHERE.get(case, ("run", "{folder}/bad.toml"))]
     found = invoke(*arguments, code=2)
     assert found.stdout == ""
-    assert found.stderr == f"sgdynamics: {SAYS[case].format(folder=folder)}\n"
+    assert found.stderr == f"sgdynamics: {SAYS[case].format(folder=folder, models=', '.join(MODELS))}\n"
 
 
 def test_several_results_of_a_file(first, folder):

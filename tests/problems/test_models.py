@@ -165,6 +165,13 @@ def test_sequence_information_exponent():
         exponent(sgd.models.sequence_single_index(tokens=2, token_correlation=0.3))
 
 
+def test_no_warning_where_growth_is_of_higher_order():
+    """A product of three tokens has no linear growth at m = 0, and is learned all the same."""
+    problem = sgd.models.sequence_single_index(tokens=3)
+    found = sgd.exit_time(problem, sgd.OnePassSGD(lr=0.01), sgd.start(problem, M=[[0.3]], Q=[[1.0]]), criterion="overlap", threshold=0.5)
+    assert 0.3 < found.mean < 1.5
+
+
 def test_sweeps_and_files():
     """A number of a model varies in a sweep, also inside a dictionary; a problem file states a model."""
     begin = {"M": [[0.3], [0.2]], "Q": [[1.0, 0.3], [0.3, 1.0]]}

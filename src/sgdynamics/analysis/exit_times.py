@@ -38,6 +38,7 @@ from sgdynamics.simulation.running import first_passage
 METHODS = ("ode", "sde", "exact", "direct")
 TIMES_A_UNIT = 50.0  # the longest run unless the caller says: rates are of order 1/width in t
 SDE_STEPS = 400  # steps of the SDE on the way out, at least
+FLAT = 1e-6  # a rate of growth below this share of what noise takes counts as none
 
 
 @dataclass(frozen=True)
@@ -483,8 +484,10 @@ def warn_if_no_growth(asked: Asked) -> None:
         now = _growth(algorithm.lr, slope, bend)
         if now > 0:
             continue
-        bound = 0.0
-        if _growth(0.0, slope, bend) > 0:
+        bound, flow = 0.0, _growth(0.0, slope, bend)
+        if abs(flow) <= FLAT * np.abs(bend).max():
+            return  # nothing grows to first order, but what is of higher order may
+        if flow > 0:
             bound = float(np.asarray(optimize.brentq(_growth, 0.0, algorithm.lr, args=(slope, bend))))
         warn(
             f"lr = {algorithm.lr:g}: no overlap with the signals grows {where} (largest rate {now:.3g} per unit of t), so SGD does not "
