@@ -59,6 +59,11 @@ def read_partly(fields, signals, head, draws):
     return 0.5 * (jnp.tanh(fields[0]) + fields[1] - draws["g"]) ** 2
 
 
+def masked(fields, signals, head, draws):
+    """Of which nothing is left in the first case of the masks."""
+    return 0.5 * (jnp.sum(draws["mask"] * jnp.tanh(fields[0])) - jnp.sum(signals) - 0.1 * draws["noise"]) ** 2
+
+
 BLOCKS = [(0.5, 0.25), (1.5, 0.75)]
 PROBLEMS = {
     "a grid": lambda: sgd.Problem(smooth, width=1, signals=1, covariance=BLOCKS),
@@ -71,6 +76,9 @@ PROBLEMS = {
     ),
     "half of it": lambda: sgd.Problem(read_partly, width=2, signals=1, means=bent, draws={"g": "normal"}, covariance=BLOCKS),
     "groups": lambda: sgd.Problem(read_partly, width=2, signals=1, means=of_group, draws={"g": "normal", "group": [0.3, 0.7]}),
+    "masks": lambda: sgd.Problem(
+        masked, 1, 1, tokens=2, token_correlation=CORRELATION, draws={"noise": "normal", "mask": ("bernoulli", 0.7, 2)}
+    ),
     "attention": lambda: sgd.models.attention(noise=0.3, token_correlation=CORRELATION, covariance=BLOCKS),
 }
 
@@ -122,6 +130,7 @@ def test_it_reads_what_it_should():
         "polynomials": (0, 3),  # two fields and the spike that is read
         "half of it": (2, 1),  # the first unit and, because of the means, the draw
         "groups": (1, 2),
+        "masks": (2, 3),
         "attention": (2, 4),
     }
     assert found["polynomials"].affine
@@ -133,6 +142,14 @@ def test_it_reads_what_it_should():
     ]
     assert gain[0].structure.reading == gain[1].structure.reading
     assert len(gain[0].structure.reading.general) == 1
+
+    def branching(fields, signals, head, z, numbers):
+        on = 1.0 * (numbers["flag"] > 0.3)
+        return (on * fields[0] + (1 - on) * jnp.tanh(fields[0])) * signals[0]
+
+    for flag in (0.0, 1.0):
+        problem = sgd.Problem(branching, 1, 1, parameters={"flag": flag})
+        assert len(problem.structure.reading.general) == (1 if flag == 0 else 0)
 
 
 def test_what_is_read_has_less_spread():

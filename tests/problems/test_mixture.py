@@ -145,8 +145,8 @@ def test_covariance_of_the_increments():
     )
 
 
-@pytest.mark.parametrize(("kind", "d", "width"), [("binary", 4, 2), pytest.param("xor", 8, 4, marks=pytest.mark.slow)])
-@pytest.mark.runs_long
+@pytest.mark.parametrize(("kind", "d", "width"), [("binary", 4, 2), ("xor", 8, 4)])
+@pytest.mark.slow  # the contracts have a cheap sister
 def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
     problem = sgd.GaussianMixture(kind, width=width, snr=3.0, weight_decay=0.1)
     begin = sgd.random_start(problem, dimension=d, seed=3)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +44,7 @@ def test_records(name):
     assert repr(problem).startswith(f"{name}(")
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def test_reference_values_of_sequences(n):
     """Polynomials: to all digits. Free rows with label noise against the closed equations."""
     sphere, free = {1: (0.82344787, 0.70569645), 2: (0.71097561, 0.52210605), 3: (0.06386001, 0.13501889)}[n]
@@ -54,8 +57,8 @@ def test_reference_values_of_sequences(n):
     noisy, m, q, lr, v = problem.replace(noise=0.3), 0.2, 0.7, 0.1, 0.3
     state = {"M": np.full((1, 1, 1), m), "Q": np.full((1, 1, 1), q), "a": np.ones(1)}
     rule = sgd.functional.rule(noisy, sgd.start(noisy, M=[[m]], Q=[[q]]))
-    with sgd.precision.jax.enable_x64(True):
-        drift = sgd.functional.drift(noisy.structure, noisy.parameters, state, lr=lr, rule=rule)
+    with jax.enable_x64(True):
+        drift = jax.jit(partial(sgd.functional.drift, noisy.structure, lr=lr, rule=rule))(noisy.parameters, state)
     dm = -n * q ** (n - 1) * m + n * m ** (n - 1)
     noise = 3 ** (n - 1) * (q ** (2 * n - 1) - 2 * q ** (n - 1) * m**n) + (q + 2 * m**2) ** (n - 1) + v * q ** (n - 1)
     dq = -2 * n * q**n + 2 * n * m**n + lr * n * noise
@@ -125,13 +128,15 @@ def test_reference_values_of_positions():
         np.testing.assert_allclose(found.M.values.ravel(), expected, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_growth_of_positions():
     """The two rates at the origin, by the drift at small overlaps."""
     problem, small = sgd.models.positional_semantic(0.9, encoding=2.0), 0.01
     begin = sgd.start(problem, M=[[small, small]], Q=[[1.0]])
-    with sgd.precision.jax.enable_x64(True):
+    with jax.enable_x64(True):
         rule = sgd.functional.rule(problem, begin)
-        drift = sgd.functional.drift(problem.structure, problem.parameters, sgd.functional.state(begin), lr=0.0, rule=rule)
+        whole = jax.jit(partial(sgd.functional.drift, problem.structure, lr=0.0, rule=rule))
+        drift = whole(problem.parameters, sgd.functional.state(begin))
     rates = np.asarray(drift["M"]).ravel() / small
     np.testing.assert_allclose(rates, [0.2205022 * 0.1, 4 * (-0.1332601 + 0.1533972 * 0.9)], atol=1e-3)
 

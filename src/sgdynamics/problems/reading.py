@@ -1,8 +1,9 @@
 """How a smooth loss or rule depends on each field and draw: not at all, as a polynomial, or otherwise. Expectations are made by it.
 
 It is found by trying: a number that is not read may be NaN, and along a line a polynomial of degree n is fixed by n + 1 of its values.
-Functions made of smooth operations that pass on a few generic lines pass everywhere. The problem's own parameters are moved a little, so
-that what holds does not hang on one of them being 0. A loss that knows better has a method `reading`.
+Functions made of smooth operations that pass on a few generic lines pass everywhere. It is tried in every case of the draws that are summed
+over, with the problem's own parameters as they are (a loss may branch by them), and moved a little, so that what holds does not hang on
+one of them being 0. A loss that knows better has a method `reading`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SAME = 1e-10  # of the largest value on a line: what a fit may leave
 REACH = 4.0
 MOST_COORDINATES = 40  # beyond, neither a grid nor so many lines are of use
 MOST_KEPT = 512
-_KNOWN: dict[Structure, Reading | None] = {}
+_KNOWN: dict[tuple[Structure, bytes], Reading | None] = {}
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ def reading_of(problem: Problem) -> Reading | None:
         return told
     if structure.fields * sample.inputs_a_sample + sample.free > MOST_COORDINATES:
         return None
-    if structure not in _KNOWN:
+    own = problem.at(0.0).parameters.get("user", {})
+    key = structure, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(own))
+    if key not in _KNOWN:
         if len(_KNOWN) >= MOST_KEPT:
             _KNOWN.clear()
-        _KNOWN[structure] = _found(problem)
-    return _KNOWN[structure]
+        _KNOWN[key] = _found(problem)
+    return _KNOWN[key]
 
 
 class _Lines:
@@ -96,18 +99,18 @@ class _Lines:
         return np.arange(len(self.base)) == self.shape[0] * self.shape[1] + one
 
     def __call__(self, chosen: list[np.ndarray], t: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The loss (places,) and all that it moves (places, entries), at base + t along, on each line."""
+        """The loss (places, cases) and all that it moves (places, entries), at base + t along, on each line, in every case of the draws."""
         where = np.stack([np.where(mask, self.base + self.along * s, self.base) for mask in chosen for s in t])
         size = self.shape[0] * self.shape[1]
         value, moves = self.evaluate(where[:, :size].reshape(-1, *self.shape), where[:, size:])
-        return list(zip(value.reshape(-1, len(t)), moves.reshape(len(chosen), len(t), -1), strict=True))
+        return list(zip(*(part.reshape(len(chosen), len(t), -1) for part in (value, moves)), strict=True))
 
     def degrees(self, chosen: list[np.ndarray]) -> list[int | None]:
         """In the chosen coordinates together: of the moves, and at least half of that of the loss; None where it is no polynomial."""
         t = REACH * np.cos(np.pi * (np.arange(2 * MOST_DEGREE + 1) + 0.5) / (2 * MOST_DEGREE + 1))
         found = []
         for value, moves in self(chosen, t):
-            one, other = _degree(value[:, None], t), _degree(moves, t)
+            one, other = _degree(value, t), _degree(moves, t)
             found.append(None if one is None or other is None else max((one + 1) // 2, other))
         return found
 
@@ -120,9 +123,9 @@ def _found(problem: Problem) -> Reading | None:
     every = [lines.field(row) for row in range(fields)] + [lines.draw(one) for one in range(free)]
     with np.errstate(invalid="ignore"):
         probes = lines(every, np.array([0.0, np.nan]))
-        if not all(np.isfinite(value[0]) and np.all(np.isfinite(moves[0])) for value, moves in probes):
+        if not all(np.all(np.isfinite(part[0])) for one in probes for part in one):
             return None  # where numbers are moved, it may leave its domain
-        read = [not (value[0] == value[1] and np.array_equal(moves[0], moves[1])) for value, moves in probes]
+        read = [not all(np.array_equal(part[0], part[1]) for part in one) for one in probes]
         simple = [degree is not None for degree in lines.degrees(every)]
         rows = [row for row in range(fields) if read[row]]
         plain = {row for row in rows if simple[row]}
@@ -170,13 +173,16 @@ def _degree(values: np.ndarray, t: np.ndarray) -> int | None:
     return None
 
 
-def _numbers(problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The numbers of a problem, its own moved a little, and the first case of the draws that are summed over."""
+def _settings(problem: Problem) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The numbers of a problem as they are and with its own moved a little, each with all cases of the draws that are summed over."""
     draw = np.random.default_rng(11)
     numbers = problem.at(0.0).parameters
+    every = [numbers]
     if "user" in numbers:
-        numbers["user"] = jax.tree.map(lambda one: _moved(one, draw), numbers["user"])
-    return numbers, {name: values[0] for name, values in problem.structure.sample.cases(numbers)[1].items()}
+        every.append({**numbers, "user": jax.tree.map(lambda one: _moved(one, draw), numbers["user"])})
+    weights, values = problem.structure.sample.cases(numbers)
+    cases = [{name: value[place] for name, value in values.items()} for place in range(len(weights))]
+    return [(one, case) for one in every for case in cases]
 
 
 def _moved(value: Any, draw: np.random.Generator) -> Any:
@@ -189,15 +195,17 @@ def _moved(value: Any, draw: np.random.Generator) -> Any:
 def _affine_means(problem: Problem) -> bool:
     """Whether the means of the inputs are affine in the draws that are not summed over, so that all fields are Gaussian."""
     sample = problem.structure.sample
-    numbers, first = _numbers(problem)
     draw = np.random.default_rng(5)
     line = draw.standard_normal(sample.free) + np.linspace(-2, 2, 5)[:, None] * draw.standard_normal(sample.free)
     with jax.ensure_compile_time_eval():
-        case = {name: jnp.broadcast_to(jnp.asarray(value), (5, *np.shape(value))) for name, value in first.items()}
-        means = sample.mean_coefficients(numbers, sample.drawn(numbers, jnp.asarray(line), case))
-        if means is None or np.shape(means)[0] != 5 or np.ndim(means) < (2 if sample.tokens is None else 3):
-            return True  # none, or numbers
-        return bool(np.all(np.abs(np.diff(np.asarray(means), 2, axis=0)) <= SAME * max(1.0, float(np.abs(means).max()))))
+        for numbers, first in _settings(problem):
+            case = {name: jnp.broadcast_to(jnp.asarray(value), (5, *np.shape(value))) for name, value in first.items()}
+            means = sample.mean_coefficients(numbers, sample.drawn(numbers, jnp.asarray(line), case))
+            if means is None or np.shape(means)[0] != 5 or np.ndim(means) < (2 if sample.tokens is None else 3):
+                continue  # none, or numbers
+            if not np.all(np.abs(np.diff(np.asarray(means), 2, axis=0)) <= SAME * max(1.0, float(np.abs(means).max()))):
+                return False
+    return True
 
 
 def _composite(problem: Problem, affine: bool) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -207,16 +215,20 @@ def _composite(problem: Problem, affine: bool) -> Callable[[np.ndarray, np.ndarr
     """
     structure, sample = problem.structure, problem.structure.sample
     p, k = structure.width, structure.signals
-    numbers, first = _numbers(problem)
+    settings = _settings(problem)
     draw = np.random.default_rng(13)
     kick = draw.standard_normal((p, p))
-    Q, M, P = np.eye(p) + 0.1 * kick @ kick.T, 0.3 * draw.standard_normal((p, k)), np.asarray(numbers["gram"]).sum(axis=0)
+    Q, M, P = np.eye(p) + 0.1 * kick @ kick.T, 0.3 * draw.standard_normal((p, k)), np.asarray(problem.gram).sum(axis=0)
     blocks = structure.blocks
     overlaps = np.broadcast_to(Q / blocks, (blocks, p, p)), np.broadcast_to(M / blocks, (blocks, p, k))
     head = draw.uniform(0.5, 1.5, p)
 
-    @float64
     def evaluate(y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, moves = zip(*(in_one(*one, y, xi) for one in settings), strict=True)
+        return np.stack(values, axis=1), np.concatenate(moves, axis=1)
+
+    @float64
+    def in_one(numbers: dict[str, Any], first: dict[str, Any], y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         count, tokens = y.shape[:2]
         with jax.ensure_compile_time_eval():
             case = {name: jnp.broadcast_to(jnp.asarray(value), (count, *np.shape(value))) for name, value in first.items()}
