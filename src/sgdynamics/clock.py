@@ -33,6 +33,7 @@ class Clock:
     t: np.ndarray
     alpha: np.ndarray | None
     step: np.ndarray | None
+    samples: bool = True  # whether samples/d means something: not where d is infinite
 
 
 def clock(

@@ -97,6 +97,30 @@ def piecewise_rate(edges: Given, rates: Given) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
 
 
+class _Stretched:
+    """A schedule in other units: factor times its value at stretch times the place."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self.function, self.own = function, getattr(function, "own", function)
+
+    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
+        return numbers["factor"] * self.function(numbers["numbers"], numbers["stretch"] * alpha)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stretched) and self.function == other.function
+
+    def __hash__(self) -> int:
+        return hash((_Stretched, self.function))
+
+
+def stretched(schedule: Schedule, factor: Any, stretch: Any) -> Schedule:
+    """A schedule in other units: factor times its value at stretch times the place."""
+    if schedule.name == "piecewise":
+        edges, rates = schedule.numbers["edges"] / stretch, schedule.numbers["rates"] * factor
+        return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
+    return Schedule(_Stretched(schedule.function), {"numbers": schedule.numbers, "factor": factor, "stretch": stretch}, schedule.name)
+
+
 def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
     """The numbers of a problem or an algorithm at alpha (on fixed data at t): schedules become their values, the rest stays."""
     return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)

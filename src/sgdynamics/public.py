@@ -66,6 +66,8 @@ from sgdynamics.results import load as load
 from sgdynamics.results import problem_of as problem_of
 from sgdynamics.results import save as save
 from sgdynamics.results import start_from as start_from
+from sgdynamics.samples.spectra import Spectrum as Spectrum
+from sgdynamics.samples.spectra import power_law as power_law
 from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
 from sgdynamics.solvers.ode import solve_ode as solve_ode
 from sgdynamics.solvers.sde import solve_sde as solve_sde

@@ -65,7 +65,7 @@ def time_coordinates(
     }
     if ran_out_at is not None and np.any(np.isfinite(ran_out_at)):
         coordinates["ran_out_at"] = ("run", ran_out_at, {"long_name": "last time reached by a run whose integrator ran out of steps"})
-    if clock.alpha is not None:
+    if clock.alpha is not None and clock.samples:
         coordinates["alpha"] = ("time", clock.alpha, {"long_name": f"samples/{d}"})
     if clock.step is not None:
         coordinates["step"] = ("time", clock.step, {"long_name": "steps"})

@@ -7,7 +7,7 @@ Any update that commutes with rotations of the input space closes in the compres
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ from jaxtyping import Float
 from sgdynamics import checks, trees
 from sgdynamics.algorithms import updates
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, stretched
+from sgdynamics.samples.spectra import UNITS
 from sgdynamics.support import require
 
 
@@ -28,7 +29,7 @@ class OnePassSGD:
 
     ::
 
-        W <- W - (lr/d) dloss/dW,     a <- a - (head_rate lr/d) dloss/da,     t = lr steps/d,     alpha = samples/d
+        W <- W - (lr/D) dloss/dW,     a <- a - (head_rate lr/D) dloss/da,     t = lr steps/D,     alpha = samples/d
 
     Parameters
     ----------
@@ -42,6 +43,9 @@ class OnePassSGD:
     update : sgd.updates.Update, optional
         Plain steps unless given; one of ``sgd.updates`` (momentum, reuse, normalised, clipped, sam, own) is for simulation at finite
         dimension only.
+    per : str, default "dimension"
+        What D is: "dimension", D = d; "trace", the trace of the inputs' covariance (d for the identity), so that lr = O(1) is right for
+        any spectrum; "step", D = 1: lr is the step itself, for problems whose covariance is a ``sgd.Spectrum``.
 
     Raises
     ------
@@ -61,8 +65,11 @@ class OnePassSGD:
     batch: int = 1
     head_rate: float = 1.0
     update: updates.Update | None = None
+    per: str = "dimension"
+    stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
         updates.checked_update(self.update)
@@ -87,6 +94,30 @@ class OnePassSGD:
             If there is no such argument, or its value is refused.
         """
         return checks.replaced(self, changes)
+
+    def on(self, problem: Any) -> OnePassSGD:
+        """The same algorithm with its learning rate in units of the problem's d: t = lr steps/D is the same in all units."""
+        spectrum = getattr(problem, "spectrum", None)
+        infinite = spectrum is not None and spectrum.infinite
+        if self.per == "dimension":
+            if infinite and self.stated is None:
+                raise checks.reject("per", self.per, 'the dimension is infinite: take per="trace" or per="step"')
+            return self
+        if "fields" not in problem.kinds:
+            raise checks.reject("per", self.per, 'the inputs of this problem have no spectrum: leave it at "dimension"')
+        numbers = problem.parameters
+        if self.per == "trace":
+            factor = 1 / (numbers["eigenvalues"] @ numbers["fractions"])
+        elif spectrum is None:
+            raise checks.reject("per", self.per, "the problem does not fix the dimension: state its covariance as sgd.Spectrum(...)")
+        else:
+            factor = numbers["multiplicities"].sum()
+        # where d is infinite a schedule is one of steps
+        stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
+        lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
+        found = replace(self, lr=lr if self.scheduled else trees.number(lr), per="dimension")
+        object.__setattr__(found, "stated", self)
+        return found
 
     @property
     def scheduled(self) -> bool:
@@ -144,8 +175,12 @@ class OnePassSGD:
         dict
             "kind" and the arguments; "rerunnable" is False where a user's function is among them.
         """
+        if self.stated is not None:
+            return self.stated.describe()
         shown, rerunnable = describe_schedule(self.lr)
         record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
+        if self.per != "dimension":
+            record["per"] = self.per
         if self.update is not None:
             record["update"] = self.update.describe()
             rerunnable = rerunnable and record["update"].pop("rerunnable", True)
@@ -162,12 +197,12 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
 
 
 def checked_algorithm(value: object, question: str | None = None, problem: Any = None) -> OnePassSGD:
-    """An algorithm as an argument: refuse what is none, and what a question is not answered for with this problem."""
+    """An algorithm as an argument, in units of the problem's d: refuse what is none, and what a question is not answered for."""
     if question is not None:
         require(question, problem, value)
     if not isinstance(value, OnePassSGD):
         raise checks.reject("algorithm", value, "give sgd.OnePassSGD(...)")
-    return value
+    return value if problem is None else value.on(problem)
 
 
 Gradient = Callable[[Any, Any], tuple[Any, Any]]

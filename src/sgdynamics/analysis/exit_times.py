@@ -298,17 +298,18 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     checks.choice("method", method, METHODS)
     question = {"ode": "exit_time by the ODE", "sde": "solve_sde"}.get(method, "exit_time by runs")
     dynamics = dynamics_of(question, problem, algorithm)
+    algorithm = dynamics.algorithm
     progress = checks.flag("progress", progress, unsaid=True)
     constant_rate(algorithm, "exit times")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
     seed = checks.whole("seed", seed, 0)
     end = TIMES_A_UNIT * getattr(problem, "width", 1) if max_time is None else checks.number("max_time", max_time, above=0.0)
-    if method != "ode" and dimension is None:
+    if method != "ode" and dimension is None and getattr(problem, "spectrum", None) is None:
         raise checks.reject("dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d')
     if method != "ode" and algorithm.flow:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
-    d, sizes = (None, None) if dimension is None else dynamics.at_dimension(dimension, small=method != "sde")
+    d, sizes = (None, None) if dimension is None and method == "ode" else dynamics.at_dimension(dimension, small=method != "sde")
     if method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
         check_steps("max_time", end, end * float(d or 1) / algorithm.lr, "give less: runs stop once they have left")

@@ -184,7 +184,7 @@ def fixed_points(
     >>> [point.verdict for point in points]
     ['stable']
     """
-    checked_algorithm(algorithm, "fixed_points", problem)
+    algorithm = checked_algorithm(algorithm, "fixed_points", problem)
     if "spiked tensor" in problem.kinds:
         return spiked_fixed_points(problem, algorithm)
     constant_rate(algorithm, "fixed points")

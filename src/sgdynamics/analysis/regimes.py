@@ -173,7 +173,7 @@ def regime(problem: Problem, algorithm: OnePassSGD, dimension: int, *, start: St
     >>> sgd.regime(sgd.TeacherStudent(width=2), sgd.OnePassSGD(lr=0.1), 1000).name
     'finite-dimensional'
     """
-    checked_algorithm(algorithm, "regime", problem)
+    algorithm = checked_algorithm(algorithm, "regime", problem)
     d = checks.whole("dimension", dimension, problem.signals + 1)
     begin = _half_learnt(problem) if start is None else checked_start(problem, start)
     lr, p, batch = _largest_rate(algorithm), problem.width, algorithm.batch
@@ -420,7 +420,7 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     0.00556
     """
     _matched(problem)
-    checked_algorithm(algorithm)
+    algorithm = checked_algorithm(algorithm, problem=problem)
     lr = constant_rate(algorithm, "plateaus")
     p, head = problem.width, problem.teacher_head
     rule = rule_for(problem, problem.gram, MARGIN)

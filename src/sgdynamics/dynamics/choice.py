@@ -19,7 +19,7 @@ def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:
     fixed = isinstance(algorithm, FixedData) and "fields" in problem.kinds
     if fixed:
         return FixedDataDynamics(problem, checked_fixed_data(algorithm))
-    checked_algorithm(algorithm)
+    algorithm = checked_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return problem.bound(algorithm)
     if "fields" not in problem.kinds:

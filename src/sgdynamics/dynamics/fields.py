@@ -34,6 +34,7 @@ from sgdynamics.simulation.stability import warn_unstable
 from sgdynamics.variables import VARIABLES
 
 KINKED_TOLERANCE = 1e-6  # where sampled expectations have kinks in the overlaps, an integrator cannot use, nor need, more
+FEW_DIRECTIONS = 0.3  # of g l_1, above which a few directions carry the noise of SGD
 WARN_ABOVE = 1e-4  # relative error of an expectation that a user should hear of
 
 
@@ -125,6 +126,42 @@ class FieldDynamics(Dynamics):
             return None
         found = self.prepare(prepared.begin, prepared.when, prepared.dimension, prepared.rtol, prepared.atol, longer)
         return replace(found, case=replace(found.case, tolerance=prepared.case.tolerance))
+
+    def _largest_move(self, when: Clock) -> float:
+        """g l_1: how much of an error along the largest eigenvalue one step takes."""
+        numbers, alpha = self.parameters, when.alpha
+        rates = self.algorithm.rates(np.zeros(1) if alpha is None else alpha)
+        return float(np.max(rates) / numbers["multiplicities"].sum() * numbers["eigenvalues"].max())
+
+    def facts(self, when: Clock) -> dict[str, Any]:
+        spectrum = self.definition.spectrum
+        if spectrum is None or self.has_data:
+            return {}
+        return {"g_l1": self._largest_move(when), "effective_dimension": spectrum.effective_dimension, "trace": spectrum.trace}
+
+    def caveats(self, when: Clock) -> tuple[str, ...]:
+        if self.definition.spectrum is None or self._largest_move(when) <= FEW_DIRECTIONS:
+            return ()
+        return (
+            f"a step takes g l_1 = {self._largest_move(when):.2g} of an error along the largest eigenvalue: a few directions carry the noise, "
+            'runs scatter, and their mean is off this ODE by that order; take a smaller lr, or sgd.simulate(..., method="exact")',
+        )
+
+    def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
+        problem = self.definition
+        merged = None if problem.spectrum is None else problem.spectrum.coarser()
+        if merged is None:
+            return None
+        to, eigenvalues = merged
+
+        def summed(values: np.ndarray, axis: int) -> np.ndarray:
+            found = np.zeros_like(values)
+            np.add.at(np.moveaxis(found, axis, 0), to, np.moveaxis(values, axis, 0))
+            return found
+
+        numbers = {name: summed(self.parameters[name], 0) for name in ("multiplicities", "fractions", "gram")}
+        other = problem.with_numbers(eigenvalues=eigenvalues, **numbers)
+        return type(self)(other, self.algorithm), Start(summed(begin.M_blocks, 1), summed(begin.Q_blocks, 1), begin.a)
 
     def doubts(self, worst: float) -> tuple[str, ...]:
         if worst <= WARN_ABOVE:

@@ -27,10 +27,9 @@ from sgdynamics.gaussian.risk import SHORT, TOLERANCE, Risks
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, or_raise, run_cases
 from sgdynamics.limits.long_times import ran_out
 from sgdynamics.results import largest_share
+from sgdynamics.samples.spectra import MOST_DIMENSION
 from sgdynamics.simulation.own import OwnChain
 from sgdynamics.simulation.running import Simulator
-
-MOST_DIMENSION = 10**18  # beyond it counters of 64 bits overflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,7 +330,7 @@ class Dynamics:
                 "error_quadrature_risk": of_risk if of_risk > 0 else None,
                 "error_integrator": integrator,
             }
-            doubts = one.dynamics.doubts(risks[row].worst)
+            doubts = (*one.dynamics.doubts(risks[row].worst), *one.dynamics.caveats(one.when))
             found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts))
         return [found[place] for place in range(len(group))]
 
@@ -359,6 +358,18 @@ class Dynamics:
     def doubts(self, worst: float) -> tuple[str, ...]:
         """What a user is told of the error of expectations."""
         return ()
+
+    def caveats(self, when: Clock) -> tuple[str, ...]:
+        """What a user is told of how far the limit itself holds."""
+        return ()
+
+    def facts(self, when: Clock) -> dict[str, Any]:
+        """What every result says of the inputs, theory and simulation."""
+        return {}
+
+    def coarser(self, begin: Any) -> tuple[Dynamics, Any] | None:
+        """The same with neighbouring bins of a spectrum merged, and its start; None where there are no bins."""
+        return None
 
     def described(self, dimension: int | None) -> dict[str, Any]:
         """What a result says of the limit."""

@@ -102,7 +102,7 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
     >>> round(float(found.of("M11")[0, 0]), 2)
     11.87
     """
-    checked_algorithm(algorithm, "increment_covariance", problem)
+    algorithm = checked_algorithm(algorithm, "increment_covariance", problem)
     begin = checked_start(problem, start)
     if not 0 <= checks.whole("run", run, 0) < begin.runs:
         raise checks.reject("run", run, f"the start has {begin.runs} runs")

@@ -241,7 +241,7 @@ def solve_mean_field(
     ((1, 2, 64, 1), (1, 2, 64))
     """
     checks.outside_jit("solve_mean_field")
-    checked_algorithm(algorithm, "solve_mean_field", problem)
+    algorithm = checked_algorithm(algorithm, "solve_mean_field", problem)
     checked_wide_problem(problem)
     rtol = checks.number("rtol", rtol, above=0.0)
     atol = checks.number("atol", atol, above=0.0)

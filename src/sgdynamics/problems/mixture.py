@@ -14,6 +14,7 @@ from sgdynamics.problems.activations import NAMED, ActivationLike, student_activ
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
+from sgdynamics.samples.arguments import Covariance
 
 # (weight, mean on the signals, label), +q and -q of every direction q: mu alone, and mu, nu
 CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
@@ -84,7 +85,7 @@ class GaussianMixture(Problem):
         if width < least:
             raise checks.reject("width", width, f"kind = {kind!r} needs a positive and a negative unit at least: give {least} or more")
         clusters = CLUSTERS[kind]
-        noise = ((1.0 / snr, 1.0),)
+        noise = Covariance(np.array([1.0 / snr]), np.ones(1))
         self._set(ClusterLoss(self.activation), width, len(clusters[0][1]), None, "gram", "trained", None, weight_decay, noise, clusters)
         self._constants = self._parameters
         self._parameters = {"weight_decay": self._constants.pop("weight_decay"), "snr": np.float64(snr)}

@@ -9,6 +9,7 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import ModuleType
@@ -30,9 +31,10 @@ from sgdynamics.problems.losses import Seen, UserLoss, asked, label_noise, squar
 from sgdynamics.problems.reading import Reading, reading_of
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
-from sgdynamics.samples.arguments import checked_clusters, checked_covariance, following, stated_sample
+from sgdynamics.samples.arguments import Covariance, checked_clusters, checked_covariance, following, stated_sample
 from sgdynamics.samples.draws import described_draws
 from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.spectra import Spectrum
 
 DATA = ("tokens", "token_correlation", "means", "draws")  # arguments that say what a sample is, beside covariance and clusters
 
@@ -119,8 +121,9 @@ class Problem:
     weight_decay : float or callable, default 0.0
         ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk. It may be a
         function of alpha = samples/d (on fixed data of t).
-    covariance : sequence of (float, float), optional
-        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+    covariance : sequence of (float, float) or Spectrum, optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d; the identity
+        unless given.
     clusters : sequence of (float, sequence of float, float), optional
         (weight, coefficients, label) each: the inputs are a Gaussian mixture. With these probabilities they have the mean
         sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
@@ -163,6 +166,7 @@ class Problem:
     mean_output: ClassVar[bool] = True  # whether a network's output is a mean over its units, not their sum
     _sealed = False
     _mapped = False  # whether JAX has put its numbers there, which may not be those that it was made of
+    _stated_spectrum: Spectrum | None = None
     _maker: Callable[..., Any] | None = None  # the function of `sgd.models` whose arguments are `_given`, where one made it
     _given: dict[str, Any]
     _parameters: dict[str, Any]  # numbers that are given: the leaves of the problem as a pytree
@@ -178,7 +182,7 @@ class Problem:
         head: str = "fixed",
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
-        covariance: Sequence[tuple[float, float]] | None = None,
+        covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),
@@ -261,7 +265,7 @@ class Problem:
         head: str,
         constraint: str | None,
         weight_decay: float | Function,
-        covariance: tuple[tuple[float, float], ...],
+        covariance: Covariance,
         clusters: Any = None,
         expectation: Any = None,
         **data: Any,
@@ -277,7 +281,8 @@ class Problem:
         weight_decay = number_or_schedule("weight_decay", weight_decay)
         sample, numbers = stated_sample(self.signals, covariance, checked_clusters(clusters, self.signals), **data)
         trained, sphere = self.head == "trained", self.constraint == "sphere"
-        self.structure = Structure(self.width, self.signals, len(covariance), loss, trained, sphere, sample, expectation)
+        self.structure = Structure(self.width, self.signals, len(covariance.fractions), loss, trained, sphere, sample, expectation)
+        self._stated_spectrum = covariance.spectrum
         self._parameters = {
             "weight_decay": trees.traced(weight_decay),
             "gram": _gram(gram, gram_name, self.signals, covariance),
@@ -333,6 +338,27 @@ class Problem:
     def covariance(self) -> tuple[tuple[Any, ...], ...]:
         """The blocks of the inputs' covariance, (eigenvalue, fraction of d) each."""
         return _side_by_side(self.parameters, "eigenvalues", "fractions")
+
+    @property
+    def spectrum(self) -> Spectrum | None:
+        """The spectrum of the inputs, where that is what was given: it fixes the dimension."""
+        stated = self._stated_spectrum
+        if stated is None or not self._mapped:
+            return stated
+        numbers = self._parameters
+        if np.array_equal(numbers["eigenvalues"], stated.eigenvalues) and np.array_equal(numbers["multiplicities"], stated.multiplicities):
+            return stated
+        found = copy(stated)
+        for name, value in (("eigenvalues", numbers["eigenvalues"]), ("multiplicities", numbers["multiplicities"]), ("law", None)):
+            object.__setattr__(found, name, value)
+        return found
+
+    def with_numbers(self, **numbers: Any) -> Self:
+        """The same problem with other numbers of the same shapes in place of some of its own, unchecked."""
+        made = object.__new__(type(self))
+        static = {name: value for name, value in vars(self).items() if name != "_derived"}
+        made.__dict__.update(static, _mapped=True, _parameters={**self._parameters, **numbers})
+        return made
 
     @property
     def clusters(self) -> tuple[tuple[Any, ...], ...]:
@@ -398,6 +424,8 @@ class Problem:
         ndarray
             One whole number a block; they add up to d.
         """
+        if self.spectrum is not None:
+            return np.round(self.parameters["multiplicities"]).astype(np.int64)
         exact = self.parameters["fractions"] * dimension
         sizes = np.floor(exact + 1e-9).astype(np.int64)
         short = dimension - int(sizes.sum())
@@ -449,14 +477,19 @@ class Problem:
         return {name: data.get(name, self._given[name]) for name in DATA if self._given[name] is not None}
 
     def _describe_common(self, gram_name: str) -> dict[str, Any]:
-        single, gram = len(self.covariance) == 1, np.asarray(self.gram)
-        identity = single and np.array_equal(gram[0], np.eye(self.signals))
+        single, gram, spectrum = self.structure.blocks == 1, np.asarray(self.gram), self.spectrum
+        shown = None if self.covariance == ((1.0, 1.0),) else [list(pair) for pair in self.covariance]
+        whole = single and np.array_equal(gram[0], np.eye(self.signals))
+        if spectrum is not None:
+            shown, whole = spectrum.describe(), spectrum.target is not None and np.array_equal(spectrum.target, gram)
+            if spectrum.target is not None and not whole:  # other numbers have been put there
+                shown, whole = {**replace(spectrum, target=gram).describe(), **({"infinite": True} if spectrum.infinite else {})}, True
         return {
-            gram_name: None if identity else (gram[0] if single else gram).tolist(),
+            gram_name: None if whole else (gram[0] if single else gram).tolist(),
             "head": self.head,
             "constraint": self.constraint,
             "weight_decay": describe_schedule(self.weight_decay)[0],
-            "covariance": None if self.covariance == ((1.0, 1.0),) else [list(pair) for pair in self.covariance],
+            "covariance": shown,
             **({"clusters": [[w, list(means), label] for w, means, label in self.clusters]} if self.clusters else {}),
             **({} if all(describe_schedule(getattr(self, name, None))[1] for name in ("noise", "weight_decay")) else {"rerunnable": False}),
         }
@@ -501,9 +534,15 @@ def plain_numbers(value: Any) -> Any:
     return jax.tree.map(plain, value, is_leaf=scheduled)
 
 
-def _gram(value: Given | None, name: str, signals: int, covariance: tuple[tuple[float, float], ...]) -> np.ndarray:
+def _gram(value: Given | None, name: str, signals: int, covariance: Covariance) -> np.ndarray:
     """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
-    blocks = len(covariance)
+    blocks, target = len(covariance.fractions), None if covariance.spectrum is None else covariance.spectrum.target
+    if target is not None:
+        if value is not None:
+            raise checks.reject(name, value, "the spectrum has a target, which says the same: give one of them")
+        if target.shape[1] != signals:
+            raise checks.reject("target", target.shape, f"the problem has {signals} signals: give one row of coordinates for each")
+        value = target
     if value is None:
         value = np.eye(signals)
     value = checks.numbers(name, value, f"give numbers of shape {(signals, signals)} (signals x signals)")
@@ -511,7 +550,7 @@ def _gram(value: Given | None, name: str, signals: int, covariance: tuple[tuple[
         result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
     else:
         one = checks.array(name, value, (signals, signals), "signals x signals")
-        result = np.array([fraction for _, fraction in covariance])[:, None, None] * one
+        result = covariance.fractions[:, None, None] * one
     checks.gram(name, result)
     if np.any(np.einsum("bii->i", result) <= 0):
         raise checks.reject(name, value, "each signal direction needs a positive norm on the diagonal")

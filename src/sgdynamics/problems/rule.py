@@ -16,6 +16,7 @@ from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, asked
 from sgdynamics.problems.problem import DATA, Problem, plain_numbers, user_parameters
 from sgdynamics.samples.arguments import checked_covariance
+from sgdynamics.samples.spectra import Spectrum
 
 
 class Rule(Problem):
@@ -48,8 +49,8 @@ class Rule(Problem):
         "sphere" keeps rows of norm 1.
     weight_decay : float or callable, default 0.0
         al: rows also move against al times themselves.
-    covariance : sequence of (eigenvalue, fraction of d), optional
-        Blocks of the inputs' covariance.
+    covariance : sequence of (eigenvalue, fraction of d) or Spectrum, optional
+        Blocks of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d.
     clusters : sequence of (weight, coefficients, label), optional
         Inputs of a Gaussian mixture.
     parameters : dict, optional
@@ -114,7 +115,7 @@ class Rule(Problem):
         head: str = "fixed",
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
-        covariance: Sequence[tuple[float, float]] | None = None,
+        covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
         kinks: Sequence[float] = (),

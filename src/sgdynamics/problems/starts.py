@@ -15,10 +15,10 @@ from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_
 from sgdynamics.problems.trial import try_start
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.sample import Place
-from sgdynamics.samples.spectrum import coordinate_spread
+from sgdynamics.samples.spectra import MOST_DIMENSION, UNITS
+from sgdynamics.samples.spectrum import coordinate_spread, trace
 from sgdynamics.support import require
 
-MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
 TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
 
@@ -155,7 +155,7 @@ def start(
         from sgdynamics.problems.wide_starts import mean_field_start
 
         return mean_field_start(problem, M=M, q=q, a=a)
-    p, k, blocks = problem.width, problem.signals, len(problem.covariance)
+    p, k, blocks = problem.width, problem.signals, problem.structure.blocks
     full_M = _with_blocks("M", M, problem, (p, k), "units x signals")
     full_Q = _with_blocks("Q", Q, problem, (p, p), "units x units")
     if full_M.shape[0] != full_Q.shape[0] and 1 not in (full_M.shape[0], full_Q.shape[0]):
@@ -243,9 +243,9 @@ def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray
 
 def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, int], meaning: str) -> np.ndarray:
     """Give overlaps their run and block axes."""
-    blocks = len(problem.covariance)
+    blocks = problem.structure.blocks
     result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
-    fractions = np.array([fraction for _, fraction in problem.covariance])[:, None, None]
+    fractions = problem.parameters["fractions"][:, None, None]
     if result.shape[-2:] != shape or result.ndim > 4 or 0 in result.shape:
         raise ValueError(
             f"{name} has shape {result.shape}: give {shape} ({meaning}), with a leading run axis if you like"
@@ -260,16 +260,30 @@ def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, i
     return checks.array(name, result, (result.shape[0], blocks, *shape), f"runs x blocks x {meaning}")
 
 
-def check_dimension(problem: Problem, dimension: int, small: bool = False) -> tuple[int, np.ndarray]:
-    """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks."""
+def check_dimension(problem: Problem, dimension: int | float | None, small: bool = False) -> tuple[int, np.ndarray]:
+    """The dimension and its split over the blocks; d >= signals + width in each, or one at least where a question takes `small` blocks.
+
+    A spectrum fixes it, and it may be left out. That of infinitely many directions counts those that stand for them.
+    """
     require("functional", problem)
-    d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
+    spectrum = problem.spectrum
+    if spectrum is not None and dimension is not None and dimension != spectrum.dimension:
+        raise checks.reject("dimension", dimension, f"the spectrum of the inputs has {spectrum.dimension:g}: leave dimension out")
+    if spectrum is not None:
+        d = int(spectrum.multiplicities.sum())
+    elif dimension is None:
+        raise checks.reject("dimension", dimension, "give the dimension d of the inputs, a whole number")
+    else:
+        d = checks.whole("dimension", dimension, 1, MOST_DIMENSION)
     sizes = problem.block_dimensions(d)
     rows = problem.signals + problem.width
     least = 1 if small and len(sizes) > 1 else rows
     if sizes.min() < least:
         where = "" if len(sizes) == 1 else f" in each covariance block (the smallest of {sizes.tolist()} is too small)"
-        needed = max(math.ceil(least / fraction) for _, fraction in problem.covariance)
+        if spectrum is not None:
+            fix = f"rows and signals need signals + width = {rows} coordinates in every block here, and one has {sizes.min()}"
+            raise checks.reject("covariance", spectrum, f"{fix}: put eigenvalues together, or take solve_ode or simulate")
+        needed = max(math.ceil(least / fraction) for fraction in problem.parameters["fractions"])
         what = f"the rows and signals need signals + width = {rows} coordinates" if least == rows else "there must be a coordinate"
         raise checks.reject("dimension", d, f"{what}{where}: take {needed} or more")
     return d, sizes
@@ -333,15 +347,24 @@ def placed(problem: Problem, sizes: np.ndarray) -> Place:
     return Place(coordinate_spread(problem.parameters, sizes), axes, signals)
 
 
+def _unit(problem: Problem, per: str, d: int) -> float:
+    """D in the variance of a random coordinate."""
+    checks.choice("per", per, UNITS)
+    if per == "dimension" and problem.spectrum is not None and problem.spectrum.infinite:
+        raise checks.reject("per", per, 'the dimension is infinite: take per="trace" or per="step"')
+    return {"dimension": float(d), "trace": d * float(trace(problem.parameters)), "step": 1.0}[per]
+
+
 def random_start(
     problem: Problem | SpikedTensor,
     *,
-    dimension: int,
+    dimension: float | None = None,
     seed: int = 0,
     runs: int = 1,
     scale: float = 1.0,
     orthogonal: bool = False,
     a: Given | None = None,
+    per: str = "dimension",
 ) -> Any:
     """Overlaps of random rows, with their exact law at dimension d and at a cost that does not depend on d.
 
@@ -349,8 +372,8 @@ def random_start(
     ----------
     problem : Problem or SpikedTensor
         What is learned.
-    dimension : int
-        The dimension d, signals + width or more.
+    dimension : int, optional
+        The dimension d, signals + width or more; a problem whose covariance is a ``sgd.Spectrum`` knows it.
     seed : int, default 0
         Of the random numbers.
     runs : int, default 1
@@ -361,6 +384,9 @@ def random_start(
         Rows that are ``scale`` times orthonormal, uniform on the Stiefel manifold.
     a : array_like, optional
         The head, p numbers for all runs or runs x p; unless given ones, for mixtures N(0, 1).
+    per : str, default "dimension"
+        D in coordinates N(0, scale^2/D): "dimension" d, "trace" that of the inputs' covariance (fields then have the variance scale^2),
+        "step" 1, as in ``OnePassSGD``.
 
     Returns
     -------
@@ -388,6 +414,7 @@ def random_start(
         for name, value in (("orthogonal", orthogonal or None), ("a", a)):
             if value is not None:
                 raise checks.reject(name, value, "a spiked tensor has one vector, no rows and no head: leave it out")
+        checks.choice("per", per, ("dimension",))
         return spiked_random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=scale)
     d, sizes = check_dimension(problem, dimension, small=True)
     runs = checks.whole("runs", runs, 1)
@@ -415,8 +442,9 @@ def random_start(
             L[run, block][np.diag_indices(p)] = np.sqrt(generator.chisquare(size - k - np.arange(p)))
         if problem.clusters and a is None:
             head[run] = generator.standard_normal(p)
-    T *= scale / math.sqrt(d)
-    L *= scale / math.sqrt(d)
+    unit = _unit(problem, per, d)
+    T *= scale / math.sqrt(unit)
+    L *= scale / math.sqrt(unit)
     with np.errstate(over="ignore", invalid="ignore"):  # the scale is judged below
         Q = L @ np.swapaxes(L, -1, -2) + T @ np.swapaxes(T, -1, -2)
     check_scale(scale, T, Q, np.einsum("rbii->ri", Q))

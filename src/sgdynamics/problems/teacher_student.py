@@ -18,6 +18,7 @@ from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_covariance
+from sgdynamics.samples.spectra import Spectrum
 
 
 class _Network(Problem):
@@ -71,8 +72,9 @@ class TeacherStudent(_Network):
         ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only where it is trained), not to the risk.
     loss : str or callable, default "squared"
         "squared" is (f - y)^2/2; "correlation", "logistic", or a JAX function of (f, y).
-    covariance : sequence of (float, float), optional
-        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+    covariance : sequence of (float, float) or Spectrum, optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d; the identity
+        unless given.
 
     Raises
     ------
@@ -107,7 +109,7 @@ class TeacherStudent(_Network):
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
         loss: str | Function = "squared",
-        covariance: Sequence[tuple[float, float]] | None = None,
+        covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
     ) -> None:
         self._made_of(locals())
         self.activation = student_activation(activation)
@@ -168,8 +170,9 @@ class MultiIndex(_Network):
     loss : str or callable, default "squared"
         "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and -1), or a JAX function of (output,
         label).
-    covariance : sequence of (float, float), optional
-        Blocks (eigenvalue, fraction of d) of the inputs' covariance; the identity unless given.
+    covariance : sequence of (float, float) or Spectrum, optional
+        Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d; the identity
+        unless given.
     kinks : sequence, default ()
         Where the target has a kink or jumps, so that the theory integrates around it: (normal, level) for the plane normal . z = level, or
         a number for the planes z_r = number of every direction: ``[0.0]`` for sign(z[0]), ``[((1.0, -1.0), 0.0)]`` for max(z[0], z[1]).
@@ -206,7 +209,7 @@ class MultiIndex(_Network):
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
         loss: str | Function = "squared",
-        covariance: Sequence[tuple[float, float]] | None = None,
+        covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         kinks: Sequence[Any] = (),
     ) -> None:
         self._made_of(locals())

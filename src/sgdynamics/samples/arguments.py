@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,20 @@ from sgdynamics.functions import takes_two, traced_shape
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.draws import checked_draws, edges_of
 from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.spectra import Spectrum, spectrum_from
+
+
+class Covariance(NamedTuple):
+    """The blocks of the inputs' covariance, checked: fractions of any dimension, or the multiplicities of a spectrum."""
+
+    eigenvalues: np.ndarray
+    fractions: np.ndarray
+    spectrum: Spectrum | None = None
 
 
 def stated_sample(
     signals: int,
-    covariance: tuple[tuple[float, float], ...],
+    covariance: Covariance,
     clusters: tuple[tuple[float, tuple[float, ...], float], ...] = (),
     tokens: int | None = None,
     token_correlation: Given | None = None,
@@ -31,9 +40,11 @@ def stated_sample(
 ) -> tuple[Sample, dict[str, Any]]:
     """What a sample is, and the numbers it is made with; `user` are the problem's own, which its means may read."""
     numbers: dict[str, Any] = {
-        "eigenvalues": np.array([eigenvalue for eigenvalue, _ in covariance]),
-        "fractions": np.array([fraction for _, fraction in covariance]),
+        "eigenvalues": covariance.eigenvalues,
+        "fractions": covariance.fractions,
     }
+    if covariance.spectrum is not None:
+        numbers["multiplicities"] = covariance.spectrum.multiplicities.astype(np.float64)
     if clusters:
         weights, coefficients, labels = (np.array(part) for part in zip(*clusters, strict=True))
         numbers |= {
@@ -91,13 +102,18 @@ def _check_means(sample: Sample, numbers: dict[str, Any], means: Any, shape: tup
         raise checks.reject("means", means, f"the draws of one sample must give shape {shape} ({meaning}), but gave {found}")
 
 
-def checked_covariance(value: Any) -> tuple[tuple[float, float], ...]:
+def checked_covariance(value: Any) -> Covariance:
+    """The inputs' covariance as an argument: None, a list of (eigenvalue, fraction of d), a spectrum, or the record of one."""
     if value is None:
-        return ((1.0, 1.0),)
+        return Covariance(np.ones(1), np.ones(1))
+    spectrum = spectrum_from(value) if isinstance(value, dict) else value
+    if isinstance(spectrum, Spectrum):
+        return Covariance(spectrum.eigenvalues, spectrum.fractions, spectrum)
+    fix = "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)], or sgd.Spectrum(...), sgd.power_law(...)"
     try:
         pairs = [(eigenvalue, fraction) for eigenvalue, fraction in value]
     except (TypeError, ValueError):
-        raise checks.reject("covariance", value, "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)]") from None
+        raise checks.reject("covariance", value, fix) from None
     if not pairs:
         raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
     pairs = [
@@ -107,7 +123,7 @@ def checked_covariance(value: Any) -> tuple[tuple[float, float], ...]:
     total = sum(fraction for _, fraction in pairs)
     if abs(total - 1.0) > 1e-9:
         raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")
-    return tuple(pairs)
+    return Covariance(*(np.array(part) for part in zip(*pairs, strict=True)))
 
 
 def checked_clusters(value: Any, signals: int) -> tuple[tuple[float, tuple[float, ...], float], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,8 +65,14 @@ def opened(
     dynamics = dynamics_of(question, problem, algorithm)
     progress = checks.flag("progress", progress, unsaid=True)
     d, sizes = (None, None) if dimension is None and not needs_dimension else dynamics.at_dimension(dimension, small)
+    spectrum = getattr(problem, "spectrum", None)
     seed = checks.whole("seed", seed, 0)
-    when = clock(algorithm, times=times, alpha=alpha, steps=steps, dimension=d, whole_steps=whole_steps)
+    if spectrum is not None and spectrum.infinite and alpha is not None:
+        raise checks.reject("alpha", alpha, "the dimension is infinite, and samples/d is nothing: give steps= or times=")
+    counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
+    when = clock(dynamics.algorithm, times=times, alpha=alpha, steps=steps, dimension=counted, whole_steps=whole_steps)
+    if spectrum is not None and spectrum.infinite:
+        when = replace(when, samples=False)
     dynamics.check_controls(when)
     begin = dynamics.start(start, runs)
     first = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(begin)).items()}
@@ -89,7 +95,8 @@ def closed(
     observed: dict[str, np.ndarray] | None = None,
 ) -> Any:
     """The result: risks where they are not known yet, errors over runs (`sampled` says what a run is called), warnings, labels."""
-    dynamics, attributes = door.dynamics, dict(attributes)
+    dynamics = door.dynamics
+    attributes = {**attributes, **dynamics.facts(door.when)}
     if risk is None:
         risk, attributes["error_quadrature"] = dynamics.risk_of(states, door.when, door.dimension)
     if sampled is not None:

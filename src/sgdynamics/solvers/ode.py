@@ -16,6 +16,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
 
 
@@ -47,13 +48,14 @@ def solve_ode(
     start : Start, SpikedStart or dict
         Where, of one run or several.
     times : array_like, optional
-        Save points in t = lr steps/d (with a schedule the integral of it), increasing.
+        Save points in t = lr steps/D (D = d unless the algorithm says otherwise; with a schedule the integral of it), increasing.
     alpha : array_like, optional
         Save points in samples/d.
     steps : array_like, optional
-        Save points in steps, with a ``dimension``.
+        Save points in steps, with a ``dimension`` or a ``sgd.Spectrum``.
     dimension : int, optional
-        The exact mean increment of one step at this d; d -> infinity unless given.
+        The exact mean increment of one step at this d; d -> infinity unless given. That of a ``sgd.Spectrum`` is known; given again it asks
+        for this.
     rtol : float, optional
         The relative accuracy wanted of the overlaps; the local tolerance is a thousandth of it, as errors add up. Unless given 1e-8, or
         where the expectations are sampled, and not known better than that, their own relative error at the start.
@@ -72,7 +74,8 @@ def solve_ode(
         and ``step``. Attributes: ``error_integrator``, the largest relative change of the risk when the tolerance is ten times looser;
         ``error_quadrature``, the estimated error of the expectations: of pairs and grids relative to their own scale, of sampling on the
         overlaps and the risk relative to their largest values in the run; ``error_quadrature_risk``, that of sampling relative to the risk
-        of the same time, which is large where the risk is near 0.
+        of the same time, which is large where the risk is near 0. With a ``sgd.Spectrum``: ``g_l1`` (a step times the largest eigenvalue),
+        ``effective_dimension``, ``trace``, and with bins ``error_binning``, their relative error on the risk.
 
     Raises
     ------
@@ -114,7 +117,13 @@ def solve_ode(
         record=record,
         evaluate=evaluate,
     )
-    return finish_ode(door, or_raise(solve([prepared])[0]))
+    path = or_raise(solve([prepared])[0])
+    coarser = door.dynamics.coarser(door.begin)
+    if coarser is not None:
+        # bins twice as wide are four times as wrong: their starts follow from this one, those of narrower bins would not
+        other = or_raise(solve([coarser[0].prepare(coarser[1], door.when, door.dimension, rtol, atol)])[0])
+        path.attributes["error_binning"] = largest_share((other.risk - path.risk) / 3, path.risk)
+    return finish_ode(door, path)
 
 
 def prepare_ode(

@@ -29,7 +29,7 @@ def solve_sde(
     times: Given | None = None,
     alpha: Given | None = None,
     steps: Given | None = None,
-    dimension: int,
+    dimension: float | None = None,
     runs: int | None = None,
     seed: int = 0,
     higher_order: bool = True,

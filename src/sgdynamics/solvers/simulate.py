@@ -29,7 +29,7 @@ def simulate(
     times: Given | None = None,
     alpha: Given | None = None,
     steps: Given | None = None,
-    dimension: int,
+    dimension: float | None = None,
     runs: int | None = None,
     seed: int = 0,
     method: str = "exact",
@@ -58,8 +58,8 @@ def simulate(
         Save points in samples used/d.
     steps : array_like, optional
         Save points in steps.
-    dimension : int
-        The dimension d; the exact chain needs signals + width or more (with momentum 2 width).
+    dimension : int, optional
+        The dimension d, which a ``sgd.Spectrum`` knows; the exact chain needs signals + width or more (with momentum 2 width).
     runs : int, optional
         How many runs; unless given as many as the start has.
     seed : int, default 0
@@ -140,10 +140,10 @@ def simulate(
     }
     if dynamics.has_data:
         attributes |= {"samples": dynamics.algorithm.samples(d), "shared_data": int(shared_data), "stop_at": stop_at}
-    ends = {"diverged_at": np.where(last >= 0, time_of_steps(algorithm, last, d), np.nan)}
+    ends = {"diverged_at": np.where(last >= 0, time_of_steps(dynamics.algorithm, last, d), np.nan)}
     result = closed(door, f"simulate-{method}", states, attributes, ends, sampled="runs")
     if stop_at is None:
         return result
-    stopped_at = np.where(stopped >= 0, time_of_steps(algorithm, stopped, d), np.nan)
+    stopped_at = np.where(stopped >= 0, time_of_steps(dynamics.algorithm, stopped, d), np.nan)
     meaning = {"long_name": f"time at which the train risk was below stop_at, seen every {CHECK_STEPS} steps"}
     return result.assign_coords(stopped_at=("run", stopped_at, meaning))

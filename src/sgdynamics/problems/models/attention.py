@@ -16,6 +16,7 @@ from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.reading import Reading
+from sgdynamics.samples.spectra import Spectrum
 
 
 def read(queries: Float[Numeric, " tokens"], values: Float[Numeric, " tokens"]) -> Float[Numeric, ""]:
@@ -63,7 +64,7 @@ def attention(
     gram: Given | None = None,
     constraint: str | None = None,
     weight_decay: float | Function = 0.0,
-    covariance: Sequence[tuple[float, float]] | None = None,
+    covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
 ) -> Problem:
     """One softmax attention head that learns from another: rows q, v; f = sum_l softmax(q.x)_l v.x_l, y alike with q*, v*.
 
@@ -81,8 +82,8 @@ def attention(
         "sphere" keeps q and v of norm 1.
     weight_decay : float or callable, default 0.0
         As of ``Problem``.
-    covariance : sequence of (float, float), optional
-        Blocks (eigenvalue, fraction of d) of the tokens' covariance.
+    covariance : sequence of (float, float) or Spectrum, optional
+        Blocks (eigenvalue, fraction of d) of the tokens' covariance, or ``sgd.Spectrum``.
 
     Returns
     -------

@@ -17,6 +17,7 @@ from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.attention import correlated, noise_number, none_or
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.problem import Problem
+from sgdynamics.samples.spectra import Spectrum
 
 
 def product(values: Float[Numeric, " tokens"]) -> Float[Numeric, ""]:
@@ -65,7 +66,7 @@ def sequence_single_index(
     token_correlation: Given | None = None,
     means: Given | None = None,
     weight_decay: float | Function = 0.0,
-    covariance: Sequence[tuple[float, float]] | None = None,
+    covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
 ) -> Problem:
     """One direction read through a function of a whole sequence, y = g(w*.x_1, ..., w*.x_L) + noise, f = f(w.x_1, ..., w.x_L).
 
@@ -87,8 +88,8 @@ def sequence_single_index(
         Means of the tokens along w*, (tokens, 1).
     weight_decay : float or callable, default 0.0
         As of ``Problem``.
-    covariance : sequence of (float, float), optional
-        Blocks (eigenvalue, fraction of d) of the tokens' covariance.
+    covariance : sequence of (float, float) or Spectrum, optional
+        Blocks (eigenvalue, fraction of d) of the tokens' covariance, or ``sgd.Spectrum``.
 
     Returns
     -------
