@@ -13,7 +13,7 @@ from scipy import stats
 import sgdynamics as sgd
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.few_fields import FewFields
+from sgdynamics.gaussian.few_fields import REACHES, FewFields
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.gaussian.sampled import Sampled
 from tests.conftest import FALSE_ALARM, slow
@@ -156,3 +156,9 @@ def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
     read, plain = (moments(one, problem, RULE)["stein"].std(axis=0, ddof=1).max() for one in (Sampled(problem.structure), generic(problem)))
     assert read < 0.5 * plain
+
+
+def test_the_reach_of_a_grid_leaves_out_what_is_said():
+    beyond = [stats.chi(dimensions).sf(reach) for dimensions, reach in enumerate(REACHES) if dimensions]
+    assert max(beyond[:3]) < 4e-12
+    assert beyond[3] < 3e-7

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
+from sgdynamics.problems import trial
 from sgdynamics.problems.activations import NAMED
 from tests.conftest import same_law
 
@@ -22,6 +23,23 @@ def test_kinks_are_measured():
     assert NAMED["relu"].jumps(0) == (0.0,)
     leaky = sgd.Activation(lambda x: jnp.where(x > 0.5, jnp.exp(x), jnp.exp(0.5) - 0.2 * (0.5 - x)), kinks=[0.5])
     assert leaky.jumps(1) == pytest.approx((np.exp(0.5) - 0.2,), rel=1e-9)
+
+
+def test_a_very_wide_network_is_tried_on_as_many_samples_as_there_is_room_for(monkeypatch):
+    shapes = []
+    compiled = trial._compiled
+
+    def watched(structure, parameters, fields, *more):
+        shapes.append(fields.shape)
+        return compiled(structure, parameters, fields, *more)
+
+    monkeypatch.setattr(trial, "_compiled", watched)
+    monkeypatch.setattr(trial, "MOST_NUMBERS", 640)
+    trial._normals.cache_clear()
+    for width in (5, 100):
+        sgd.Problem(lambda fields, signals, head, z: (jnp.mean(fields) - signals[0]) ** 2, width=width, signals=1, kinks=[0.0])
+    trial._normals.cache_clear()
+    assert shapes == [(trial.SAMPLES, 5), (640 // 102, 100)]
 
 
 def test_random_start_has_the_law_of_random_rows():

@@ -35,7 +35,8 @@ from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
 from sgdynamics.limits.drift import drift
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.problem import Problem, Structure, gram_root
+from sgdynamics.problems.gram import gram_root
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, overlap_matrix
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.problems.wide_starts import checked_wide_problem

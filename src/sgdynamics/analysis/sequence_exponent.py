@@ -15,7 +15,7 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.arrays import Function
 from sgdynamics.gaussian.mehler import hermite_functions
-from sgdynamics.gaussian.nodes import gauss_hermite
+from sgdynamics.gaussian.nodes import gauss_hermite, hermite_product
 from sgdynamics.precision import float64
 from sgdynamics.problems.models.sequences import SequenceLoss, link_of
 from sgdynamics.problems.problem import Problem
@@ -99,9 +99,8 @@ def _common(f: Any, y: Any, tokens: int, count: int) -> tuple[float, np.ndarray]
     axis, weights = gauss_hermite(count)
     order = min(SEARCH, count // 2)
     basis = hermite_functions(axis, np.sqrt(weights), order)  # (order + 1, count)
-    points = np.stack(np.meshgrid(*[axis] * tokens, indexing="ij"), axis=-1).reshape(-1, tokens)
-    root = np.sqrt(np.prod(np.stack(np.meshgrid(*[weights] * tokens, indexing="ij")), axis=0)).reshape(-1)
-    values = [np.asarray(jax.vmap(one)(points), dtype=np.float64) * root for one in ((f, y) if f is not y else (f,))]
+    points, shares = hermite_product((count,) * tokens)
+    values = [np.asarray(jax.vmap(one)(points), dtype=np.float64) * np.sqrt(shares) for one in ((f, y) if f is not y else (f,))]
 
     def coefficients(one: np.ndarray) -> np.ndarray:
         found = one.reshape((count,) * tokens)

@@ -19,7 +19,7 @@ from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
-from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, rates_at
+from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, from_units, in_units, rates_at
 from sgdynamics.limits.sde import SdePaths, sde_step_length
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
@@ -90,7 +90,12 @@ class FieldDynamics(Dynamics):
         field = MeanStep(self.structure, rule, self.algorithm.batch, flow)
         each, finite = replicated(self.structure, rule, flow, finite)
         shared = {"problem": self.parameters, "algorithm": self.algorithm.parameters, "finite": finite}
-        states = self.states(begin)
+        if self.definition.spectrum is not None:
+            # in units of the fields' variance: blocks of many small eigenvalues have overlaps of another size than the others
+            eigenvalues = np.asarray(self.parameters["eigenvalues"])[:, None, None]
+            of_blocks = 1 / np.where(eigenvalues > 0, eigenvalues, 1.0)
+            shared["units"] = {"M": of_blocks, "Q": of_blocks, "a": np.float64(1.0)}
+        states = in_units(shared, self.states(begin))
         case = Case(field, each, shared, states, self.variable(when), {}, alone="points" in each)
         return Prepared(self, begin, when, dimension, rtol, atol, replace(case, tolerance=self._tolerance(case, rtol, atol)))
 
@@ -248,7 +253,7 @@ class FieldWatch(Watch):
     criterion: str | Callable[[dict[str, Any]], Any]
 
     def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
-        structure, parameters = self.structure, shared["problem"]
+        structure, parameters, state = self.structure, shared["problem"], from_units(shared, state)
         if self.criterion == "overlap":
             return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))
         if callable(self.criterion):

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.arrays import Numeric
-from sgdynamics.gaussian.nodes import gauss_hermite_grid, gauss_legendre, safe_ratio
+from sgdynamics.gaussian.nodes import gauss_hermite_grid, gauss_legendre, product_rule, safe_ratio
 
 REACH = 8.3  # a standard normal is beyond with probability 1e-16
 NODES = {(1, 1): 32, (2, 1): 32, (2, 2): 24, (3, 1): 24, (3, 2): 14}  # of a piece, by dimensions and how many of them are cut
@@ -37,9 +37,8 @@ def turned_grid(
     others = dimensions - cut
     if others == 0:
         return inner @ turn.T, weights
-    nodes, shares = gauss_hermite_grid(UNCUT[others] * share // 4, others)
-    points = jnp.concatenate([jnp.repeat(inner, len(nodes), axis=0), jnp.tile(nodes, (inner.shape[0], 1))], axis=1)
-    return points @ turn.T, jnp.outer(weights, jnp.asarray(shares)).reshape(-1)
+    points, weights = product_rule(jnp, (inner, weights), gauss_hermite_grid(UNCUT[others] * share // 4, others))
+    return points @ turn.T, weights
 
 
 def _turn(normals: Float[Numeric, "n K"], cut: int, dimensions: int) -> Float[Numeric, "K K"]:

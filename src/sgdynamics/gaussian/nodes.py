@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +34,26 @@ def gauss_hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights / weights.sum()
 
 
+def product_rule(at: ModuleType, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Points (n, dimensions) and weights over the coordinates of both rules, those of the first varying slowest."""
+    (x, v), (y, w) = one, other
+    grid = at.concatenate([at.repeat(x, len(y), axis=0), at.tile(y, (len(x), 1))], axis=1)
+    return grid, at.outer(v, w).reshape(-1)
+
+
+def hermite_product(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Hermite nodes in as many dimensions: all of them, as without its corners the rule would not be exact for polynomials."""
+    found = np.zeros((1, 0)), np.ones(1)
+    for count in counts:
+        nodes, weights = gauss_hermite(count)
+        found = product_rule(np, found, (nodes[:, None], weights))
+    return found
+
+
 @lru_cache(maxsize=32)
 def gauss_hermite_grid(count: int, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
     """The tensor rule in several dimensions, (count^dimensions, dimensions) nodes; negligible corners are dropped."""
-    nodes, weights = gauss_hermite(count)
-    grid = np.stack(np.meshgrid(*[nodes] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
-    weight = np.prod(np.stack(np.meshgrid(*[weights] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions), axis=1)
+    grid, weight = hermite_product((count,) * dimensions)
     keep = weight > 1e-22
     return grid[keep], weight[keep] / weight[keep].sum()
 

@@ -20,6 +20,7 @@ from sgdynamics.gaussian.nodes import (
     PIVOT,
     gauss_hermite,
     gauss_hermite_grid,
+    hermite_product,
     lower_root,
     safe_root,
     sobol_normals,
@@ -139,7 +140,7 @@ class SignalGrids(Networks):
         """E[g(C zeta) h_alpha(zeta)] for all alpha_r < terms, and E[g^2], on a Gauss-Hermite grid of count^K nodes."""
         k = self.structure.signals
         x, weights = gauss_hermite(count)
-        grid = np.stack(np.meshgrid(*[x] * k, indexing="ij"), axis=-1).reshape(-1, k)
+        grid, _ = hermite_product((count,) * k)
         label = jax.vmap(lambda signals: self.structure.loss.label(signals, parameters))
         values = np.asarray(label(jnp.asarray(grid @ frame.T))).reshape((count,) * k)
         functions = np.ones((count, terms))

@@ -31,10 +31,11 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, consta
 from sgdynamics.arrays import Function, Numbers, Numeric
 from sgdynamics.compressed import sample_moves
 from sgdynamics.gaussian.expectation import Overlaps
-from sgdynamics.gaussian.nodes import gauss_hermite, sobol_normals
+from sgdynamics.gaussian.nodes import hermite_product, sobol_normals
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.gaussian.sampled import reading_overlaps
 from sgdynamics.precision import float64
+from sgdynamics.problems.gram import eigen_root
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start
 from sgdynamics.samples import spectrum
@@ -220,9 +221,7 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
         # u has twice the degree of h, and its square four times
         count = 2 * degree + 1
         if count**structure.fields * 3 <= MOST_GRID_POINTS:
-            rules = [gauss_hermite(count)] * structure.fields + [gauss_hermite(3)]
-            grid = np.stack(np.meshgrid(*[nodes for nodes, _ in rules], indexing="ij"), axis=-1).reshape(-1, len(rules))
-            weight = np.prod(np.stack(np.meshgrid(*[weights for _, weights in rules], indexing="ij"), axis=-1).reshape(grid.shape), axis=1)
+            grid, weight = hermite_product((count,) * structure.fields + (3,))
             return [grid], [weight], True
     points = sobol_normals(sum(_columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701)
     return list(points), [np.full(points.shape[1], 1 / points.shape[1])] * REPLICATES, False
@@ -247,9 +246,8 @@ def _averages(
     """E[u] and E[u u^T] over weighted points, each once with every case of the draws that have few."""
     sample, p = structure.sample, structure.width
     tokens, (size, free) = sample.inputs_a_sample, _columns(structure)
-    values, vectors = np.linalg.eigh(overlaps.covariance)
     centred = np.asarray(sample.mixed(parameters, z[:, :size].reshape(-1, tokens, structure.fields), -2))
-    centred = centred @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    centred = centred @ eigen_root(np.asarray(overlaps.covariance)).T
     shares, cases = sample.cases(parameters)
     reading = reading_overlaps(structure, parameters, overlaps)
     first: Any = 0.0

@@ -34,7 +34,7 @@ from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.gaussian.risk import overlaps_at
-from sgdynamics.limits.integration import Field
+from sgdynamics.limits.integration import Field, from_units, in_units
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import check_dimension
 from sgdynamics.random import bartlett
@@ -98,12 +98,12 @@ class MeanStep(Field):
     symmetric = ("Q",)
 
     def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
-        lr = shared["algorithm"]["lr"]
+        lr, state = shared["algorithm"]["lr"], from_units(shared, state)
         alpha = t if scheduled(lr) or self.flow else t * self.batch / lr
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
         finite = shared["finite"] if "points" not in each else {**shared["finite"], "points": each["points"]}
         setting = {"batch": self.batch, "flow": self.flow, "finite": finite}
-        moved = drift(self.structure, self.rule, each["nodes"], now["problem"], now["algorithm"], state, **setting)
+        moved = in_units(shared, drift(self.structure, self.rule, each["nodes"], now["problem"], now["algorithm"], state, **setting))
         return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / self.batch), moved) if scheduled(lr) else moved
 
 

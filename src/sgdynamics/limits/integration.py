@@ -55,7 +55,10 @@ class Watch(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One solve, prepared: everything that is checked and chosen before anything runs. Axes: replicates of `each`, runs of `states`."""
+    """One solve, prepared: everything that is checked and chosen before anything runs. Axes: replicates of `each`, runs of `states`.
+
+    Where `shared` has "units" by variable, states are given in them, so that one absolute tolerance is right for all; solutions are not.
+    """
 
     field: Field
     each: Any
@@ -78,6 +81,18 @@ class Case:
         """Cases with the same key may be lanes of one program."""
         leaves, form = jax.tree.flatten(self.numbers)
         return (id(self) if self.alone else 0), self.field, self.watch, form, tuple(np.shape(leaf) for leaf in leaves)
+
+
+def from_units(shared: Tree, state: State) -> Any:
+    """A state in the library's own units, where it was integrated in others."""
+    units = shared.get("units")
+    return state if units is None else {name: value * units[name] for name, value in state.items()}
+
+
+def in_units(shared: Tree, state: State) -> Any:
+    """The other way round; also of d state/dt."""
+    units = shared.get("units")
+    return state if units is None else {name: value / units[name] for name, value in state.items()}
 
 
 class Reached(NamedTuple):
@@ -225,7 +240,7 @@ def _still(case: Case) -> Solved:
     """Nothing to integrate: the start."""
     runs = len(next(iter(case.states.values())))
     states = {name: np.asarray(value)[None, :, None] for name, value in case.states.items()}
-    return Solved(states, False, np.zeros(runs, bool), np.full((1, runs), np.nan), np.zeros((1, runs), bool))
+    return Solved(from_units(case.shared, states), False, np.zeros(runs, bool), np.full((1, runs), np.nan), np.zeros((1, runs), bool))
 
 
 def _finished(case: Case, found: Reached) -> Solved | ValueError:
@@ -251,7 +266,9 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
         time[replicate, run], left[replicate, run], tired[replicate, run] = end.time, end.ended == "event", end.ended == "tired"
     # stopped before the end without leaving: beyond every bound
     blown = ~left & ~tired & (time < t[-1] * (1 - 1e-12))
-    return Solved(states, bool(full.any()), np.any(tired, axis=0, keepdims=True)[0], np.where(left, time, np.nan), blown)
+    return Solved(
+        from_units(case.shared, states), bool(full.any()), np.any(tired, axis=0, keepdims=True)[0], np.where(left, time, np.nan), blown
+    )
 
 
 def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray, level: float) -> Any:

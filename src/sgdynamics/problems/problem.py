@@ -12,21 +12,19 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
-from jaxtyping import Float
 
 from sgdynamics import checks, trees
-from sgdynamics.arrays import Function, Given, Numeric
+from sgdynamics.arrays import Function, Given
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity, looked_into
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
+from sgdynamics.problems.gram import gram_root, spread_gram
 from sgdynamics.problems.losses import Seen, UserLoss, asked, label_noise, squared
 from sgdynamics.problems.reading import Reading, reading_of
 from sgdynamics.problems.trial import try_problem
@@ -168,6 +166,7 @@ class Problem:
     _mapped = False  # whether JAX has put its numbers there, which may not be those that it was made of
     _stated_spectrum: Spectrum | None = None
     _maker: Callable[..., Any] | None = None  # the function of `sgd.models` whose arguments are `_given`, where one made it
+    _record: Callable[[Any], dict[str, Any]] | None = None  # how what it made is described
     _given: dict[str, Any]
     _parameters: dict[str, Any]  # numbers that are given: the leaves of the problem as a pytree
     _constants: dict[str, Any]  # numbers that every problem of its structure has
@@ -285,7 +284,7 @@ class Problem:
         self._stated_spectrum = covariance.spectrum
         self._parameters = {
             "weight_decay": trees.traced(weight_decay),
-            "gram": _gram(gram, gram_name, self.signals, covariance),
+            "gram": spread_gram(gram, gram_name, self.signals, covariance),
             **numbers,
             **({} if data.get("user") is None else {"user": data["user"]}),
         }
@@ -441,8 +440,8 @@ class Problem:
         dict
             "kind" and the arguments, a user's function by its name and the hash of its source.
         """
-        if self._maker is not None:
-            return self._described_model()
+        if self._record is not None:
+            return self._record(self)
         return {
             "kind": self.kind,
             "loss": function_identity(self.user_loss),
@@ -454,22 +453,6 @@ class Problem:
             **{name: plain_numbers(value) for name, value in self._described_data().items()},
             "rerunnable": False,
         }
-
-    def _described_model(self) -> dict[str, Any]:
-        """The record of what a function of `sgd.models` made: its name and arguments, with the numbers that stand here now."""
-        numbers = {"weight_decay": self._parameters["weight_decay"], **self._parameters.get("user", {})}
-        found: dict[str, Any] = {"kind": self.kind}
-        again = True
-        for name, given in self._given.items():
-            value: Any = given if given is None else numbers.get(name, given)
-            if hasattr(value, "describe") and not scheduled(value):
-                found[name] = value.describe()
-            elif callable(value):
-                found[name], whole = describe_schedule(value) if scheduled(value) else (function_identity(value), False)
-                again = again and whole
-            else:
-                found[name] = value if value is None or isinstance(value, (str, bool)) else plain_numbers(value)
-        return found if again else {**found, "rerunnable": False}
 
     def _described_data(self) -> dict[str, Any]:
         """The arguments that say what a sample is, where they are given."""
@@ -532,54 +515,6 @@ def plain_numbers(value: Any) -> Any:
         return np.asarray(one).tolist()
 
     return jax.tree.map(plain, value, is_leaf=scheduled)
-
-
-def _gram(value: Given | None, name: str, signals: int, covariance: Covariance) -> np.ndarray:
-    """One Gram matrix of the signals a block; a single one is spread over the blocks by their fractions."""
-    blocks, target = len(covariance.fractions), None if covariance.spectrum is None else covariance.spectrum.target
-    if target is not None:
-        if value is not None:
-            raise checks.reject(name, value, "the spectrum has a target, which says the same: give one of them")
-        if target.shape[1] != signals:
-            raise checks.reject("target", target.shape, f"the problem has {signals} signals: give one row of coordinates for each")
-        value = target
-    if value is None:
-        value = np.eye(signals)
-    value = checks.numbers(name, value, f"give numbers of shape {(signals, signals)} (signals x signals)")
-    if value.ndim == 3:
-        result = checks.array(name, value, (blocks, signals, signals), "blocks x signals x signals")
-    else:
-        one = checks.array(name, value, (signals, signals), "signals x signals")
-        result = covariance.fractions[:, None, None] * one
-    checks.gram(name, result)
-    if np.any(np.einsum("bii->i", result) <= 0):
-        raise checks.reject(name, value, "each signal direction needs a positive norm on the diagonal")
-    return result
-
-
-def gram_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
-    """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
-    return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
-
-
-def _root(at: ModuleType, gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
-    values, vectors = at.linalg.eigh(gram)
-    symmetric = vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
-    # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
-    lower = at.swapaxes(at.linalg.qr(at.swapaxes(symmetric, -1, -2), mode="r"), -1, -2)
-    signs = at.where(at.einsum("...ii->...i", lower) < 0, -1.0, 1.0)
-    return lower * signs[..., None, :]
-
-
-@jax.custom_jvp
-def _traced_root(gram: Float[Numeric, "blocks K K"]) -> Float[Numeric, "blocks K K"]:
-    return _root(jnp, gram)
-
-
-@_traced_root.defjvp
-def _root_moved(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """As of a Cholesky factor: eigenvectors, by which it is computed, have no derivative where eigenvalues meet."""
-    return _traced_root(*primals), jax.jvp(jnp.linalg.cholesky, primals, tangents)[1]
 
 
 def _side_by_side(numbers: dict[str, Any], *names: str) -> tuple[tuple[Any, ...], ...]:

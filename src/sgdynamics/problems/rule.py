@@ -179,8 +179,8 @@ class Rule(Problem):
 
     def describe(self) -> dict[str, Any]:
         """The rule as plain values for the record of a result."""
-        if self._maker is not None:
-            return self._described_model()
+        if self._record is not None:
+            return self._record(self)
         return {
             "kind": self.kind,
             "update": function_identity(self.update),

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from sgdynamics import checks
 from sgdynamics.arrays import Function, Numbers, Numeric, Tree
 from sgdynamics.precision import float64
+from sgdynamics.problems.gram import eigen_root
 from sgdynamics.samples import spectrum
 
 if TYPE_CHECKING:  # problems try themselves
@@ -51,7 +52,7 @@ def try_problem(problem: Problem) -> None:
     p = problem.width
     z, normals = _drawn(problem)
     fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
-    signals = z[:, p:] @ _root(spectrum.variance(problem.parameters, problem.gram)).T
+    signals = z[:, p:] @ eigen_root(spectrum.variance(problem.parameters, problem.gram)).T
     blocks = problem.structure.blocks
     overlaps = np.broadcast_to(np.eye(p) / blocks, (blocks, p, p)), np.zeros((blocks, p, problem.signals))
     _try(problem, fields, signals, np.ones(p), normals, None, overlaps)
@@ -66,13 +67,8 @@ def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> 
     omega, gram = (spectrum.variance(problem.parameters, part) for part in (np.concatenate([Q, M], axis=-1), problem.gram))
     for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
         full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
-        both = z @ _root(full).T
+        both = z @ eigen_root(full).T
         _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0), (Q[run], M[run]))
-
-
-def _root(covariance: Float[Numeric, "K K"]) -> np.ndarray:
-    values, vectors = np.linalg.eigh(covariance)
-    return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
 def _try(
@@ -138,16 +134,19 @@ def moves_of(
     loss, sample = structure.loss, structure.sample
     lengths = np.eye(sample.inputs_a_sample) if loss.reads_lengths else None
     numbers = loss.reading(numbers, *map(jnp.asarray, overlaps), lengths)
+    every = jax.tree.map(np.asarray, (fields, signals, given))
+    each = sum(one.size for one in jax.tree.leaves(every)) // len(fields)
+    least = SAMPLES if SAMPLES * each <= MOST_NUMBERS else 0  # very wide networks have room for no more samples than there are
     found = []
     for first in range(0, len(fields), SAMPLES):  # as many at a time as a trial has, so that one program does
-        some = jax.tree.map(lambda one, first=first: _filled(np.asarray(one)[first : first + SAMPLES]), (fields, signals, given))
+        some = jax.tree.map(lambda one, first=first: _filled(one[first : first + SAMPLES], least), every)
         found.append(_compiled(replace(structure, reading=None), numbers, *some[:2], head, some[2]))
     return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
 
 
-def _filled(values: np.ndarray) -> np.ndarray:
-    """Values of as many samples as a trial has, the last one again and again."""
-    missing = SAMPLES - len(values)
+def _filled(values: np.ndarray, least: int) -> np.ndarray:
+    """Values of at least so many samples, the last one again and again."""
+    missing = least - len(values)
     return values if missing <= 0 else np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
 
 

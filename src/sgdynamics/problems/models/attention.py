@@ -13,7 +13,7 @@ from jaxtyping import Float
 from sgdynamics import checks
 from sgdynamics.arrays import Function, Given, Numbers, Numeric, Scalar
 from sgdynamics.problems.losses import squared
-from sgdynamics.problems.models.model import model
+from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.reading import Reading
 from sgdynamics.samples.spectra import Spectrum
@@ -115,27 +115,6 @@ def attention(
     correlation = correlated(tokens, token_correlation)
     common = {"gram": gram, "constraint": constraint, "weight_decay": weight_decay, "covariance": covariance}
     return Problem(attention_loss, 2, 2, tokens=tokens, token_correlation=correlation, parameters=numbers, **common)  # type: ignore[arg-type]
-
-
-def noise_number(value: Any) -> Any:
-    """A variance, or a function of alpha."""
-    return value if callable(value) else checks.number("noise", value, least=0.0)
-
-
-def none_or(constraint: str | None) -> str | None:
-    """A constraint; "none" is None, for which files have no word."""
-    return None if constraint == "none" else constraint
-
-
-def correlated(tokens: int, value: Any) -> Any:
-    """A matrix as it is; of a number the matrix with it between any two tokens."""
-    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
-        return value
-    low = -1.0 / (tokens - 1) if tokens > 1 else -1.0
-    c = checks.number("token_correlation", value, least=low)
-    if c > 1.0:
-        raise checks.reject("token_correlation", value, f"a correlation is between {low:.3g} and 1")
-    return np.eye(tokens) + c * (np.ones((tokens, tokens)) - np.eye(tokens))
 
 
 def kept(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:

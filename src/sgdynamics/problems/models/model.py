@@ -1,13 +1,18 @@
-"""`model`: a function that states a problem, as a kind of problem with records, `replace` and sweeps of its own."""
+"""`model`: a function that states a problem, as a kind of problem with its own records, `replace` and sweeps; arguments of several."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from sgdynamics.problems.problem import Problem
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.controls import describe_schedule, scheduled
+from sgdynamics.functions import function_identity
+from sgdynamics.problems.problem import Problem, plain_numbers
 
 Arguments = ParamSpec("Arguments")
 Stated = TypeVar("Stated", bound=Problem)
@@ -49,8 +54,46 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
         bound.apply_defaults()
         problem = function(*bound.args, **bound.kwargs)
         # what is sealed is not changed by anyone else: this is still the making of it
-        vars(problem).update(_maker=made, kind=function.__name__, _given=dict(bound.arguments))
+        vars(problem).update(_maker=made, _record=_described, kind=function.__name__, _given=dict(bound.arguments))
         return problem
 
     MODELS[function.__name__] = made
     return made
+
+
+def _described(problem: Problem) -> dict[str, Any]:
+    """The record of what a model made: its name and arguments, with the numbers that stand there now."""
+    numbers = {"weight_decay": problem._parameters["weight_decay"], **problem._parameters.get("user", {})}
+    found: dict[str, Any] = {"kind": problem.kind}
+    again = True
+    for name, given in problem._given.items():
+        value: Any = given if given is None else numbers.get(name, given)
+        if hasattr(value, "describe") and not scheduled(value):
+            found[name] = value.describe()
+        elif callable(value):
+            found[name], whole = describe_schedule(value) if scheduled(value) else (function_identity(value), False)
+            again = again and whole
+        else:
+            found[name] = value if value is None or isinstance(value, (str, bool)) else plain_numbers(value)
+    return found if again else {**found, "rerunnable": False}
+
+
+def noise_number(value: Any) -> Any:
+    """A variance, or a function of alpha."""
+    return value if callable(value) else checks.number("noise", value, least=0.0)
+
+
+def none_or(constraint: str | None) -> str | None:
+    """A constraint; "none" is None, for which files have no word."""
+    return None if constraint == "none" else constraint
+
+
+def correlated(tokens: int, value: Any) -> Any:
+    """A matrix as it is; of a number the matrix with it between any two tokens."""
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+        return value
+    low = -1.0 / (tokens - 1) if tokens > 1 else -1.0
+    c = checks.number("token_correlation", value, least=low)
+    if c > 1.0:
+        raise checks.reject("token_correlation", value, f"a correlation is between {low:.3g} and 1")
+    return np.eye(tokens) + c * (np.ones((tokens, tokens)) - np.eye(tokens))

@@ -14,8 +14,7 @@ from sgdynamics import checks
 from sgdynamics.arrays import Function, Given, Numbers, Numeric, Scalar
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.losses import squared
-from sgdynamics.problems.models.attention import correlated, noise_number, none_or
-from sgdynamics.problems.models.model import model
+from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.spectra import Spectrum
 
