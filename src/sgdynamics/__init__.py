@@ -84,6 +84,7 @@ __all__ = [
     "scaling",
     "simulate",
     "solve_dmft",
+    "solve_linear",
     "solve_mean_field",
     "solve_ode",
     "solve_sde",

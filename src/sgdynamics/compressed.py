@@ -12,12 +12,15 @@ columns back into L. With more samples in a batch than units, only the p combina
 unless the batch is read again after a move along it (`updates.rereads`): then it keeps a column a sample.
 With momentum the rows of the velocity are stacked under those of W, and L has 2p columns.
 
+A block with no more coordinates than that has nothing outside: its coordinates themselves are the columns. All such blocks are one strip,
+with an eigenvalue a column, and rows are [strip | T L new | T L new | ...], flat.
+
 Factors, not overlaps, are stepped: W W^T stays positive by construction and nothing is clipped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, 
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
+from sgdynamics.samples.sample import Place
 from sgdynamics.samples.spectrum import spread
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
@@ -47,7 +51,7 @@ class Grouping:
     batch: int
     single: bool = False  # one step at a time, for averages over one step
     update: Law | None = None  # None: plain SGD
-    small: bool = False  # some block has fewer coordinates than columns inside: those beyond them stay 0
+    raw: tuple[int, ...] = ()  # sizes of the blocks whose coordinates are kept, 0 for the others; () where there are none
 
     @property
     def wide_batch(self) -> bool:
@@ -83,26 +87,55 @@ class Grouping:
         """Columns of [T | L]."""
         return self.structure.signals + copies(self.update) * self.structure.width
 
+    def at(self, sizes: np.ndarray) -> Grouping:
+        """The same at these sizes of the blocks."""
+        raw = tuple(int(size) if size <= self.inside else 0 for size in sizes)
+        return replace(self, raw=raw if any(raw) and len(raw) > 1 else ())
+
+    @property
+    def wide(self) -> np.ndarray:
+        """The blocks that are compressed."""
+        return np.array([block for block in range(self.structure.blocks) if not (self.raw and self.raw[block])], dtype=int)
+
+    @property
+    def strip(self) -> np.ndarray:
+        """The block of each column of the strip."""
+        return np.repeat(np.arange(len(self.raw)), self.raw)
+
+    @property
+    def strip_place(self) -> np.ndarray:
+        """Which coordinate of its block each column of the strip is."""
+        return np.concatenate([np.arange(0), *(np.arange(size) for size in self.raw)]).astype(int)
+
+    def joined(self, strip: Any, blocks: Any) -> Any:
+        """Columns (..., strip) and (..., wide blocks, columns), flat."""
+        flat = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1])
+        return jnp.concatenate([strip, flat], axis=-1) if self.raw else flat
+
+    def split(self, columns: Any) -> tuple[Any, Any]:
+        """The strip and the wide blocks of flat columns."""
+        cut = len(self.strip)
+        return columns[..., :cut], columns[..., cut:].reshape(*columns.shape[:-1], len(self.wide), self.inside + self.columns)
+
 
 class SpanDraws(NamedTuple):
     """The random numbers of a span: inside (folds, steps, batch, [tokens,] blocks, K + p), normals of the draws (folds, steps, batch, ...),
-    and the Bartlett factors of the outside (folds, blocks, columns, columns)."""
+    the Bartlett factors of the outside (folds, blocks, columns, columns), and the strip (folds, steps, batch, [tokens,] columns)."""
 
     inside: Float[Numeric, "folds steps ... blocks inside"]
     noise: Float[Numeric, "folds steps batch ..."]
     outside: Float[Numeric, "folds blocks columns columns"]
+    strip: Any = None
 
 
 def initial_rows(grouping: Grouping, T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"]) -> Rows:
-    """[T | L | 0] from (blocks, p, K) and (blocks, p, p)."""
-    blocks, p, _ = T.shape
-    empty = jnp.zeros((blocks, p, grouping.columns), T.dtype)
-    rows = jnp.moveaxis(jnp.concatenate([T, L, empty], axis=-1), 0, 1)
-    more = (copies(grouping.update) - 1) * p
-    if more:
-        # the velocity is 0, and so is what W has along its columns
-        rows, head = jnp.pad(rows, ((0, more), (0, 0), (0, more))), jnp.pad(head, (0, more))
-    return Rows(rows, head, first_scalars(grouping.update))
+    """[strip | T L 0 | ...] from (blocks, p, K) and (blocks, p, p)."""
+    more = (copies(grouping.update) - 1) * T.shape[1]
+    # the velocity is 0, and so is what W has along its columns
+    every = jnp.moveaxis(jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, more))), 0, 1)
+    strip = every[:, grouping.strip, grouping.strip_place]
+    blocks = jnp.pad(every[:, grouping.wide], ((0, 0), (0, 0), (0, grouping.columns)))
+    return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), first_scalars(grouping.update))
 
 
 def first_scalars(law: Law | None) -> tuple[Any, ...]:
@@ -110,42 +143,65 @@ def first_scalars(law: Law | None) -> tuple[Any, ...]:
     return () if law is None else tuple(jnp.zeros(()) for _ in law.scalars)
 
 
-def overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
+def overlaps(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
     """M, Q (block by block) and a."""
-    p = structure.width
-    Q, M = _gram_and_overlaps(structure, parameters, jnp.moveaxis(state.rows[:p], 1, 0))
+    p = grouping.structure.width
+    Q, M = _gram_and_overlaps(grouping, parameters, state.rows[:p])
     return {"M": M, "Q": Q, "a": state.head[:p]}
 
 
-def _gram_and_overlaps(structure: Structure, parameters: Numbers, rows: Float[Numeric, "..."]) -> tuple[Any, Any]:
-    """Q and M of rows (blocks, p, columns): sums of products, as in `one_step`."""
-    M = jnp.sum(rows[..., : structure.signals][:, :, None] * parameters["frame"][:, None], axis=-1)
-    return jnp.sum(rows[:, :, None] * rows[:, None], axis=-1), M
+def _gram_and_overlaps(grouping: Grouping, parameters: Numbers, rows: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
+    """Q and M (block by block) of rows: sums of products, as in `one_step`."""
+    strip, blocks = grouping.split(rows)
+    blocks = jnp.moveaxis(blocks, 1, 0)
+    M = jnp.sum(blocks[..., : grouping.structure.signals][:, :, None] * parameters["frame"][grouping.wide][:, None], axis=-1)
+    Q = jnp.sum(blocks[:, :, None] * blocks[:, None], axis=-1)
+    if not grouping.raw:
+        return Q, M
+
+    def by_block(products: Float[Numeric, "p q columns"], others: Float[Numeric, "blocks p q"]) -> Float[Numeric, "blocks p q"]:
+        found = jnp.zeros((len(grouping.raw), *products.shape[:2]), products.dtype)
+        return found.at[grouping.strip].add(jnp.moveaxis(products, -1, 0)).at[grouping.wide].set(others)
+
+    return by_block(strip[:, None] * strip[None], Q), by_block(strip[:, None] * strip_signals(grouping, parameters)[None], M)
+
+
+def strip_signals(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K columns"]:
+    """Coordinates of the signals along the columns of the strip: in a block of more coordinates than signals the rest of them are 0."""
+    room = max(grouping.raw, default=0)
+    frame = jnp.pad(jnp.asarray(parameters["frame"]), ((0, 0), (0, 0), (0, max(0, room - grouping.structure.signals))))
+    return frame[grouping.strip, :, grouping.strip_place].T
+
+
+def _signal_rows(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K columns"]:
+    """The signals as rows beside those of W."""
+    frame = jnp.moveaxis(jnp.asarray(parameters["frame"])[grouping.wide], 0, 1)
+    room = grouping.inside + grouping.columns - grouping.structure.signals
+    return grouping.joined(strip_signals(grouping, parameters), jnp.pad(frame, ((0, 0), (0, 0), (0, room))))
 
 
 def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
     """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
-    structure = grouping.structure
-    blocks, columns, folds = structure.blocks, grouping.columns, grouping.folds
+    structure, sizes = grouping.structure, sizes[grouping.wide]
+    blocks, columns, folds = len(grouping.wide), grouping.columns, grouping.folds
     inside_shape = (folds, grouping.steps, grouping.batch, *structure.sample.token_shape, blocks, grouping.inside)
     noise_shape = (folds, grouping.steps, grouping.batch, structure.sample.draw_normals)
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)
-    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape)]
+    strip_shape = (*inside_shape[:-2], len(grouping.strip))
+    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape, strip_shape)]
     edges = np.cumsum(counts)
     # one call for all of it: many small calls to the generator cost more than the numbers
-    normals, uniform = normals_and_uniforms(key, int(edges[3]), counts[3])
+    normals, uniform = normals_and_uniforms(key, int(edges[4]), counts[3])
     uniform = uniform.reshape(chi_shape)
     inside = normals[: edges[0]].reshape(inside_shape)
-    if grouping.small:
-        inside = jnp.where(jnp.arange(grouping.inside) < sizes[:, None], inside, 0.0)
     noise = normals[edges[0] : edges[1]].reshape(noise_shape)
     lower = normals[edges[1] : edges[2]].reshape(lower_shape)
-    proposal = normals[edges[2] :].reshape(chi_shape)
+    proposal = normals[edges[2] : edges[3]].reshape(chi_shape)
     free = (sizes - grouping.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
     lengths = chi(key, free, proposal, uniform)
     outside = bartlett(lower, lengths, free, columns)
-    return SpanDraws(inside, noise, outside)
+    return SpanDraws(inside, noise, outside, normals[edges[3] :].reshape(strip_shape))
 
 
 def run_span(
@@ -173,7 +229,7 @@ def run_span(
             # a plain step of length 0 changes nothing; others have to be held
             state = moved if grouping.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
-                found = see(seen, index + 1, overlaps(grouping.structure, parameters, state))
+                found = see(seen, index + 1, overlaps(grouping, parameters, state))
                 seen = jax.tree.map(partial(jnp.where, flag), found, seen)
             return (state, seen), None
 
@@ -185,14 +241,21 @@ def run_span(
     return state, seen
 
 
-def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tuple[Float[Numeric, "steps inputs blocks columns"], Any]:
-    """The inputs of a block of steps in the compressed frame, (steps, inputs, blocks, columns), and what the loss takes beside them."""
-    sample = grouping.structure.sample
+def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tuple[Float[Numeric, "steps inputs columns"], Any]:
+    """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them."""
+    sample, wide = grouping.structure.sample, grouping.wide
     shape = (*part.inside.shape[:-1], grouping.columns)
     outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else jnp.moveaxis(part.outside, 0, 1).reshape(shape)
     draws = sample.drawn(parameters, part.noise)
-    x = sample.inputs(parameters, jnp.concatenate([part.inside, outside], axis=-1), draws)
-    return x.reshape(grouping.steps, grouping.inputs, *x.shape[-2:]), sample.given(draws)
+    lead = (grouping.steps, grouping.inputs)
+    if not grouping.raw:
+        x = sample.inputs(parameters, jnp.concatenate([part.inside, outside], axis=-1), draws)
+        return x.reshape(*lead, -1), sample.given(draws)
+    theirs = {**parameters, "frame": parameters["frame"][wide], "eigenvalues": parameters["eigenvalues"][wide]}
+    x = sample.inputs(theirs, jnp.concatenate([part.inside, outside], axis=-1), draws)
+    place = Place(spread(parameters)[grouping.strip], np.arange(len(grouping.strip)), strip_signals(grouping, parameters))
+    strip = sample.inputs_in_space(parameters, part.strip, draws, place)
+    return grouping.joined(strip.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), sample.given(draws)
 
 
 def sample_moves(
@@ -239,48 +302,49 @@ def one_step(
 ) -> Rows:
     """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
 
-    `sample`: inputs x (inputs, blocks, columns) as seen from there, what the loss takes beside them, and what lies outside.
+    `sample`: inputs x (inputs, columns) as seen from there, what the loss takes beside them, and what lies outside.
     """
     structure, (parameters, algorithm), (x, noise, outside) = grouping.structure, numbers, sample
     p = structure.width
 
     def gradient(rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
-        fields = jnp.sum(rows.reshape(1, p, -1) * x.reshape(grouping.inputs, 1, -1), axis=-1)
-        signals = jnp.sum(parameters["frame"] * x[:, :, None, : structure.signals], axis=(1, 3))
+        fields = jnp.sum(rows[None] * x[:, None], axis=-1)
+        in_strip, in_blocks = grouping.split(x)
+        frame = parameters["frame"][grouping.wide] if grouping.raw else parameters["frame"]
+        signals = jnp.sum(frame * in_blocks[:, :, None, : structure.signals], axis=(1, 3))
+        if grouping.raw:
+            signals = signals + jnp.sum(strip_signals(grouping, parameters) * in_strip[:, None], axis=-1)
         reading, lengths = parameters, None
         if structure.loss.pulls:
-            parts = jnp.moveaxis(rows.reshape(p, structure.blocks, -1), 1, 0)
-            reading = structure.loss.reading(parameters, *_gram_and_overlaps(structure, parameters, parts))
+            reading = structure.loss.reading(parameters, *_gram_and_overlaps(grouping, parameters, rows))
         if structure.loss.reads_lengths:
-            tokens = x.reshape(grouping.batch, -1, x.shape[1] * x.shape[2])
+            tokens = x.reshape(grouping.batch, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / dimension
         h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
-        found = h[0, :, None, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None, None] * x[:, None], axis=0) / grouping.batch
+        found = h[0, :, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None] * x[:, None], axis=0) / grouping.batch
         if grouping.wide_batch:
             combined = jnp.linalg.qr(structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / grouping.batch
-            new = spread(parameters)[:, None, None] * (combined @ outside)
-            found = found.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1))
-        found = found.reshape(p, -1)
+            new = spread(parameters)[grouping.wide, None, None] * (combined @ outside)
+            strip, blocks = grouping.split(found)
+            found = grouping.joined(strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1)))
         if pulls is not None:
-            pull, k = jnp.mean(pulls, axis=0), structure.signals
-            along = jnp.einsum("ir,brk->ibk", pull[:, p:], jnp.broadcast_to(parameters["frame"], (structure.blocks, k, k)))
-            room = rows.shape[1] // structure.blocks - k
-            found = found + pull[:, :p] @ rows + jnp.pad(along, ((0, 0), (0, 0), (0, room))).reshape(p, -1)
+            pull = jnp.mean(pulls, axis=0)
+            found = found + pull[:, :p] @ rows + pull[:, p:] @ _signal_rows(grouping, parameters)
         return found, jnp.mean(head_gradient, axis=0)
 
-    flat = state._replace(rows=state.rows.reshape(state.rows.shape[0], -1))
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    moved = take_step(grouping.update, algorithm, flat, gradient, stride, dimension, number)
-    return moved._replace(rows=moved.rows.reshape(state.rows.shape))
+    return take_step(grouping.update, algorithm, state, gradient, stride, dimension, number)
 
 
-def fold(grouping: Grouping, rows: Float[Numeric, "rows blocks columns"]) -> Float[Numeric, "rows blocks columns"]:
+def fold(grouping: Grouping, rows: Float[Numeric, "rows columns"]) -> Float[Numeric, "rows columns"]:
     """[T | L | new] -> [T | L' | 0] with the same Gram matrix: L'^T is the R of a QR decomposition, also when rank is lost."""
-    k = grouping.structure.signals
-    rest = jnp.transpose(rows[..., k:], (1, 2, 0))
+    if not len(grouping.wide):
+        return rows
+    k, (strip, blocks) = grouping.structure.signals, grouping.split(rows)
+    rest = jnp.transpose(blocks[..., k:], (1, 2, 0))
     L = jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
     empty = jnp.zeros((*L.shape[:-1], grouping.columns), rows.dtype)
     folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
-    return jnp.concatenate([rows[..., :k], folded], axis=-1)
+    return grouping.joined(strip, jnp.concatenate([blocks[..., :k], folded], axis=-1))

@@ -69,6 +69,7 @@ from sgdynamics.results import start_from as start_from
 from sgdynamics.samples.spectra import Spectrum as Spectrum
 from sgdynamics.samples.spectra import power_law as power_law
 from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
+from sgdynamics.solvers.linear import solve_linear as solve_linear
 from sgdynamics.solvers.ode import solve_ode as solve_ode
 from sgdynamics.solvers.sde import solve_sde as solve_sde
 from sgdynamics.solvers.simulate import simulate as simulate

@@ -27,6 +27,7 @@ _PLAIN = (
 _FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
 _MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
 _PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
+_LINEAR = "exact means without stepping are those of linear students, sgd.TeacherStudent(activation='linear', ...)"
 _WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
 _SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
 _THEORY = {"other update": _PLAIN, "fixed data": _FRESH}
@@ -54,6 +55,14 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "rule": _PULLS,
         "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
         "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
+    },
+    "solve_linear": {
+        **_THEORY,
+        "mixture": _LINEAR,
+        "several inputs": _LINEAR,
+        "rule": _LINEAR,
+        "spiked tensor": _LINEAR,
+        "own dynamics": _LINEAR,
     },
     "simulate": {},
     "exit_time by the ODE": {

@@ -144,12 +144,12 @@ def test_one_step_pathwise(batch, options):
         lower = np.linalg.qr(outside.T, mode="r").T
         rows = compressed.initial_rows(grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(begin.a[0]))
         beyond = np.zeros((batch, grouping.columns)) if grouping.wide_batch else lower
-        seen = np.concatenate([inside, beyond], axis=1)[:, None]
+        seen = np.concatenate([inside, beyond], axis=1)
         sample = (jnp.asarray(seen), noise, jnp.asarray(lower)[None])
         moved = compressed.one_step(grouping, (problem.parameters, algorithm), rate, rows, sample)
         folded = moved._replace(rows=compressed.fold(grouping, moved.rows))
         for state in (moved, folded):
-            found = compressed.overlaps(problem.structure, problem.parameters, state)
+            found = compressed.overlaps(grouping, problem.parameters, state)
             np.testing.assert_allclose(found["M"][0], after[:, :k] @ problem.parameters["frame"][0].T, atol=1e-12)
             np.testing.assert_allclose(found["Q"][0], after @ after.T, atol=1e-12)
             np.testing.assert_allclose(found["a"], head, atol=1e-12)

@@ -111,7 +111,7 @@ def test_pathwise_against_the_definition(kind, other):
         rows = compressed.initial_rows(grouping, jnp.asarray(T), jnp.asarray(L), jnp.asarray(a))
         given = (problem.parameters, algorithm, np.float64(D))
         state, _ = compressed.run_span(grouping, given, rows, draws, (0, 0, end), None, None)
-        return compressed.overlaps(problem.structure, problem.parameters, state)
+        return compressed.overlaps(grouping, problem.parameters, state)
 
     @jax.jit
     def direct(algorithm, end):

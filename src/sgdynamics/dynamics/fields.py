@@ -148,7 +148,7 @@ class FieldDynamics(Dynamics):
         if self.definition.spectrum is None or self._largest_move(when) <= FEW_DIRECTIONS:
             return ()
         return (
-            f"a step takes g l_1 = {self._largest_move(when):.2g} of an error along the largest eigenvalue: a few directions carry the noise, "
+            f"a step takes g l_1 = {self._largest_move(when):.2g} of an error along the largest eigenvalue: few directions carry noise, "
             'runs scatter, and their mean is off this ODE by that order; take a smaller lr, or sgd.simulate(..., method="exact")',
         )
 

@@ -136,7 +136,7 @@ def _sphere_remainder(
         x, given = compressed.block_inputs(grouping, parameters, compressed.SpanDraws(inside, noise, outside))
         sample = (x[0], jax.tree.map(lambda one: one[0], given), outside)
         moved = compressed.one_step(grouping, (parameters, algorithm), rate, rows, sample)
-        after = compressed.overlaps(free, parameters, moved)
+        after = compressed.overlaps(grouping, parameters, moved)
         change = {name: after[name] - state[name] for name in ("M", "Q")}
         g = jnp.einsum("bii->i", change["Q"])
         s = jnp.sqrt(1 + g)

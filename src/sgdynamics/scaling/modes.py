@@ -7,6 +7,9 @@ and steps w <- w - g grad over batches of B,
 
 for sums over blocks of n_b equal eigenvalues with n_b l_b in the last term. kappa = 1 for Gaussian inputs; for x = sqrt(tau) z it is
 E[tau^2]. In r_b = c_b/sqrt(n_b) one step is a symmetric matrix, so that one eigenproblem gives all steps.
+With weight decay al, r = 1 - g al, m_j = E[w_j - w*_j] and rho_j = r - g l_j: q_j = r^2 - 2 r g l_j + ..., and
+
+    c_j' = ... - 2 g al rho_j w*_j m_j + (g al w*_j)^2,   (w*_j m_j)' = rho_j w*_j m_j - g al w*_j^2.
 """
 
 from __future__ import annotations
@@ -59,6 +62,10 @@ class LinearModes:
         Variance of the labels about the linear target, s2.
     kappa : float, default 1.0
         E|x|^4 over that of a Gaussian of the same covariance; 1 for Gaussian inputs.
+    targets : array (n,), optional
+        The sum of w*_j^2 over them: what weight decay needs to know.
+    along : array (n,), optional
+        The sum of w*_j E[w_j - w*_j], at the start; for w = 0 minus ``targets``, which it is unless given.
 
     Raises
     ------
@@ -79,6 +86,8 @@ class LinearModes:
     errors: np.ndarray
     noise: float = 0.0
     kappa: float = 1.0
+    targets: np.ndarray | None = None
+    along: np.ndarray | None = None
     _powers: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +103,12 @@ class LinearModes:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "noise", checks.number("noise", self.noise, least=0.0))
         object.__setattr__(self, "kappa", checks.number("kappa", self.kappa, above=0.0))
+        for name in ("targets", "along"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, checks.array(name, value, shape, "one number a block"))
+        if self.along is None and self.targets is not None:
+            object.__setattr__(self, "along", -self.targets)
 
     @property
     def trace(self) -> float:
@@ -109,11 +124,11 @@ class LinearModes:
     def _scale(self) -> np.ndarray:
         return self.eigenvalues * np.sqrt(self.counts)
 
-    def _survival(self, step: float, batch: int) -> np.ndarray:
-        along, k = step * self.eigenvalues, self.kappa
-        return 1 - 2 * along + (1 - 1 / batch + 2 * k / batch) * along**2
+    def _survival(self, step: float, batch: int, decay: float = 0.0) -> np.ndarray:
+        along, k, r = step * self.eigenvalues, self.kappa, 1 - step * decay
+        return r**2 - 2 * r * along + (1 - 1 / batch + 2 * k / batch) * along**2
 
-    def risk(self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1) -> np.ndarray:
+    def risk(self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1, weight_decay: float = 0.0) -> np.ndarray:
         """The mean risk after these numbers of steps.
 
         Parameters
@@ -124,6 +139,8 @@ class LinearModes:
             g: the step is w <- w - g grad (of a mean over the batch).
         batch : int, default 1
             B.
+        weight_decay : float, default 0.0
+            al: the gradient has al w more.
 
         Returns
         -------
@@ -133,46 +150,93 @@ class LinearModes:
         Raises
         ------
         ValueError
-            If there are more than 3000 blocks and more than 20000 steps.
+            If there are more than 3000 blocks and more than 20000 steps, or weight decay and no ``targets``.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = 0.5 * (self.errors_after(steps, step, batch, weight_decay)[0] @ self.eigenvalues + self.noise)
+        return np.where(np.isfinite(found), found, np.inf)
+
+    def errors_after(
+        self, steps: Sequence[float] | np.ndarray, step: float, batch: int = 1, weight_decay: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks' ``errors``, and ``along``, after these numbers of steps.
+
+        Parameters
+        ----------
+        steps : sequence of int
+            How many.
+        step : float
+            g.
+        batch : int, default 1
+            B.
+        weight_decay : float, default 0.0
+            al.
+
+        Returns
+        -------
+        tuple of ndarray
+            Both (steps, blocks).
         """
         g, B = small_step(step, float(self.eigenvalues.max())), checks.whole("batch", batch, 1)
+        decay = checks.number("weight_decay", weight_decay, least=0.0)
+        if decay and self.targets is None:
+            raise checks.reject("weight_decay", decay, "weight decay pulls towards 0: say where the target is, with targets=")
         wanted = listed("steps", steps, 0.0)
         if np.any(wanted != np.round(wanted)):
             raise checks.reject("steps", steps, "steps are whole")
-        if len(self.eigenvalues) > MOST_MODES:
-            return 0.5 * self._stepped(wanted, g, B)
-        return 0.5 * self._at_once(wanted, g, B)
+        return (self._stepped if len(self.eigenvalues) > MOST_MODES else self._at_once)(wanted, g, B, decay)
 
-    def _at_once(self, steps: np.ndarray, g: float, B: int) -> np.ndarray:
-        """u by one eigenproblem: r' = (1 - E) r + b."""
-        key = (g, B)
+    def _sources(self, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What a step adds to the errors: always, and times rho^n after n steps; rho, and where ``along`` settles."""
+        noise = g**2 / B * self.noise * self.counts * self.eigenvalues
+        rho = 1 - g * decay - g * self.eigenvalues
+        if not decay or self.targets is None or self.along is None:
+            return noise, np.zeros_like(noise), rho, np.zeros_like(noise)
+        settled = -g * decay * self.targets / (1 - rho)
+        return (
+            noise + (g * decay) ** 2 * self.targets - 2 * g * decay * rho * settled,
+            -2 * g * decay * rho * (self.along - settled),
+            rho,
+            settled,
+        )
+
+    def _at_once(self, steps: np.ndarray, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray]:
+        """By one eigenproblem: r' = (1 - E) r + b + b_1 rho^n."""
+        key, root = (g, B, decay), np.sqrt(self.counts)
         if key not in self._powers:
-            q, w = self._survival(g, B), self._scale
-            eigen, vectors = np.linalg.eigh(np.diag(1 - q) - self.kappa * g**2 / B * np.outer(w, w))
+            q, w = self._survival(g, B, decay), self._scale
             self._powers.clear()
-            self._powers[key] = eigen, vectors.T @ (self.errors / np.sqrt(self.counts)), vectors.T @ w
-        eigen, start, along = self._powers[key]
+            self._powers[key] = np.linalg.eigh(np.diag(1 - q) - self.kappa * g**2 / B * np.outer(w, w))
+        eigen, vectors = self._powers[key]
+        always, once, rho, settled = self._sources(g, B, decay)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            size = np.outer(steps, np.where(eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))))
-            odd = np.outer(steps % 2 == 1, eigen > 1)
-            lost = -np.expm1(size) * ~odd + (1 + np.exp(size)) * odd  # 1 - (1 - E)^n
+            lost = _lost(eigen, steps)
             summed = np.where(np.abs(eigen) > 1e-300, lost / eigen, steps[:, None])
-            found = (1 - lost) @ (along * start) + g**2 / B * self.noise * (summed @ along**2) + self.noise
-        return np.where(np.isfinite(found), found, np.inf)
+            found = (1 - lost) * (vectors.T @ (self.errors / root)) + summed * (vectors.T @ (always / root))
+            if decay:
+                found = found + np.einsum("nkb,kb->nk", _mixed(eigen, 1 - rho, steps), vectors.T * (once / root))
+                left = 1 - _lost(1 - rho, steps)
+            else:
+                left = np.ones((len(steps), 1))
+            errors = (found @ vectors.T) * root
+        along = np.zeros_like(errors) if self.along is None else settled + left * (self.along - settled)
+        return errors, along
 
-    def _stepped(self, steps: np.ndarray, g: float, B: int) -> np.ndarray:
-        """u step by step: for many modes and few steps."""
+    def _stepped(self, steps: np.ndarray, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray]:
+        """Step by step: for many modes and few steps."""
         last = int(steps.max(initial=0))
         if last > MOST_STEPS:
             fix = f"with {len(self.eigenvalues)} blocks take {MOST_STEPS} steps at most, or put nearly equal eigenvalues into one block"
             raise checks.reject("steps", last, fix)
-        q, eigenvalues = self._survival(g, B), self.eigenvalues
-        c, found = self.errors.copy(), {}
+        q, (always, once, rho, settled) = self._survival(g, B, decay), self._sources(g, B, decay)
+        c, found, power = self.errors.copy(), {}, np.ones_like(rho)
         for number in range(last + 1):
-            signal = float(eigenvalues @ c)
-            found[number] = signal + self.noise
-            c = q * c + g**2 / B * self.counts * eigenvalues * (self.kappa * signal + self.noise)
-        return np.array([found[int(one)] for one in steps])
+            if number in steps:
+                found[number] = c, power
+            feedback = self.kappa * g**2 / B * self.counts * self.eigenvalues * float(self.eigenvalues @ c)
+            c, power = q * c + feedback + always + once * power, power * rho if decay else power
+        along = [np.zeros_like(c) if self.along is None else settled + found[int(one)][1] * (self.along - settled) for one in steps]
+        return np.array([found[int(one)][0] for one in steps]), np.array(along)
 
     def noise_gain(self, step: float, batch: int = 1) -> float:
         """Abs(K), how much of its own risk one step feeds back: the risk settles at noise/(2 (1 - K)), and grows where it is 1 or more.
@@ -212,6 +276,22 @@ class LinearModes:
         edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
         root: Any = optimize.brentq(lambda g: min(self.noise_gain(g, B), 1e6) - 1, 1e-12 * edge, edge * (1 - 1e-12), xtol=1e-15 * edge)
         return float(root)
+
+
+def _lost(eigen: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """1 - (1 - eigen)^n, (steps, modes), without cancellation where eigen is small."""
+    size = np.outer(steps, np.where(eigen < 1, np.log1p(-np.minimum(eigen, 1.0)), np.log(np.maximum(eigen - 1, 0.0))))
+    size = np.where(steps[:, None] == 0, 0.0, size)
+    odd = np.outer(steps % 2 == 1, eigen > 1)
+    return -np.expm1(size) * ~odd + (1 + np.exp(size)) * odd
+
+
+def _mixed(eigen: np.ndarray, other: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """sum_m (1 - eigen)^(n - 1 - m) (1 - other)^m over m < n, (steps, modes, modes)."""
+    one, two, gap = _lost(eigen, steps), _lost(other, steps), other[None] - eigen[:, None]
+    close = np.abs(gap) < 1e-9
+    same = steps[:, None] * np.where(np.abs(1 - eigen) > 1e-300, (1 - one) / (1 - eigen), steps[:, None] == 1)
+    return np.where(close, same[:, :, None], (two[:, None] - one[:, :, None]) / np.where(close, 1.0, gap))
 
 
 @dataclass(frozen=True)

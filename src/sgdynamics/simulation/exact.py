@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,21 +14,21 @@ from sgdynamics import checks, compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD, Rows
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import step_key
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, moves_a_step
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28
+FEW_BLOCKS, LEAST_GROUP, CACHE_BYTES = 4, 16, 1 << 22
 
 
 class ExactChain(Simulator):
     """Runs in the compressed space."""
 
     def __init__(self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> None:
-        self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law)
-        self.grouping = replace(self.grouping, small=bool(sizes.min() < self.grouping.inside))
+        self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law).at(sizes)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.dimension = np.float64(dimension)
@@ -47,18 +46,19 @@ class ExactChain(Simulator):
         )
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
-        return _overlaps(self.grouping.structure, self.parameters, state)
+        return _overlaps(self.grouping, self.parameters, state)
 
     @property
     def grain(self) -> int:
         return self.grouping.span_steps
 
     def largest_group(self) -> int:
-        if self.grouping.update is None or not self.grouping.update.rereads:
-            return super().largest_group()
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
-        a_run = 4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2
-        return max(1, min(super().largest_group(), GROUP_BYTES // a_run))
+        most = GROUP_BYTES // (4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2)
+        if self.grouping.structure.blocks > FEW_BLOCKS and jax.default_backend() == "cpu":
+            # the many columns of a spectrum are no longer in the processor's cache where many runs go together
+            most = min(most, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_a_run())))
+        return max(1, min(super().largest_group(), most))
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -69,9 +69,9 @@ class ExactChain(Simulator):
         return moves_a_step(self.algorithm)
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        grouping, blocks = self.grouping, self.grouping.structure.blocks
-        inside = grouping.steps * grouping.batch * (blocks * grouping.inside + 1)
-        rows = grouping.structure.width * blocks * (grouping.inside + grouping.columns)
+        grouping, blocks, strip = self.grouping, len(self.grouping.wide), len(self.grouping.strip)
+        inside = grouping.steps * grouping.inputs * (strip + blocks * grouping.inside + 1)
+        rows = grouping.structure.width * (strip + blocks * (grouping.inside + grouping.columns))
         return 8.0 * (grouping.folds * (2 * inside + 2 * blocks * grouping.columns**2) + 4 * rows)
 
 
@@ -99,8 +99,8 @@ def _initial(
 
 
 @partial(jax.jit, static_argnums=0)
-def _overlaps(structure: Structure, parameters: Numbers, state: Rows) -> dict[str, Any]:
-    return jax.vmap(partial(compressed.overlaps, structure, parameters))(state)
+def _overlaps(grouping: compressed.Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
+    return jax.vmap(partial(compressed.overlaps, grouping, parameters))(state)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -130,7 +130,7 @@ def _advance_chain(
 
         state, seen = jax.vmap(one)(state, keys, seen)
         # comparisons, not a maximum: XLA's fast maximum on a CPU may lose a NaN, and NaN < x is false
-        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2, 3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
+        fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=1)
         return state, jnp.where(fine, jnp.minimum(first + length, end), last_good), seen
 
     good = jnp.broadcast_to(since, keys.shape)
