@@ -309,7 +309,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
         raise checks.reject("dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d')
     if method != "ode" and algorithm.flow:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
-    d, sizes = (None, None) if dimension is None and method == "ode" else dynamics.at_dimension(dimension, small=method != "sde")
+    d, sizes = (None, None) if dimension is None and method == "ode" else dynamics.at_dimension(dimension, small=True)
     if method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
         check_steps("max_time", end, end * float(d or 1) / algorithm.lr, "give less: runs stop once they have left")

@@ -180,8 +180,7 @@ class FieldDynamics(Dynamics):
         return DirectSGD(self.definition, self.algorithm, begin, dimension, sizes, dtype)
 
     def paths_of_sde(self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool) -> SdePaths:
-        """Paths of the SDE, as a simulator whose steps have lengths; a block of few coordinates has no Gaussian fluctuations."""
-        check_dimension(self.definition, dimension)
+        """Paths of the SDE, as a simulator whose steps have lengths."""
         return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
 
     def longest_sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:

@@ -13,6 +13,9 @@ Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays posi
   Sigma exactly, at any width and at singular overlaps;
 - the part of the noise that h h^T makes acts on the folded factor: L L^T -> L (X + sqrt(1 + X^2)) L^T, X = eta - E[eta^2]/2, which
   has the noise L eta L^T to first order and the mean L L^T to second, is positive for every X, and grows no faster than X.
+
+A covariance block with no more coordinates than columns is stepped in its coordinates: they have nothing outside, their noise is that of
+the samples, and products of that noise with itself are kept (in a block of one coordinate they are all there is).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics import compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD
@@ -37,7 +40,7 @@ from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import MARGIN, overlaps_at, population_risk, rule_for
 from sgdynamics.gaussian.sampled import reading_overlaps
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.starts import Start, factor
+from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.samples import spectrum
 from sgdynamics.shapes import power_of_two
@@ -127,7 +130,10 @@ def _samples(
 ) -> _Noise:
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
-    x = sample.inputs(parameters, z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields), draws)
+    z = z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields)
+    if "inside" in parameters:  # coordinates that a block does not have
+        z = z * parameters["inside"]
+    x = sample.inputs(parameters, z, draws)
     x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
     signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
@@ -192,7 +198,7 @@ def sde_step(
 
     `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise.
     """
-    k = structure.signals
+    k, raw = structure.signals, numbers.get("raw")
     here, drifted, new = _drifted(partial(_field, structure, rule, nodes, parameters, algorithm, numbers), path, length)
     g, normals = _step_normals(structure, key)
     noise = _samples(structure, parameters, algorithm, path, here, normals)
@@ -201,6 +207,8 @@ def sde_step(
     rows = drifted.rows + jnp.einsum("s,sbim->bim", weights, noise.rows)
     head = drifted.head + weights @ noise.head
     L = _folded(jnp.concatenate([rows[..., k:], new], axis=-1))
+    if raw is not None:  # with nothing outside; what is not used below must not be singular
+        L = jnp.where(raw[:, None, None], jnp.eye(structure.width), L)
     # all of |x|^2, not only what lies outside
     swing = (numbers["noise_rate"] * spectrum.growth(parameters, numbers["shares"]))[:, None, None]
     X = _gram_noise(L, noise.h, here.root, swing, weights, scale)
@@ -213,7 +221,7 @@ def sde_step(
     else:
         gram = swing * (jnp.einsum("sil,sjl->sij", noise.h, noise.h)[:, None] - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
-    return SdeState(_moved(structure, parameters, rows[..., :k], L, X, M2, Q2), head)
+    return SdeState(_moved(structure, parameters, rows, L, X, M2, Q2, raw), head)
 
 
 def _drifted(
@@ -259,20 +267,29 @@ def _gram_noise(
 def _moved(
     structure: Structure,
     parameters: Numbers,
-    T: Float[Numeric, "blocks p K"],
+    before: Float[Numeric, "blocks p fields"],
     L: Float[Numeric, "blocks p p"],
     X: Float[Numeric, "blocks p p"],
     M2: Float[Numeric, "blocks p K"],
     Q2: Float[Numeric, "blocks p p"],
+    raw: Bool[Numeric, " blocks"] | None = None,
 ) -> Float[Numeric, "blocks p fields"]:
-    """Rows [T | L] whose M and Q have moved by M2 and Q2, and whose L L^T by L X L^T; X goes through an exponential: Q stays >= 0."""
-    T2 = jnp.swapaxes(jax.vmap(solve_forward)(parameters["frame"], jnp.swapaxes(M2, -1, -2)), -1, -2)
+    """Rows [T | L] whose M and Q have moved by M2 and Q2, and whose L L^T by L X L^T; X goes through an exponential: Q stays >= 0.
+
+    `raw` blocks, whose coordinates have moved already, stay as they are `before`.
+    """
+    T, frame = before[..., : structure.signals], parameters["frame"]
+    if raw is not None:
+        frame = jnp.where(raw[:, None, None], jnp.eye(structure.signals), frame)
+    T2 = jnp.swapaxes(jax.vmap(solve_forward)(frame, jnp.swapaxes(M2, -1, -2)), -1, -2)
     cross = T @ jnp.swapaxes(T2, -1, -2)
     half = jax.vmap(solve_forward)(L, Q2 - cross - jnp.swapaxes(cross, -1, -2))
     X = X + jax.vmap(solve_forward)(L, jnp.swapaxes(half, -1, -2))
     values, vectors = jnp.linalg.eigh((X + jnp.swapaxes(X, -1, -2)) / 2)
     L = L @ (vectors * jnp.exp(jnp.arcsinh(values) / 2)[:, None, :])
     rows = jnp.concatenate([T + T2, L], axis=-1)
+    if raw is not None:
+        rows = jnp.where(raw[:, None, None], before, rows)
     if structure.sphere:
         rows = rows / jnp.sqrt(jnp.einsum("bim,bim->i", rows, rows))[:, None]
     return rows
@@ -298,6 +315,11 @@ class Stepped(Simulator):
         return 1
 
 
+def raw_blocks(problem: Problem, sizes: np.ndarray) -> np.ndarray:
+    """Which covariance blocks are stepped in their coordinates: those of a spectrum with no more of them than signals and rows."""
+    return (sizes <= problem.structure.fields) & (len(sizes) > 1)
+
+
 class SdePaths(Stepped):
     """Paths of the SDE; a step of the simulator is one step of the scheme, whose length depends on the interval between save points."""
 
@@ -317,17 +339,23 @@ class SdePaths(Stepped):
         self.nodes = {name: value[0] for name, value in nodes.items()}
         self.parameters = problem.parameters
         self.algorithm = algorithm.parameters
+        raw = raw_blocks(problem, sizes)
+        higher_order = higher_order or bool(raw.any())
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
             "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
             "batch": np.float64(algorithm.batch),
             "inverse_dimension": np.float64(1.0 / dimension),
-            "outside": (sizes - inside) / dimension,
-            "shares": sizes / dimension,
+            "outside": np.where(raw, 0, sizes - inside) / dimension,
+            "shares": np.where(raw, 0, sizes) / dimension,
             "amount": np.float64(amount),
         }
-        T, L = factor(problem, begin)
+        if raw.any():
+            self.numbers["raw"] = raw
+            there = (np.arange(self.structure.fields) < sizes[:, None]).astype(np.float64)
+            self.parameters = {**self.parameters, "frame": frames(problem, sizes), "inside": there}
+        T, L = factor(problem, begin, sizes)
         self.rows = np.concatenate([T, L], axis=-1)
         self.head = begin.a
 

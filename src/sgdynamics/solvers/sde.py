@@ -99,7 +99,7 @@ def solve_sde(
     (4, 1, 2, 1)
     """
     where = {"times": times, "alpha": alpha, "steps": steps, "dimension": dimension, "runs": runs, "seed": seed, "progress": progress}
-    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True, record=record, evaluate=evaluate)
+    door = opened("solve_sde", problem, algorithm, start, **where, needs_dimension=True, small=True, record=record, evaluate=evaluate)
     dynamics, d = door.dynamics, door.dimension
     higher_order = checks.flag("higher_order", higher_order)
     if algorithm.flow:
@@ -116,7 +116,7 @@ def solve_sde(
     ends = reached(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
         order = np.argsort(ends)
-        ends[order] = elapsed(algorithm, ends[order])
+        ends[order] = elapsed(dynamics.algorithm, ends[order])
     attributes = {
         "seed": door.seed,
         "dimension": d,
