@@ -12,6 +12,7 @@ import sys
 import tempfile
 import zlib
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -80,6 +81,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     unoptimised = item.config.option.markexpr == "not slow" and not item.get_closest_marker("runs_long")
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(unoptimised))  # for the processes that it starts: the same to the bit
     jax.config.update("jax_disable_most_optimizations", unoptimised)
+
+
+@contextmanager
+def optimised():
+    """As in a test marked `runs_long`, for the part of a test whose time is that of running."""
+    before = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1"  # of `pytest_runtest_setup`
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def pytest_collection_finish() -> None:

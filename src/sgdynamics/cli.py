@@ -154,8 +154,10 @@ def compare(
     from sgdynamics import problem_files
     from sgdynamics.tables import compared, picked, print_compared
 
-    one = picked(problem_files.results_in(first), theory, "theory", sampled=False, file=first)
-    other = picked(problem_files.results_in(second or first), simulation, "simulation", sampled=True, file=second or first)
+    held = problem_files.results_in(first)
+    one = picked(held, theory, "theory", sampled=False, file=first)
+    others = held if second is None else problem_files.results_in(second)
+    other = picked(others, simulation, "simulation", sampled=True, file=second or first)
     _answer(compared(one, other), json_, print_compared)
 
 

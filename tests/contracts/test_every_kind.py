@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -18,10 +19,8 @@ from scipy import stats
 import sgdynamics as sgd
 from sgdynamics import functional
 from sgdynamics.support import KINDS, REFUSED
-from tests.conftest import FALSE_ALARM, Z, same_law, slow
+from tests.conftest import FALSE_ALARM, Z, optimised, same_law, slow
 from tests.contracts.kinds import LR, PROBLEMS, algorithm_of, start_of
-
-pytestmark = pytest.mark.runs_long
 
 D = 400
 STEPS = [0, 600, 1200]  # t = 0, 0.15, 0.3
@@ -57,7 +56,8 @@ def solved(kind, method):
     problem = PROBLEMS[kind]()
     question = "simulate" if method == "direct" else method
     calls = CALLS | ON_DATA if kind == "fixed data" else CALLS
-    return calls[method](problem, algorithm_of(kind, question), start_of(kind, problem, question))
+    with optimised() if question == "simulate" else nullcontext():
+        return calls[method](problem, algorithm_of(kind, question), start_of(kind, problem, question))
 
 
 def numbers(result):

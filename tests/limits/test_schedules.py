@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics import functional
 from sgdynamics.clock import clock
 from sgdynamics.limits.mean_field import _clock
-from tests.conftest import Z
+from tests.conftest import Z, optimised
 from tests.simulation.test_behaviour import count_compilations
 
 D, ALPHA = 300, [0.0, 1.0, 3.0]
@@ -30,7 +30,6 @@ def begin(problem):
     return sgd.start(problem, M=[[0.3], [-0.2]], Q=[[1.0, 0.1], [0.1, 0.8]])
 
 
-@pytest.mark.runs_long
 def test_one_schedule_drives_every_method(problem):
     algorithm = sgd.OnePassSGD(lr=decaying)
     start = begin(problem)
@@ -38,8 +37,9 @@ def test_one_schedule_drives_every_method(problem):
     # t = log(1 + alpha) is the integral of the schedule
     assert np.allclose(theory.t, np.log1p(ALPHA), atol=1e-12)
     assert theory.attrs["error_integrator"] < 1e-6
-    chain = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=400, seed=1)
-    direct = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct")
+    with optimised():
+        chain = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=400, seed=1)
+        direct = sgd.simulate(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct")
     paths = sgd.solve_sde(problem, algorithm, start, alpha=ALPHA, dimension=D, runs=200, seed=3, step=0.1)
     assert np.allclose(chain.t, [0, sum(decaying(np.arange(D) / D)) / D, sum(decaying(np.arange(3 * D) / D)) / D], rtol=1e-12)
     for result in (chain, direct, paths):
@@ -51,7 +51,8 @@ def test_one_schedule_drives_every_method(problem):
     # the spread of SDE and chain agree: the noise follows the schedule too
     assert np.allclose(paths.M.values[:, -1].std(axis=0), chain.M.values[:, -1].std(axis=0), rtol=Z * np.sqrt(0.5 / 200 + 0.5 / 400))
     # and the schedule matters
-    constant = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct")
+    with optimised():
+        constant = sgd.simulate(problem, sgd.OnePassSGD(lr=1.0), start, alpha=ALPHA, dimension=D, runs=60, seed=2, method="direct")
     assert np.abs(constant.M.mean("run") - theory.M).max() > 0.1
 
 

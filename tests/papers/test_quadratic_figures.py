@@ -186,6 +186,7 @@ def test_figures_5_and_6_count_what_the_formulas_say(tmp_path):
     assert np.all(np.isnan(data.formula) == (data.p < rank).transpose("teacher", "width"))
 
 
+@pytest.mark.runs_long
 def test_escape_times_of_chain_ode_and_formula():
     data = escape_figures._escape_data([(2, 1)], (500, 2000), 32, 0)
     assert np.all(np.abs(data.z) < Z)

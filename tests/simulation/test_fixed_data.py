@@ -201,6 +201,7 @@ FIRST_STEPS = [(2.0, 0.5, 1.0, 0.514890), (3.0, 0.2, 0.5, 0.211387)]
 
 
 @pytest.mark.parametrize(("al", "m0", "fraction", "expected"), FIRST_STEPS)
+@pytest.mark.runs_long
 def test_first_step_in_the_papers_units(al, m0, fraction, expected):
     eta = 0.01
     common = {"lr": al * eta / 2, "samples_per_dimension": al}

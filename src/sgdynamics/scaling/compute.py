@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -197,13 +197,16 @@ def compute_optimal(
         raise checks.reject("flops", flops, f"{LEAST_SIZE:g} features and 20 steps of this batch take {20 * B * LEAST_SIZE:.3g}: give more")
     ratio = checks.number("inputs_per_feature", inputs_per_feature, least=1.0)
 
-    def loss_at(budget: float, log_size: float) -> float:
+    @cache  # a search for the best of few features comes back to the same number of them
+    def loss_with(budget: float, d: float) -> float:
         """The logarithm of the loss."""
-        d = max(1.0, round(math.exp(log_size)))
         model = RandomFeatures(a, b, d, math.inf if 2 * a > 1 else float(round(ratio * d)))
         loss = model.equivalent()
         found = float(loss.risk([max(budget / (d * B), 10.0)], eta0 / loss.trace, B)[0])
         return math.log(found) if 0 < found < math.inf else UNSTABLE
+
+    def loss_at(budget: float, log_size: float) -> float:
+        return loss_with(budget, max(1.0, round(math.exp(log_size))))
 
     sizes, losses = [], []
     for budget in budgets:
