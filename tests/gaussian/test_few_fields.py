@@ -13,7 +13,7 @@ from scipy import stats
 import sgdynamics as sgd
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.few_fields import REACHES, FewFields
+from sgdynamics.gaussian.few_fields import REACHES, FewFields, _trapezoid_points, _trapezoids
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.gaussian.sampled import Sampled
 from tests.conftest import FALSE_ALARM, slow
@@ -162,3 +162,8 @@ def test_the_reach_of_a_grid_leaves_out_what_is_said():
     beyond = [stats.chi(dimensions).sf(reach) for dimensions, reach in enumerate(REACHES) if dimensions]
     assert max(beyond[:3]) < 4e-12
     assert beyond[3] < 3e-7
+
+
+@pytest.mark.parametrize(("dimensions", "per_deviation"), [(0, 8), (1, 1), (1, 8), (2, 1), (2, 4), (3, 1), (3, 4), (4, 1), (4, 2)])
+def test_points_are_counted_without_making_them(dimensions, per_deviation):
+    assert _trapezoid_points(dimensions, per_deviation) == len(_trapezoids(dimensions, per_deviation)[0])
