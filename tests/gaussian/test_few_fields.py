@@ -16,6 +16,7 @@ from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.few_fields import REACHES, FewFields, _trapezoid_points, _trapezoids
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.gaussian.sampled import Sampled
+from sgdynamics.problems import reading
 from tests.conftest import FALSE_ALARM, slow
 
 REPLICATES = 16
@@ -150,6 +151,28 @@ def test_it_reads_what_it_should():
     for flag in (0.0, 1.0):
         problem = sgd.Problem(branching, 1, 1, parameters={"flag": flag})
         assert len(problem.structure.reading.general) == (1 if flag == 0 else 0)
+
+
+def test_all_cases_are_tried_at_once(monkeypatch):
+    """Of 64 cases each: in one of them the field is no polynomial, in another it is read at all; tried one by one they take seconds."""
+    calls = []
+    tried = reading.moves_of
+
+    def counted(*given):
+        calls.append(len(given[3]))
+        return tried(*given)
+
+    def rare(fields, signals, head, draws, numbers):
+        every, none = jnp.prod(draws["mask"]), jnp.prod(1 - draws["mask"])
+        return numbers["gain"] * (every * jnp.tanh(fields[0]) + none * fields[1] ** 2 + signals[0])
+
+    monkeypatch.setattr(reading, "moves_of", counted)
+    found = sgd.Problem(rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}).structure.reading
+    assert found is not None
+    assert np.array(found.general).tolist() == [[1, 0, 0, 0]]
+    assert np.array(found.polynomial).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    assert len(calls) == 6  # three questions, with the numbers as they are and moved
+    assert min(calls) >= 64
 
 
 def test_what_is_read_has_less_spread():
