@@ -13,9 +13,10 @@ from scipy import stats
 import sgdynamics as sgd
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.few_fields import REACHES, FewFields
+from sgdynamics.gaussian.few_fields import REACHES, FewFields, _trapezoid_points, _trapezoids
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.gaussian.sampled import Sampled
+from sgdynamics.problems import reading
 from tests.conftest import FALSE_ALARM, slow
 
 REPLICATES = 16
@@ -152,6 +153,28 @@ def test_it_reads_what_it_should():
         assert len(problem.structure.reading.general) == (1 if flag == 0 else 0)
 
 
+def test_all_cases_are_tried_at_once(monkeypatch):
+    """Of 64 cases each: in one of them the field is no polynomial, in another it is read at all; tried one by one they take seconds."""
+    calls = []
+    tried = reading.moves_of
+
+    def counted(*given):
+        calls.append(len(given[3]))
+        return tried(*given)
+
+    def rare(fields, signals, head, draws, numbers):
+        every, none = jnp.prod(draws["mask"]), jnp.prod(1 - draws["mask"])
+        return numbers["gain"] * (every * jnp.tanh(fields[0]) + none * fields[1] ** 2 + signals[0])
+
+    monkeypatch.setattr(reading, "moves_of", counted)
+    found = sgd.Problem(rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}).structure.reading
+    assert found is not None
+    assert np.array(found.general).tolist() == [[1, 0, 0, 0]]
+    assert np.array(found.polynomial).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+    assert len(calls) == 6  # three questions, with the numbers as they are and moved
+    assert min(calls) >= 64
+
+
 def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
     read, plain = (moments(one, problem, RULE)["stein"].std(axis=0, ddof=1).max() for one in (Sampled(problem.structure), generic(problem)))
@@ -162,3 +185,8 @@ def test_the_reach_of_a_grid_leaves_out_what_is_said():
     beyond = [stats.chi(dimensions).sf(reach) for dimensions, reach in enumerate(REACHES) if dimensions]
     assert max(beyond[:3]) < 4e-12
     assert beyond[3] < 3e-7
+
+
+@pytest.mark.parametrize(("dimensions", "per_deviation"), [(0, 8), (1, 1), (1, 8), (2, 1), (2, 4), (3, 1), (3, 4), (4, 1), (4, 2)])
+def test_points_are_counted_without_making_them(dimensions, per_deviation):
+    assert _trapezoid_points(dimensions, per_deviation) == len(_trapezoids(dimensions, per_deviation)[0])

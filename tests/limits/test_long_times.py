@@ -99,6 +99,18 @@ def test_running_out_of_steps_is_not_divergence(linear, monkeypatch):
     np.testing.assert_allclose(result.risk.values[0][reached], risk(DECADES[reached]), rtol=1e-6)
 
 
+def test_growth_as_a_power_is_no_divergence():
+    """Hebb's rule: Q grows as alpha^2, beyond 1e6 at alpha = 1.3e3; m and Q have closed paths."""
+    problem, alpha = sgd.models.perceptron("hebb"), np.array([10.0, 1e3, 1e4, 1e5])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), sgd.start(problem, M=[[0.2]], Q=[[1.0]]), alpha=alpha)
+    assert np.isnan(result.diverged_at).all()
+    c = np.sqrt(2 / np.pi)
+    np.testing.assert_allclose(result.M.values[0, :, 0, 0], 0.2 + c * alpha, rtol=1e-8)
+    np.testing.assert_allclose(result.Q.values[0, :, 0, 0], 1 + alpha + 0.4 * c * alpha + c**2 * alpha**2, rtol=1e-8)
+
+
 def test_divergence_is_still_divergence():
     problem = sgd.TeacherStudent(width=1, activation="square")
     begin = sgd.start(problem, M=[[0.5]], Q=[[3.0]])

@@ -34,7 +34,6 @@ from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.mehler import MOST_TERMS
 from sgdynamics.gaussian.risk import risks_by, rule_for
 from sgdynamics.limits.drift import drift
-from sgdynamics.limits.integration import LARGEST
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
@@ -48,6 +47,7 @@ MOST_TRIES = 10**6  # all of them are held in memory at once
 NULL = 1e-6  # an eigenvalue below this share of the largest is 0
 NEAR = 3e-2  # rows, or parts of rows, this close at a degenerate root are taken to coincide, if that is a root too
 RUNAWAY = 16.0  # mean squared row over squared signal
+FARTHEST = 1e6  # overlaps beyond this are no roots
 STEP = 3e-3  # how far along null directions one looks for more of the family
 SAME = 1e-6  # risks this close, with Jacobians whose eigenvalues are ten times this close, belong to the same point up to symmetry
 EDGE = 1e-5  # smooth problems on the edge of the physical region are differentiated this far inside, and extrapolated
@@ -226,7 +226,7 @@ def _found(
         # rows run off to infinity where a saturating activation has no drift left: no roots, and not worth a longer series
         size = np.einsum("nbii->n", lengths)
         near = size <= RUNAWAY * problem.width * np.einsum("bii->i", problem.gram).max()
-        roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < LARGEST))
+        roots = roots.take((needed <= rule.terms) & (near | (needed < MOST_TERMS)) & (size < FARTHEST))
         if not np.any(near & (needed > rule.terms)):
             return system, roots
         rule = replace(rule, terms=int(needed[near].max()))
@@ -439,7 +439,7 @@ def _descend(system: _System, X: np.ndarray, a: np.ndarray, limit: float) -> _Ca
         good = np.isfinite(new.jacobian).all(axis=(1, 2)) & (np.abs(step).max(axis=1) < 0.2 * np.maximum(1, np.abs(part.y).max(axis=1)))
         points.put(live[good], new.take(good))
         pace[live] = np.where(good, 2.0, 0.25) / rate
-        live = live[(points.residual[live] > 100 * limit) & (pace[live] > 1e-9) & (np.abs(points.y[live]).max(axis=1) < LARGEST)]
+        live = live[(points.residual[live] > 100 * limit) & (pace[live] > 1e-9) & (np.abs(points.y[live]).max(axis=1) < FARTHEST)]
     return _polish(system, points, limit)
 
 

@@ -48,7 +48,19 @@ def few_fields(structure: Structure) -> bool:
 def grid_points(structure: Structure, per_deviation: int) -> float:
     """How many points such a grid has, those on Gauss-Hermite nodes counted."""
     assert structure.reading is not None
-    return len(_trapezoids(len(structure.reading.general), per_deviation)[0]) * math.prod(map(float, structure.reading.counts))
+    return _trapezoid_points(len(structure.reading.general), per_deviation) * math.prod(map(float, structure.reading.counts))
+
+
+@lru_cache(maxsize=64)
+def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
+    """How many points `_trapezoids` has, without making them: of whole numbers in a ball, by the squares that they add up to."""
+    radius = REACHES[dimensions] * per_deviation
+    most = math.floor(radius**2)
+    each = np.bincount(np.arange(-round(radius), round(radius) + 1) ** 2, minlength=most + 1)[: most + 1]
+    found = np.eye(1, most + 1, dtype=np.int64)[0]
+    for _ in range(dimensions):
+        found = np.convolve(found, each)[: most + 1]
+    return int(found.sum())
 
 
 @lru_cache(maxsize=16)

@@ -29,7 +29,7 @@ RTOL = 1e-8
 ATOL = 1e-10
 MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
 MOST_STEPS = 600  # explicit steps before LSODA takes over: beyond nearly all smooth trajectories, and cheap to waste
-LARGEST = 1e6  # overlaps beyond this have diverged
+LARGEST = 1e6  # see `largest`
 
 
 class Field(ABC):
@@ -142,7 +142,7 @@ def integrate(
     moving = jax.jit(field)
 
     def blown_up(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
-        return jnp.logical_not(_size(y) < LARGEST)
+        return jnp.logical_not(_size(y) < largest(t))
 
     event = diffrax.Event(blown_up) if guard else None
     if watch is not None:
@@ -172,6 +172,11 @@ def _below(watch: Watch, shared: Tree, level: Scalar, state: State) -> Float[Num
     return watch.value(shared, state) - level
 
 
+def largest(t: Any) -> Any:
+    """Overlaps beyond this have diverged. Some rightly grow as a power of t (Hebb's Q as t^2); what explodes passes any power soon."""
+    return LARGEST * (1 + t) ** 2
+
+
 def _size(state: State) -> Scalar:
     return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
 
@@ -195,7 +200,7 @@ def _reach(
         times_found: Any = found.ts
         last = jax.tree.map(lambda leaf: leaf[0], states_found[1])
         stopped: Any = found.event_mask
-        left = False if watch is None else stopped & (_size(last) < LARGEST / 2)
+        left = False if watch is None else stopped & (_size(last) < largest(times_found[1][0]) / 2)
         return Reached(states_found[0], last, times_found[1][0], left, found.result == diffrax.RESULTS.max_steps_reached)
 
     return jax.vmap(lambda own: jax.vmap(partial(one, own))(states, levels))(each)
@@ -287,7 +292,7 @@ def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray,
             "make it finite for every real field"
         )
     seen = None if case.watch is None else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
-    setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(np.sum(np.abs(y)) < LARGEST), "watch": seen}
+    setting = {"loosest": 1 / MARGIN, "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)), "watch": seen}
     found = follow(field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
     return found, {name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()}
 

@@ -42,13 +42,13 @@ def follow(
     atol: float,
     *,
     loosest: float,
-    inside: Callable[[np.ndarray], bool],
+    inside: Callable[[float, np.ndarray], bool],
     watch: Callable[[np.ndarray], float] | None = None,
 ) -> Followed:
     """y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times` by its dense output.
 
-    `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`: whether a state is within bounds.
-    It ends early where `watch` falls below zero, the time found by Brent's method.
+    `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`: whether a state is within bounds at
+    its time. It ends early where `watch` falls below zero, the time found by Brent's method.
     """
     y, now, slack, spent = np.asarray(state, dtype=np.float64), float(t0), 1.0, 0
     values = np.full((len(y), len(times)), np.nan)
@@ -63,7 +63,7 @@ def follow(
                 solver.step()
             spent += 1
             y_new = solver.y
-            if not np.all(np.isfinite(y_new)) or not inside(y_new):
+            if not np.all(np.isfinite(y_new)) or not inside(float(solver.t), y_new):
                 return Followed(values, now, y, "diverged")
             if solver.status == "failed":
                 break

@@ -138,7 +138,7 @@ def _later(way: _Way, numbers: dict[str, Any], state: State, t0: float, times: n
     like = jax.tree.map(jnp.asarray, state)
     numbers = jax.tree.map(jnp.asarray, numbers)
     inside = partial(_flat_on_table, numbers, like)
-    setting = {"loosest": 1 / MARGIN, "inside": lambda y: bool(inside(y))}
+    setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: bool(inside(y))}
     y = np.asarray(ravel_pytree(like)[0])
     limits = float(tolerance["rtol"]), float(tolerance["atol"])
     return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, t0, times, *limits, **setting)

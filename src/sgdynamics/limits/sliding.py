@@ -245,7 +245,7 @@ def _long_segment(numbers: dict[str, Any], times: np.ndarray, last: dict[str, np
 
     y = np.concatenate([last["M"].reshape(-1), last["a"]])
     rest = times > t0
-    setting = {"loosest": LOOSEST, "inside": lambda y: bool(np.all(np.abs(y) < LARGEST)), "watch": distance}
+    setting = {"loosest": LOOSEST, "inside": lambda _, y: bool(np.all(np.abs(y) < LARGEST)), "watch": distance}
     tolerance = (numbers["rtol"], numbers["atol"])
     found = follow(lambda _, y: np.asarray(_flat_field(numbers, side, y)), y, t0, times[rest], *tolerance, **setting)
     end = {"M": found.state[:size].reshape(side.shape), "a": found.state[size:]}

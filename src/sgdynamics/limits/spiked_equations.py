@@ -178,7 +178,7 @@ def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray,
         if ended == "diverged":
             return SpikedPath(found.reshape(2, 1, -1), none, none)
         rest = t > solver.t
-        setting = {"loosest": 1 / MARGIN, "inside": partial(_within, limit)}
+        setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: _within(limit, y)}
         late = follow(field, solver.y, float(solver.t), t[rest], max(rtol, LEAST_RTOL), atol, **setting)
     found[:, rest] = late.values
     return SpikedPath(found.reshape(2, 1, -1), ~none, np.array([late.ended == "tired"]))

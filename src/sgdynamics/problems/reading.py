@@ -80,14 +80,14 @@ def reading_of(problem: Problem) -> Reading | None:
 class _Lines:
     """Values on lines through one generic point, along chosen coordinates: of fields (tokens x fields) and draws, in one row."""
 
-    def __init__(self, problem: Problem, affine: bool) -> None:
+    def __init__(self, problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool) -> None:
         sample = problem.structure.sample
         self.shape = sample.inputs_a_sample, problem.structure.fields
         size = self.shape[0] * self.shape[1] + sample.free
         draw = np.random.default_rng(7)
         self.base = draw.standard_normal(size)
         self.along = draw.uniform(0.5, 1.5, size) * draw.choice([-1.0, 1.0], size)
-        self.evaluate = _composite(problem, affine)
+        self.evaluate = _composite(problem, settings, cases, affine)
 
     def field(self, row: int, token: int | None = None) -> np.ndarray:
         """A field in one token, or in all."""
@@ -118,8 +118,9 @@ class _Lines:
 def _found(problem: Problem) -> Reading | None:
     structure, sample = problem.structure, problem.structure.sample
     fields, tokens, free = structure.fields, sample.inputs_a_sample, sample.free
-    affine = _affine_means(problem)
-    lines = _Lines(problem, affine)
+    settings, cases = _settings(problem)
+    affine = _affine_means(problem, settings, cases)
+    lines = _Lines(problem, settings, cases, affine)
     every = [lines.field(row) for row in range(fields)] + [lines.draw(one) for one in range(free)]
     with np.errstate(invalid="ignore"):
         probes = lines(every, np.array([0.0, np.nan]))
@@ -166,23 +167,34 @@ def _degree(values: np.ndarray, t: np.ndarray) -> int | None:
     if not np.all(np.isfinite(values)):
         return None
     size = np.maximum(np.abs(values).max(axis=0), 1e-8 * np.abs(values).max())
-    fit = np.abs(chebyshev.chebfit(t / REACH, values / np.where(size > 0, size, 1.0), len(t) - 1))
+    # the polynomial through all of them: at these places, a Chebyshev rule's, the matrix is as good as orthogonal
+    through = np.linalg.inv(chebyshev.chebvander(t / REACH, len(t) - 1))
+    fit = np.abs(through @ (values / np.where(size > 0, size, 1.0)))
     for degree in range(MOST_DEGREE + 1):
         if np.all(fit[degree + 1 :].sum(axis=0) <= SAME):
             return degree
     return None
 
 
-def _settings(problem: Problem) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The numbers of a problem as they are and with its own moved a little, each with all cases of the draws that are summed over."""
+@float64
+def _settings(problem: Problem) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """The numbers of a problem as they are and with its own moved a little; all cases (cases, ...) of the draws that are summed over."""
     draw = np.random.default_rng(11)
-    numbers = problem.at(0.0).parameters
+    numbers, sample = problem.at(0.0).parameters, problem.structure.sample
     every = [numbers]
     if "user" in numbers:
         every.append({**numbers, "user": jax.tree.map(lambda one: _moved(one, draw), numbers["user"])})
-    weights, values = problem.structure.sample.cases(numbers)
-    cases = [{name: value[place] for name, value in values.items()} for place in range(len(weights))]
-    return [(one, case) for one in every for case in cases]
+    if sample.free == sample.draw_normals:
+        return every, {}
+    with jax.ensure_compile_time_eval():  # compiled, which leaves out what is not asked for: the weights
+        return every, jax.tree.map(np.asarray, jax.jit(lambda given: sample.cases(given)[1])(numbers))
+
+
+def _in_every_case(cases: dict[str, np.ndarray], *parts: np.ndarray) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The cases, each as often as there are places (n, ...), and all places again for each of them."""
+    count = max((len(value) for value in cases.values()), default=1)
+    many = [np.tile(part, (count, *[1] * (part.ndim - 1))) for part in parts]
+    return {name: jnp.asarray(np.repeat(value, len(parts[0]), axis=0)) for name, value in cases.items()}, many
 
 
 def _moved(value: Any, draw: np.random.Generator) -> Any:
@@ -192,30 +204,35 @@ def _moved(value: Any, draw: np.random.Generator) -> Any:
 
 
 @float64
-def _affine_means(problem: Problem) -> bool:
+def _affine_means(problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray]) -> bool:
     """Whether the means of the inputs are affine in the draws that are not summed over, so that all fields are Gaussian."""
     sample = problem.structure.sample
+    if sample.centred:
+        return True
     draw = np.random.default_rng(5)
     line = draw.standard_normal(sample.free) + np.linspace(-2, 2, 5)[:, None] * draw.standard_normal(sample.free)
     with jax.ensure_compile_time_eval():
-        for numbers, first in _settings(problem):
-            case = {name: jnp.broadcast_to(jnp.asarray(value), (5, *np.shape(value))) for name, value in first.items()}
-            means = sample.mean_coefficients(numbers, sample.drawn(numbers, jnp.asarray(line), case))
-            if means is None or np.shape(means)[0] != 5 or np.ndim(means) < (2 if sample.tokens is None else 3):
-                continue  # none, or numbers
-            if not np.all(np.abs(np.diff(np.asarray(means), 2, axis=0)) <= SAME * max(1.0, float(np.abs(means).max()))):
+        case, (lines,) = _in_every_case(cases, line)
+        for numbers in settings:
+            found = sample.mean_coefficients(numbers, sample.drawn(numbers, jnp.asarray(lines), case))
+            if found is None or np.ndim(found) < (2 if sample.tokens is None else 3):
+                continue  # numbers
+            means = np.asarray(found).reshape(-1, len(line), *np.shape(found)[1:])
+            size = np.abs(means).max(axis=tuple(range(1, means.ndim)), keepdims=True)
+            if not np.all(np.abs(np.diff(means, 2, axis=1)) <= SAME * np.maximum(1.0, size)):
                 return False
     return True
 
 
-def _composite(problem: Problem, affine: bool) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _composite(
+    problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool
+) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """The loss of samples and all that they move, as a function of fields (n, tokens, fields) and the draws' normals (n, free).
 
     Where means are not affine, fields are without them, and the means are among what is moved.
     """
     structure, sample = problem.structure, problem.structure.sample
     p, k = structure.width, structure.signals
-    settings = _settings(problem)
     draw = np.random.default_rng(13)
     kick = draw.standard_normal((p, p))
     Q, M, P = np.eye(p) + 0.1 * kick @ kick.T, 0.3 * draw.standard_normal((p, k)), np.asarray(problem.gram).sum(axis=0)
@@ -223,15 +240,19 @@ def _composite(problem: Problem, affine: bool) -> Callable[[np.ndarray, np.ndarr
     overlaps = np.broadcast_to(Q / blocks, (blocks, p, p)), np.broadcast_to(M / blocks, (blocks, p, k))
     head = draw.uniform(0.5, 1.5, p)
 
-    def evaluate(y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        values, moves = zip(*(in_one(*one, y, xi) for one in settings), strict=True)
-        return np.stack(values, axis=1), np.concatenate(moves, axis=1)
+    def evaluate(places: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        case, many = _in_every_case(cases, places, xi)
+        found = [part for numbers in settings for part in with_numbers(numbers, case, *many)]
+
+        def by_place(part: np.ndarray) -> np.ndarray:
+            return np.swapaxes(part.reshape(-1, len(places), part.shape[1]), 0, 1).reshape(len(places), -1)
+
+        return tuple(np.concatenate([by_place(part) for part in found[which::2]], axis=1) for which in (0, 1))  # type: ignore[return-value]
 
     @float64
-    def in_one(numbers: dict[str, Any], first: dict[str, Any], y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def with_numbers(numbers: dict[str, Any], case: dict[str, Any], y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         count, tokens = y.shape[:2]
         with jax.ensure_compile_time_eval():
-            case = {name: jnp.broadcast_to(jnp.asarray(value), (count, *np.shape(value))) for name, value in first.items()}
             draws = sample.drawn(numbers, jnp.asarray(xi), case)
             means, c = (None if affine else sample.mean_coefficients(numbers, draws)), np.zeros((count, 0))
             if means is not None:
@@ -242,6 +263,6 @@ def _composite(problem: Problem, affine: bool) -> Callable[[np.ndarray, np.ndarr
                 structure, numbers, overlaps, sample.by_sample(rows[:, :p]), sample.by_sample(rows[:, p:]), head, sample.given(draws)
             )
         value = np.asarray(parts[0]) if structure.loss.has_risk else np.zeros(count)
-        return value, np.concatenate([np.asarray(part).reshape(count, -1) for part in (*parts[1:], c)], axis=1)
+        return value[:, None], np.concatenate([np.asarray(part).reshape(count, -1) for part in (*parts[1:], c)], axis=1)
 
     return evaluate

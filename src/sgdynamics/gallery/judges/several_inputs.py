@@ -12,7 +12,6 @@ from sgdynamics.gallery.entries import judge_of
 PER_DIMENSION = 4.0  # theory is for d -> infinity: runs at d may differ from it by this over d, of the size of what is drawn
 WRONG = 0.05  # of that size: what must be seen
 LONG = 20.0  # the same over hundreds of samples a dimension, in which it adds up
-SAMPLED = 0.01  # what sampled expectations leave open of a path
 NEAR = {1: 0.02, 2: 0.05, 3: 0.25}  # of the ODE's exit time: how near the median of runs is to be, by the exponent
 
 
@@ -334,9 +333,9 @@ def content_or_position(data: xr.Dataset) -> Judgement:
         ),
         *(
             mean_over_runs(one - line).agrees(
-                f"omega = {which:g}: the mean overlaps of the runs are the ODE's, to {PER_DIMENSION:g}/d and {SAMPLED:g} for sampling",
+                f"omega = {which:g}: the mean overlaps of the runs are the ODE's, to {PER_DIMENSION:g}/d",
                 0.0,
-                tolerance=PER_DIMENSION / d + SAMPLED,
+                tolerance=PER_DIMENSION / d,
                 scale=0.2,
             )
             for one, line, which in zip(runs, lines, data.shown.values, strict=True)

@@ -43,17 +43,16 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     ``sgd.models.positional_semantic``: m = w.w* (content), e = w.pos (position), omega the share of the target that goes by position.
     (a) Growth from zero, lr = 0: the Jacobian of the library's drift (points) and ``positional_growth`` (lines), with the shares at which
     position becomes unstable and faster than content. (b) Paths at c0 = 2 and lr = .1 from m = e = .1: above the crossing position
-    leads, but content may take over later. (c) m and e at t = 50 and at the end. Expectations of this model are sampled: at 2^11 points
-    paths are known to about .01, at 2^9 that of e at omega = .85 would be .05 off. Quick: 48 runs at d = 100 to t = 100; full: 2^14
-    points, 128 runs at d = 400 to t = 400. After Cui, Behrens, Krzakala and Zdeborova, "A phase transition between positional and
-    semantic learning" (2024).
+    leads, but content may take over later. (c) m and e at t = 50 and at the end. Expectations are on a grid over the four fields of a
+    sample. Quick: 48 runs at d = 100 to t = 100; full: 128 runs at d = 400 to t = 400. After Cui, Behrens, Krzakala and Zdeborova, "A
+    phase transition between positional and semantic learning" (2024).
 
     Examples
     --------
     >>> fig, data = sgd.papers.several_inputs.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
-    d, runs, end, points = (100, 48, 100.0, 11) if quick else (400, 128, 400.0, 14)
+    d, runs, end = (100, 48, 100.0) if quick else (400, 128, 400.0)
     share = np.array([0.75, 0.8, 0.85, 0.9, 0.95, 1.0])
     rates = np.zeros((len(ENCODINGS), len(share), 2))
     for row, c0 in enumerate(ENCODINGS):
@@ -66,7 +65,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for row, omega in enumerate(omegas):
         problem = positional_semantic(float(omega), encoding=ENCODINGS[1])
         begin = start(problem, M=[[FIRST, FIRST]], Q=[[1.0]])
-        overlaps[row] = path(problem, begin, t, LR, rtol=1e-3, log2_points=points, risk=False)["M"][:, 0]
+        overlaps[row] = path(problem, begin, t, LR, rtol=1e-3, risk=False)["M"][:, 0]
         if omega in SHOWN:
             which = SHOWN.index(omega)
             more: dict[str, Any] = {"dimension": d, "runs": runs}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,12 +24,9 @@ def _path(structure: Any, rule: Any, parameters: Any, state: Any, times: Any, lr
 
 
 @float64
-def path(
-    problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, log2_points: int | None = None, risk: bool = True
-) -> dict[str, np.ndarray]:
-    """M, Q and the risk at the given times; another number in the problem does not compile again. Sampled expectations: with 2^n points."""
+def path(problem: Problem, begin: Start, times: Any, lr: float, *, rtol: float = 1e-6, risk: bool = True) -> dict[str, np.ndarray]:
+    """M, Q and the risk at the given times; another number in the problem does not compile again."""
     rule = functional.rule(problem, begin)
-    rule = rule if log2_points is None else replace(rule, log2_points=log2_points)
     when = np.asarray(times, dtype=np.float64)
     found = _path(problem.structure, rule, problem.parameters, functional.state(begin), when, lr, rtol, risk)
     # summed over blocks: the first axis after time
