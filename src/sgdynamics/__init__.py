@@ -88,6 +88,7 @@ __all__ = [
     "solve_mean_field",
     "solve_ode",
     "solve_sde",
+    "spectrum_of",
     "start",
     "start_from",
     "supported",
