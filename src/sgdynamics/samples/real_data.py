@@ -85,7 +85,7 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
 
     Notes
     -----
-    Sigma = X^T X/n = V l V^T, theta* = V^T X^T y/(n l), noise = mean (y - X V theta*)^2; eigenvalues below 1e-10 of the largest are dropped.
+    Sigma = X^T X/n = V l V^T, theta* = V^T X^T y/(n l), noise = mean (y - X V theta*)^2; eigenvalues below 1e-10 l_1 are dropped.
     SGD that draws these samples again and again has the mean C' = C - g (H C + C H) + g^2 E[x x^T C x x^T] of its errors, whatever their
     law: g_max is one over the largest eigenvalue of C -> (H C + C H)^-1 E[x x^T C x x^T].
 
