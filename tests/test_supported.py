@@ -19,6 +19,7 @@ CALLS = {
     "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),
     "solve_mean_field": lambda p, a, s: sgd.solve_mean_field(p, a, s, times=[1.0]),
     "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, steps=[1]),
+    "solve_linear": lambda p, a, s: sgd.solve_linear(linear(p), a, s, steps=[1], dimension=50),
     "simulate": lambda p, a, s: sgd.simulate(p, a, s, steps=[1], dimension=50),
     "exit_time by the ODE": lambda p, a, s: sgd.exit_time(p, a, s),
     "exit_time by runs": lambda p, a, s: sgd.exit_time(p, a, s, method="exact", dimension=50),
@@ -32,6 +33,11 @@ CALLS = {
     "functional": lambda p, a, s: sgd.functional.rule(p, s),
     "sweep": lambda p, a, s: sgd.sweep("simulate", problem=p, algorithm=a, start=s, steps=[1], dimension=50, over={"lr": [0.1]}),
 }
+
+
+def linear(problem):
+    """Of networks the linear one, as those alone have an answer."""
+    return problem.replace(activation="linear") if isinstance(problem, sgd.TeacherStudent) else problem
 
 
 @pytest.mark.parametrize("question", REFUSED)
