@@ -95,6 +95,19 @@ def test_a_spectrum_against_direct(batch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sphere", "momentum", "clipped", "trained head"])
+def test_other_runs_on_a_spectrum(kind):
+    """Six blocks, of which one is compressed."""
+    sizes = [1, 2, 4, 6, 11, 25]
+    spectrum = sgd.Spectrum(np.geomspace(4.0, 0.3, 6), sizes, target=np.linspace(0.2, 0.5, 6))
+    options = {"sphere": {"constraint": "sphere"}, "trained head": {"head": "trained", "weight_decay": 0.2}}.get(kind, {})
+    update = {"momentum": sgd.updates.momentum(0.6), "clipped": sgd.updates.clipped(0.05)}.get(kind)
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum, **options)
+    algorithm = sgd.OnePassSGD(lr=1.5, per="trace", update=update).on(problem)
+    compare(problem, algorithm, (ExactChain, DirectSGD), d=None, runs=10_000, steps=20, scale=1.0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_paths_of_the_sde(constraint):
     """In their coordinates small blocks have the means and spreads of the chain, up to the order of one step."""
