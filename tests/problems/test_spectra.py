@@ -154,13 +154,15 @@ def test_infinite_is_the_limit_of_large():
 def test_error_of_binning_is_true(solver, narrow):
     """What a solver says of its bins, against narrower ones."""
 
-    def solved(bins):
+    def solved(bins, **more):
         problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.0, 10**5, target=0.25, raw=10, bins=bins))
         zero = np.zeros((problem.spectrum.blocks, 1, 1))
         algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
-        return getattr(sgd, solver)(problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[10, 1000, 10**5])
+        return getattr(sgd, solver)(problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[10, 1000, 10**5], **more)
 
     coarse = solved(20)
+    if solver == "solve_ode":
+        assert solved(20, dimension=10**5).attrs["error_binning"] == pytest.approx(coarse.attrs["error_binning"], rel=0.1)
     off = float(np.abs(coarse.risk / solved(narrow).risk - 1).max())
     assert off == pytest.approx(coarse.attrs["error_binning"], rel=0.25)
     assert off > 1e-4

@@ -460,6 +460,12 @@ def solve(prepared: list[Prepared], size: int = 1) -> list[Path | ValueError]:
     return [done[place] for place in range(len(prepared))]
 
 
+def risk_of_path(prepared: Prepared) -> np.ndarray:
+    """The risk along one path, without its errors."""
+    states = over_replicates(or_raise(run_cases([prepared.case])[0]).states)
+    return prepared.dynamics.risks([prepared], [states], 1)[0].risk
+
+
 def sampling_errors(states: dict[str, np.ndarray], risks: np.ndarray, worst: float, within: float) -> tuple[float, float]:
     """`error_quadrature` and `error_quadrature_risk` from replicates (first axis) of runs: the spread of their overlaps and risks.
 

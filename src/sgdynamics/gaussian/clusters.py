@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,13 +84,14 @@ class Clusters(Sampled):
         if finite:
             # |x_b|^2 by its mean, by Stein's lemma along that mean, and by the scale of the noise
             directions = spectrum.scaled(parameters, overlaps.blocks)
-            slopes = []
-            for gram, direction, again in zip(parameters["gram"], directions, spectrum.scaled(parameters, directions), strict=True):
+
+            def along(gram: Any, direction: Any, again: Any) -> Any:
                 tangents = (2 * coefficients @ direction[p:, :p], 2 * again[:p, :p])
                 _, slope = jax.jvp(lambda middle, spread: find(means=middle, covariance=spread).B, (middle, spread), tangents)
                 own = jnp.einsum("cr,rs,cs->c", coefficients, gram, coefficients)
-                slopes.append(jnp.tensordot(weights, slope + own[:, None, None] * found.B, axes=1))
-            norms = outer * jnp.stack(slopes)
+                return jnp.tensordot(weights, slope + own[:, None, None] * found.B, axes=1)
+
+            norms = outer * jax.vmap(along)(parameters["gram"], directions, spectrum.scaled(parameters, directions))
         return Moments(stein, outer * B, norms, pull, risk, shift)
 
     def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:

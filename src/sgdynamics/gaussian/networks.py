@@ -141,8 +141,13 @@ class Networks(Expectation):
             if not finite:
                 return full(omega, own), None
             directions = spectrum.scaled(parameters, overlaps.blocks)
-            slopes = [jax.jvp(lambda matrix: full(matrix, self.own_pairs(rule, matrix)), (omega,), (one,)) for one in directions]
-            return slopes[0][0], spectrum.scaled(parameters, jnp.stack([2 * slope for _, slope in slopes]))
+
+            def slope(direction: Float[Numeric, "fields fields"]) -> tuple[Any, Any]:
+                return jax.jvp(lambda matrix: full(matrix, self.own_pairs(rule, matrix)), (omega,), (direction,))
+
+            # mapped, not a loop over blocks, of which a spectrum has a hundred
+            value, slopes = jax.vmap(slope, out_axes=(None, 0))(directions)
+            return value, spectrum.scaled(parameters, 2 * slopes)
         sample = sample_fields(self.structure, nodes["points"], overlaps, parameters)
         d = student.derivative(1)(sample.students)
         labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)

@@ -219,6 +219,7 @@ def _dataset(
     coordinates: dict[str, Any] = {
         "t": ("time", t, {"long_name": "time t = lr steps/D"}),
         "step": ("time", steps, {"long_name": "steps"}),
+        "diverged_at": ("run", np.full(len(excess), np.nan), {"long_name": "last finite time of a run that diverged"}),
         "eigenvalue": ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"}),
     }
     if problem.spectrum is None or not problem.spectrum.infinite:

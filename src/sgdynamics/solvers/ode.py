@@ -10,7 +10,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.arrays import Given
-from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, solve
+from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, risk_of_path, solve
 from sgdynamics.limits.integration import or_raise
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
@@ -121,8 +121,8 @@ def solve_ode(
     coarser = door.dynamics.coarser(door.begin)
     if coarser is not None:
         # bins twice as wide are four times as wrong: their starts follow from this one, those of narrower bins would not
-        other = or_raise(solve([coarser[0].prepare(coarser[1], door.when, door.dimension, rtol, atol)])[0])
-        path.attributes["error_binning"] = largest_share((other.risk - path.risk) / 3, path.risk)
+        risk = risk_of_path(coarser[0].prepare(coarser[1], door.when, door.dimension, rtol, atol))
+        path.attributes["error_binning"] = largest_share((risk - path.risk) / 3, path.risk)
     return finish_ode(door, path)
 
 
