@@ -14,11 +14,18 @@ from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported
 from tests.before_work import Work, stop_before_work
 from tests.contracts.kinds import PROBLEMS, algorithm_of, start_of
 
+
+def linear(problem):
+    """The linear network of this shape: fields are supported, and only linear ones have their answer."""
+    return problem.replace(activation="linear") if isinstance(problem, sgd.TeacherStudent) else problem
+
+
 CALLS = {
     "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
     "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),
     "solve_mean_field": lambda p, a, s: sgd.solve_mean_field(p, a, s, times=[1.0]),
     "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, steps=[1]),
+    "solve_linear": lambda p, a, s: sgd.solve_linear(linear(p), a, s, steps=[1], dimension=50),
     "simulate": lambda p, a, s: sgd.simulate(p, a, s, steps=[1], dimension=50),
     "exit_time by the ODE": lambda p, a, s: sgd.exit_time(p, a, s),
     "exit_time by runs": lambda p, a, s: sgd.exit_time(p, a, s, method="exact", dimension=50),
