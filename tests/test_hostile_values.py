@@ -47,6 +47,7 @@ EFFECTIVE = {
 }
 NETWORK = {"noise": 0.0, "head": "fixed", "constraint": None, "weight_decay": 0.0, "loss": "squared", "covariance": None}
 FIXED = {"lr": 0.1, "samples_per_dimension": 2.0, "head_rate": 1.0}
+LINEAR = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5]))
 SOLVE = {"problem": PROBLEM, "algorithm": SGD, "start": START}
 SPIKED_SOLVE = {"problem": SPIKED, "algorithm": SGD, "start": SPIKED_START}
 WHEN = {"times": [0.0, 1.0], "alpha": None, "steps": None}
@@ -115,8 +116,21 @@ CALLS = {
     ),
     "perceptron": (sgd.models.perceptron, {"rule": "hebb", "weight_decay": 0.0}),
     "gan": (sgd.models.gan, {"rates": None, "noise": 1.0, "generator_noise": 1.0, "normalisation": 1.0, "weight_decay": 0.0}),
-    "LinearModes": (sgd.scaling.LinearModes, {"eigenvalues": [1.0], "counts": [2.0], "errors": [1.0], "noise": 0.0, "kappa": 1.0}),
-    "LinearModes.risk": (sgd.scaling.LinearModes([1.0], [2.0], [1.0]).risk, {"steps": [0, 3], "step": 0.1, "batch": 1}),
+    "LinearModes": (
+        sgd.scaling.LinearModes,
+        {"eigenvalues": [1.0], "counts": [2.0], "errors": [1.0], "noise": 0.0, "kappa": 1.0, "targets": [1.0], "along": None},
+    ),
+    "LinearModes.risk": (
+        sgd.scaling.LinearModes([1.0], [2.0], [1.0]).risk,
+        {"steps": [0, 3], "step": 0.1, "batch": 1, "weight_decay": 0.0},
+    ),
+    "Spectrum": (sgd.Spectrum, {"eigenvalues": [2.0, 1.0], "multiplicities": [1, 5], "target": None}),
+    "power_law": (sgd.power_law, {"exponent": 1.5, "dimension": 1000, "target": 0.3, "raw": 3, "bins": 4}),
+    "spectrum_of": (sgd.spectrum_of, {"X": np.eye(4, 3), "y": np.ones(4)}),
+    "solve_linear": (
+        sgd.solve_linear,
+        {"problem": LINEAR, "algorithm": SGD, "start": sgd.random_start(LINEAR), "steps": [1], "kappa": 1.0, "dimension": None},
+    ),
     "RandomFeatures": (sgd.scaling.RandomFeatures, {"data_exponent": 0.7, "target_exponent": 0.3, "features": 10, "inputs": 100}),
     "Equivalent.risk": (
         sgd.scaling.RandomFeatures(0.7, 0.3, 10).equivalent().risk,
@@ -132,7 +146,7 @@ CALLS = {
     ),
     "SpikedTensor": (sgd.SpikedTensor, {"order": 2, "snr": 1.2, "ridge": 0.0}),
     "Start": (sgd.Start, {"M_blocks": np.zeros((1, 1, 2, 1)), "Q_blocks": np.eye(2)[None, None], "a": np.ones((1, 2))}),
-    "OnePassSGD": (sgd.OnePassSGD, {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None}),
+    "OnePassSGD": (sgd.OnePassSGD, {"lr": 0.1, "batch": 1, "head_rate": 1.0, "update": None, "per": "trace"}),
     "GradientDescent": (sgd.GradientDescent, FIXED),
     "MultiPassSGD": (sgd.MultiPassSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True}),
     "PersistentSGD": (sgd.PersistentSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True, "persistence_time": 1.0}),
@@ -147,7 +161,7 @@ CALLS = {
     "start, spiked": (sgd.start, {"problem": SPIKED, "m": 0.1, "r2": 1.0}),
     "random_start": (
         sgd.random_start,
-        {"problem": PROBLEM, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0, "orthogonal": False, "a": None},
+        {"problem": PROBLEM, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0, "orthogonal": False, "a": None, "per": "dimension"},
     ),
     "random_start, spiked": (sgd.random_start, {"problem": SPIKED, "dimension": 50, "seed": 0, "runs": 1, "scale": 1.0}),
     "mean_field_random_start": (

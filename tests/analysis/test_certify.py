@@ -209,3 +209,41 @@ def test_every_kind_of_problem(name):
     begin = sgd.start(problem, M=np.array([[0.3], [0.1]]) / norm[:, None], Q=rows / np.outer(norm, norm), a=[1.0, 0.7])
     found = certify(problem, algorithm, begin, **settings)
     assert found.passed, found
+
+
+def on_samples():
+    """Elliptical samples of four inputs, and a linear student of their labels."""
+    rng = np.random.default_rng(0)
+    x = np.sqrt(rng.choice([0.4, 1.6], size=2000))[:, None] * rng.standard_normal((2000, 4)) * [2.0, 1.0, 0.5, 0.5]
+    spectrum = sgd.spectrum_of(x, x @ np.ones(4) + 0.3 * rng.standard_normal(2000))
+    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum, noise=spectrum.noise)
+    return x, problem, sgd.start(problem, M=np.zeros((4, 1, 1)), Q=np.zeros((4, 1, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:SGD on these samples")
+def test_on_the_samples_themselves():
+    """The repaired mean is that of SGD on elliptical samples; the certificate says so, and tests the law at the spectrum's dimension."""
+    x, problem, begin = on_samples()
+    found = sgd.certify(problem, sgd.OnePassSGD(lr=0.4, per="trace"), begin, steps=[2, 10, 50], runs=2000, data=x, progress=False)
+    assert found.passed
+    assert found.dimension == 4
+    assert found.dimensions == ()
+    assert found.data.samples[0] > 3 * found.data.samples[-1]
+    assert np.all(np.abs(found.data.theory - found.data.samples) <= 5 * found.data.error + 0.04 * found.data.samples)
+    assert "on the data set itself the Gaussian theory's risk is off by" in found.paragraph.lower().replace("gaussian", "Gaussian")
+    assert "theory/data - 1" in str(found)
+
+
+@pytest.mark.filterwarnings("ignore:SGD on these samples")
+def test_samples_that_are_refused():
+    x, problem, begin = on_samples()
+    algorithm = sgd.OnePassSGD(lr=0.4, per="trace")
+    for data, said in ((x[:, :3], "taken from 4 inputs"), (np.full((3, 4), np.nan), "taken from 4 inputs")):
+        with pytest.raises(ValueError, match=said):
+            sgd.certify(problem, algorithm, begin, steps=[1], data=data)
+    with pytest.raises(ValueError, match="a spectrum fixes the dimension"):
+        sgd.certify(problem, algorithm, begin, steps=[1], dimensions=[10, 20, 40])
+    plain = sgd.TeacherStudent(width=1)
+    with pytest.raises(ValueError, match=r"covariance=sgd.spectrum_of\(data"):
+        sgd.certify(plain, sgd.OnePassSGD(), sgd.start(plain, M=[[0.1]], Q=[[1.0]]), steps=[1], data=x)

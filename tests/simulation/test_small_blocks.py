@@ -79,3 +79,45 @@ def test_refused():
         sgd.random_start(problem_of(teacher_gram=None), dimension=D)
     with pytest.raises(ValueError, match="dimension = 5: there must be a coordinate in each covariance block"):
         sgd.random_start(problem, dimension=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_spectrum_against_direct(batch):
+    """Blocks of 1, 1, 3 and 40 coordinates, for one signal and two rows: one less than, as many as and one more than they need too."""
+    for sizes in ([1, 1, 3, 40], [2, 3, 4]):
+        eigenvalues = [4.0, 2.0, 1.0, 0.3][: len(sizes)]
+        spectrum = sgd.Spectrum(eigenvalues, sizes, target=np.linspace(0.2, 0.5, len(sizes)))
+        problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum)
+        algorithm = sgd.OnePassSGD(lr=1.5, per="trace", batch=batch).on(problem)
+        compare(problem, algorithm, (ExactChain, DirectSGD), d=None, runs=20_000, steps=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constraint", [None, "sphere"])
+def test_paths_of_the_sde(constraint):
+    """In their coordinates small blocks have the means and spreads of the chain, up to the order of one step."""
+    spectrum = sgd.Spectrum([4.0, 2.0, 1.0, 0.3], [1, 1, 3, 40], target=[0.03, 0.26, 0.3, 1.2])
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum, constraint=constraint)
+    begin, algorithm = sgd.random_start(problem, seed=3), sgd.OnePassSGD(lr=0.2, per="trace")
+    chain = sgd.simulate(problem, algorithm, begin, steps=[200], runs=8000)
+    paths = sgd.solve_sde(problem, algorithm, begin, steps=[200], runs=8000, progress=False)
+    for name in ("risk", "M_block", "Q_block"):
+        one, other = (part[name].values[:, 0].reshape(8000, -1) for part in (chain, paths))
+        spread = one.std(axis=0)
+        # g l_1 = .04: means are off by less than that share of a spread, spreads by that share of themselves
+        np.testing.assert_array_less(np.abs(one.mean(axis=0) - other.mean(axis=0)), (2 * Z / np.sqrt(8000) + 0.08) * spread + 1e-12)
+        np.testing.assert_allclose(other.std(axis=0), spread, rtol=0.08 + 2 * Z / np.sqrt(8000), atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_large_spectrum_against_direct():
+    """Raw columns and bins at d = 2000: means of runs, within their errors."""
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.01, covariance=sgd.power_law(1.0, 2000, target=0.3, bins=30))
+    begin, algorithm = sgd.random_start(problem, seed=3), sgd.OnePassSGD(lr=1.0, per="trace")
+    chain, direct = (
+        sgd.simulate(problem, algorithm, begin, steps=[100, 1000], runs=runs, method=method, seed=seed)
+        for method, runs, seed in (("exact", 1000, 1), ("direct", 300, 2))
+    )
+    error = np.sqrt(chain.risk.var("run") / 1000 + direct.risk.var("run") / 300)
+    assert np.all(np.abs(chain.risk.mean("run") - direct.risk.mean("run")) <= Z * error)

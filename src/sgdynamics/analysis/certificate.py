@@ -68,6 +68,8 @@ class Certificate:
         The same from its integrator.
     error_sampling : float
         The largest standard error of a mean overlap at the largest dimension.
+    data : DataGap or None
+        How far the theory is off on real samples, where they were given: ``steps``, ``theory``, ``samples``, ``error``, ``off``.
 
     Examples
     --------
@@ -99,6 +101,7 @@ class Certificate:
     error_quadrature: float = math.nan
     error_integrator: float = math.nan
     error_sampling: float = math.nan
+    data: Any = None
 
     @property
     def passed(self) -> bool:
@@ -120,6 +123,14 @@ class Certificate:
         if len(self.spread):
             lines.append(f"{'d':<26}" + "".join(f"{d:>12d}" for d in self.dimensions))
             for name, values in (("spread", self.spread), (f"mean - {self.theory}, r.m.s.", self.gap), ("its noise", self.gap_noise)):
+                lines.append(f"{name:<26}" + "".join(f"{value:>12.3g}" for value in values))
+        if self.data is not None:
+            lines.append(f"{'step':<26}" + "".join(f"{step:>12.0f}" for step in self.data.steps))
+            for name, values in (
+                ("risk, theory", self.data.theory),
+                ("risk, on the data", self.data.samples),
+                ("theory/data - 1", self.data.off),
+            ):
                 lines.append(f"{name:<26}" + "".join(f"{value:>12.3g}" for value in values))
         return "\n".join([*lines, *self.remarks])
 
@@ -159,5 +170,6 @@ class Certificate:
             said.append(f"{budget}; the means over runs at d = {d[-1]} to {self.error_sampling:.2g} or better (sampling).")
         failed = [check for check in self.checks if not check.passed]
         said += [f"Failed: {check.name} = {check.value:.4g}, expected {check.expected}." for check in failed]
-        said += [f"{remark[0].upper()}{remark[1:]}." for remark in self.remarks]
+        remarks = self.remarks if self.data is None else (*self.remarks, self.data.sentence)
+        said += [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
         return " ".join(said)

@@ -29,6 +29,7 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import copies
 from sgdynamics.analysis.certificate import Certificate, Check
+from sgdynamics.analysis.on_data import checked_samples, gap_on_data
 from sgdynamics.arrays import Given
 from sgdynamics.clock import clock
 from sgdynamics.dynamics.choice import dynamics_of
@@ -72,6 +73,7 @@ def certify(
     paths: int = 1 << 14,
     seed: int = 0,
     progress: bool | None = None,
+    data: Given | None = None,
 ) -> Certificate:
     """Test theory and simulation on a problem of one's own: exact against direct runs in law, and runs against theory as d grows.
 
@@ -111,6 +113,9 @@ def certify(
         Of the random numbers.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
+    data : array_like (samples, inputs), optional
+        The samples that the problem's covariance, ``sgd.spectrum_of(data, ...)``, was taken from: the certificate then says how far the
+        Gaussian theory is off where SGD draws these samples themselves.
 
     Returns
     -------
@@ -143,6 +148,9 @@ def certify(
         raise checks.reject("level", level, "give the probability of a false alarm, above 0 and below 1")
     seed = checks.whole("seed", seed, 0)
     small, growing = _dimensions(dynamics, dimension, dimensions)
+    samples = None if data is None else checked_samples(problem, data)
+    if samples is not None and fixed:
+        raise checks.reject("data", np.shape(data), "this is for one-pass SGD, which draws from the samples: give sgd.OnePassSGD(...)")
     when = {name: value for name, value in (("times", times), ("alpha", alpha), ("steps", steps)) if value is not None}
     when = when or ({"steps": STEPS} if fixed else {"alpha": ALPHA})
     if not fixed and "steps" in when:
@@ -151,7 +159,7 @@ def certify(
         when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
     setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
-    limit = "other update" not in algorithm.kinds
+    limit = "other update" not in algorithm.kinds and problem.spectrum is None
     with meter("certificate", 2.0 + (1 + len(growing)) * limit, progress) as bar:
         pair = []
         for number, method in enumerate(("exact", "direct")):
@@ -171,7 +179,14 @@ def certify(
             found += more
         else:
             growing = ()
-            remarks.append(f"no ODE is known for update = {algorithm.update}: only the law at finite dimension is tested")  # type: ignore[union-attr]
+            why = f"no ODE is known for update = {algorithm.update}"  # type: ignore[union-attr]
+            if problem.spectrum is not None:
+                why = "a spectrum fixes the dimension, and there is none to grow"
+            remarks.append(f"{why}: only the law at finite dimension is tested")
+        found_on_data = None
+        if samples is not None:
+            steps_there = np.asarray(setting.steps(small))
+            found_on_data = gap_on_data(dynamics, begin, samples, steps_there, runs, 64 * seed + 63)
     return Certificate(
         problem=problem,
         algorithm=algorithm,
@@ -185,6 +200,7 @@ def certify(
         theory="" if not limit else ("DMFT" if fixed else "ODE"),
         seed=seed,
         remarks=tuple(remarks),
+        data=found_on_data,
         **numbers,
     )
 
@@ -192,8 +208,13 @@ def certify(
 def _dimensions(dynamics: Dynamics, dimension: int | None, dimensions: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """The dimension of the test in law and the growing ones; those not given are as small as rows and signals allow."""
     problem, algorithm, fixed = dynamics.problem, dynamics.algorithm, dynamics.has_data
+    if problem.spectrum is not None:
+        if dimensions is not None or problem.spectrum.infinite:
+            fix = "a spectrum fixes the dimension: leave dimensions out, and give a finite one"
+            raise checks.reject("dimensions", dimensions, fix)
+        return int(check_dimension(problem, dimension, small=True)[0]), ()
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
-    needed = max(math.ceil(least / fraction) + 1 for _, fraction in problem.covariance)
+    needed = max(math.ceil(least / fraction) + 1 for fraction in problem.parameters["fractions"])
     small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
     default = GROWING_FIXED if fixed else GROWING
     enlarge = math.ceil(needed / default[0])
@@ -235,7 +256,7 @@ class _SharedRuns:
 
     def simulate(self, dimension: int, method: str, *, seed_shift: int) -> tuple[dict[str, np.ndarray], Any]:
         """Entries (run, time, entry) of every overlap, NaN where a run has diverged, and the clock; no risk, which is not needed."""
-        steps, (d, sizes) = self.steps(dimension), self.dynamics.at_dimension(dimension)
+        steps, (d, sizes) = self.steps(dimension), self.dynamics.at_dimension(dimension, small=self.dynamics.problem.spectrum is not None)
         seed = 64 * self.seed + seed_shift
         simulator = self.dynamics.simulator(method, broadcast_runs(self.begin, self.runs), d, sizes, seed=seed)
         overlaps, _ = run(simulator, self.runs, steps, seed, "", False)

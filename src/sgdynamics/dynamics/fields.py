@@ -142,7 +142,8 @@ class FieldDynamics(Dynamics):
         spectrum = self.definition.spectrum
         if spectrum is None or self.has_data:
             return {}
-        return {"g_l1": self._largest_move(when), "effective_dimension": spectrum.effective_dimension, "trace": spectrum.trace}
+        found = {"g_l1": self._largest_move(when), "effective_dimension": spectrum.effective_dimension, "trace": spectrum.trace}
+        return found | ({"dimension": spectrum.dimension} if spectrum.infinite else {})
 
     def caveats(self, when: Clock) -> tuple[str, ...]:
         if self.definition.spectrum is None or self._largest_move(when) <= FEW_DIRECTIONS:

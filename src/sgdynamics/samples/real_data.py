@@ -15,7 +15,7 @@ from sgdynamics.samples.spectra import Spectrum
 
 LEAST = 1e-10  # of the largest eigenvalue: directions below it are none
 FAR = 1.25  # by which factor the largest step may be off before a user hears of it
-MOST_SAMPLES = 4000  # whose fourth moments are looked at
+LEAST_SAMPLES, MOST_PRODUCTS = 2000, 4e8  # whose fourth moments are looked at: as many as so many products allow
 ROUNDS = 200
 
 
@@ -85,7 +85,7 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
 
     Notes
     -----
-    Sigma = X^T X/n = V l V^T, theta* = V^T X^T y/(n l), noise = mean (y - X V theta*)^2; eigenvalues below 1e-10 of the largest are dropped.
+    Sigma = X^T X/n = V l V^T, theta* = V^T X^T y/(n l), noise = mean (y - X V theta*)^2; eigenvalues below 1e-10 l_1 are dropped.
     SGD that draws these samples again and again has the mean C' = C - g (H C + C H) + g^2 E[x x^T C x x^T] of its errors, whatever their
     law: g_max is one over the largest eigenvalue of C -> (H C + C H)^-1 E[x x^T C x x^T].
 
@@ -144,9 +144,10 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
 
 def _largest_step(z: np.ndarray | None, eigenvalues: np.ndarray) -> float:
     """One over the largest eigenvalue of C -> (H C + C H)^-1 E[x x^T C x x^T], of these samples or (None) of Gaussian ones."""
-    if z is not None and len(z) > MOST_SAMPLES:
+    most = max(LEAST_SAMPLES, int(MOST_PRODUCTS / len(eigenvalues) ** 2))
+    if z is not None and len(z) > most:
         # evenly, so that sorted samples are all there
-        z = z[np.linspace(0, len(z) - 1, MOST_SAMPLES).astype(int)]
+        z = z[np.linspace(0, len(z) - 1, most).astype(int)]
     sums = eigenvalues[:, None] + eigenvalues[None]
     C, size = np.diag(1 / (2 * eigenvalues)), 0.0
     for _ in range(ROUNDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sgdynamics import checks
 UNITS = ("dimension", "trace", "step")  # of D in a step lr/D, and in the variance 1/D of a random coordinate
 MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 MOST_POWER_LAW = 1e14
+MOST_BLOCKS = 100_000
 CUT = 1e14  # where infinitely many directions go on as one block: what SGD learns of them in fewer steps is nothing
 ONE_BY_ONE = 1 << 17  # numbers j that are summed one by one; an integral in place of a sum over those beyond is right to 1e-11
 PANEL = 24  # nodes of such an integral over the logarithm of j
@@ -192,7 +194,7 @@ def power_law(
     """
     s = checks.number("exponent", exponent, least=0.0)
     d = checks.number("dimension", dimension, least=1.0, infinite=True)
-    first, count = checks.whole("raw", raw, 0), checks.whole("bins", bins, 1)
+    first, count = checks.whole("raw", raw, 0, MOST_BLOCKS), checks.whole("bins", bins, 1, MOST_BLOCKS)
     if math.isinf(d) and s <= 1:
         raise checks.reject("dimension", d, f"the trace of the inputs is infinite at exponent = {s:g}: give a finite number")
     if math.isfinite(d) and (d != round(d) or d > MOST_POWER_LAW):
@@ -286,7 +288,7 @@ def _integral(function: Callable[[np.ndarray], np.ndarray], low: float, high: fl
         low = ONE_BY_ONE
     both = []
     for nodes in (PANEL, PANEL - 7):
-        places, weights = np.polynomial.legendre.leggauss(nodes)
+        places, weights = _legendre(nodes)
         half = (math.log(high + 0.5) - math.log(low + 0.5)) / 2
         j = np.exp(math.log(low + 0.5) + half * (1 + places))
         both.append(function(j) @ (half * weights * j))
@@ -294,6 +296,11 @@ def _integral(function: Callable[[np.ndarray], np.ndarray], low: float, high: fl
         fix = f"at dimensions above {ONE_BY_ONE} its sums are integrals: give a function that is smooth in j, or a smaller dimension"
         raise checks.reject("target", f"a function that is not smooth near j = {low:.3g}", fix)
     return total + both[0]
+
+
+@lru_cache
+def _legendre(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(nodes)
 
 
 def _far(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

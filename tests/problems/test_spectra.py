@@ -1,0 +1,235 @@
+"""Spectra of any shape as covariance: sums of power laws, units of the step, reference values, records, bad input."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+import sgdynamics as sgd
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.risk import rule_for
+from sgdynamics.limits.drift import drift, finite_numbers
+
+SIZES = [1, 1, 3, 40]
+EDGES = np.cumsum([0, *SIZES])
+J = np.arange(1, 46)
+SIGNAL = 1.3 * np.sqrt(2 / 45) * np.cos(1.7 * J)[None]
+ROWS = np.sqrt(2 / 45) * np.cos(np.arange(1, 3)[:, None] * J + 2 * np.arange(1, 3)[:, None] ** 2)
+
+
+def by_block(one, other, edges=EDGES):
+    return np.array([one[:, low:high] @ other[:, low:high].T for low, high in pairwise(edges)])
+
+
+def reference(**changes):
+    """The problem and start of four blocks, of 1, 1, 3 and 40 coordinates."""
+    spectrum = sgd.Spectrum([4.0, 2.0, 1.0, 0.3], SIZES, target=by_block(SIGNAL, SIGNAL))
+    problem = sgd.TeacherStudent(**{"width": 2, "activation": "erf", "noise": 0.1, "covariance": spectrum, **changes})
+    return problem, sgd.start(problem, M=by_block(ROWS, SIGNAL), Q=by_block(ROWS, ROWS))
+
+
+@pytest.mark.parametrize(("exponent", "dimension"), [(0.0, 300), (0.7, 10**6), (1.0, 10**6), (1.5, 5000)])
+def test_sums_of_power_laws(exponent, dimension):
+    """The trace, and the signal's length in each block, are the sums over all j."""
+    j = np.arange(1.0, dimension + 1)
+    spectrum = sgd.power_law(exponent, dimension, target=0.4, raw=7, bins=20)
+    assert spectrum.dimension == dimension
+    np.testing.assert_allclose(spectrum.trace, np.sum(j**-exponent), rtol=1e-10)
+    edges = np.concatenate([[0], np.cumsum(spectrum.multiplicities)])
+    np.testing.assert_array_equal(spectrum.multiplicities[:7], 1)
+    expected = [np.sum(j[low:high] ** -0.8) for low, high in pairwise(edges)]
+    np.testing.assert_allclose(spectrum.target[:, 0, 0], expected, rtol=1e-10)
+
+
+def test_large_and_infinite():
+    np.testing.assert_allclose(sgd.power_law(1.2, 1e9).trace, 5.51233778, atol=5e-9)
+    endless = sgd.power_law(1.5, math.inf, target=0.3)
+    np.testing.assert_allclose(endless.trace, special.zeta(1.5), rtol=1e-12)
+    np.testing.assert_allclose(endless.eigenvalues @ endless.target[:, 0, 0], special.zeta(2.1), rtol=3e-4)  # of bins
+    finer = sgd.power_law(1.5, math.inf, target=0.3, bins=4000)
+    np.testing.assert_allclose(finer.eigenvalues @ finer.target[:, 0, 0], special.zeta(2.1), rtol=1e-7)
+    assert endless.dimension == math.inf
+    two = sgd.power_law(1.5, 1e8, target=lambda j: np.stack([j**-0.3, 2 * j**-0.5]))
+    np.testing.assert_allclose(two.target[:, 0, 0], sgd.power_law(1.5, 1e8, target=0.3).target[:, 0, 0], rtol=1e-10)
+    one_by_one = sgd.power_law(1.5, 2000, target=lambda j: [j**-0.3, -1.0 if j % 2 else 1.0])
+    assert abs(one_by_one.target[-1, 0, 1]) < 0.06 * one_by_one.target[-1, 0, 0]
+
+
+def test_reference_values():
+    """The risk and the mean of one step, block by block, of the four-block problem."""
+    problem, begin = reference()
+    algorithm = sgd.OnePassSGD(lr=1.5, per="trace").on(problem)
+    rule = rule_for(problem, begin.Q_blocks, 1.0)
+    with jax.enable_x64(True):
+        nodes = {name: value[0] for name, value in expectation_of(problem.structure).nodes(rule, False).items()}
+        state = {"M": begin.M_blocks[0], "Q": begin.Q_blocks[0], "a": begin.a[0]}
+        finite = finite_numbers(problem, None, 1)
+        rates = jax.jit(partial(drift, problem.structure, rule, finite=finite))
+        found = rates(nodes, problem.parameters, algorithm.parameters, state)
+    np.testing.assert_allclose(found["M"][:, 0, 0], [-0.003923013, 0.031806902, 0.023572236, 0.088277997], atol=6e-10)
+    np.testing.assert_allclose(found["Q"][:, 0, 0], [-0.032342776, 0.042192546, 0.015817055, -0.007133268], atol=6e-10)
+    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.5, per="trace"), begin, steps=[0, 20])
+    np.testing.assert_allclose(result.excess_risk[0, 0], 0.202476130969, atol=1e-12)
+    assert result.attrs["g_l1"] == pytest.approx(6 / 21)
+    assert result.attrs["trace"] == pytest.approx(21.0)
+    np.testing.assert_allclose(result.t[-1], 20 * 1.5 / 21)
+    np.testing.assert_allclose(result.alpha[-1], 20 / 45)
+    with pytest.raises(ValueError, match="start has overlaps of rank 2 or more in block 0"):
+        sgd.simulate(problem, sgd.OnePassSGD(), sgd.start_from(result), steps=[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("power", "expected"),
+    [
+        (0.0, [0.13143556307, 0.05615989833, 0.04636440462, 0.03396816035, 0.02432893939]),
+        (0.5, [0.09679810444, 0.02131537548, 0.01553560550, 0.01053730731, 0.00816247415]),
+    ],
+)
+def test_reference_values_of_a_network(power, expected):
+    """erf units on 30 blocks of l ~ 1/j."""
+    d, j, i = 2000, np.arange(1, 2001), np.arange(1, 5)[:, None]
+    eigenvalues = d / j / np.sum(1 / j)
+    y = j**-power / np.sqrt(d if power == 0 else np.sum(eigenvalues * j ** (-2 * power)))
+    S, W = np.stack([y, (-1.0) ** j * y]), np.sqrt(2 / d) * np.cos(i * j + 2 * i**2)
+    edges = np.concatenate([np.arange(10), np.unique(np.round(np.geomspace(10, d, 21)))]).astype(int)
+    means = np.add.reduceat(eigenvalues, edges[:-1]) / np.diff(edges)
+    spectrum = sgd.Spectrum(means, np.diff(edges), target=by_block(S, S, edges))
+    problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-3, covariance=spectrum)
+    begin = sgd.start(problem, M=by_block(W, S, edges), Q=by_block(W, W, edges))
+    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0, per="trace"), begin, times=[0, 1, 2, 5, 10])
+    np.testing.assert_allclose(result.excess_risk[0], expected, atol=6e-11)
+
+
+def test_units_of_the_step():
+    """One step, stated in three units; as a schedule too, which at infinite dimension is one of steps."""
+    problem, begin = reference()
+    made = [sgd.OnePassSGD(lr=4.5), sgd.OnePassSGD(lr=2.1, per="trace"), sgd.OnePassSGD(lr=0.1, per="step")]
+    np.testing.assert_allclose([one.on(problem).lr for one in made], 4.5)
+    assert [one.on(problem).describe() for one in made] == [one.describe() for one in made]
+    # any covariance has a trace
+    mixed = sgd.TeacherStudent(width=1, covariance=[(3.0, 0.5), (1.0, 0.5)])
+    assert sgd.OnePassSGD(lr=0.2, per="trace").on(mixed).lr == pytest.approx(0.1)
+    schedules = [sgd.OnePassSGD(lr=lambda alpha: 2.1 - alpha, per="trace"), sgd.OnePassSGD(lr=lambda alpha: 4.5 - alpha * 45 / 21)]
+    one, other = (sgd.simulate(problem, algorithm, begin, steps=[0, 9, 18]) for algorithm in schedules)
+    np.testing.assert_allclose(one.risk, other.risk, rtol=1e-9)
+    np.testing.assert_allclose(one.t, other.t)
+    endless = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.5, math.inf, target=0.3, raw=4, bins=4))
+    begin = sgd.random_start(endless, per="trace")
+    result = sgd.simulate(endless, sgd.OnePassSGD(lr=sgd.piecewise_rate([8.0], [0.3, 0.1]), per="step"), begin, steps=[8, 16])
+    np.testing.assert_allclose(result.t, [2.4, 3.2])
+    assert "alpha" not in result.coords
+
+
+def test_infinite_is_the_limit_of_large():
+    """At the same random rows, up to the part that no step reaches."""
+    found = []
+    for dimension in (1e14, math.inf):
+        spectrum = sgd.power_law(1.5, dimension, target=0.3, raw=10, bins=30)
+        problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
+        begin = sgd.random_start(problem, per="trace", seed=2)
+        found.append(sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.5, per="trace"), begin, steps=[0, 10, 1000]).risk.values)
+    np.testing.assert_allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("solver", "narrow"), [("solve_linear", 160), pytest.param("solve_ode", 80, marks=pytest.mark.slow)])
+def test_error_of_binning_is_true(solver, narrow):
+    """What a solver says of its bins, against narrower ones."""
+
+    def solved(bins):
+        problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.0, 10**5, target=0.25, raw=10, bins=bins))
+        zero = np.zeros((problem.spectrum.blocks, 1, 1))
+        algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
+        return getattr(sgd, solver)(problem, algorithm, sgd.start(problem, M=zero, Q=zero), steps=[10, 1000, 10**5])
+
+    coarse = solved(20)
+    off = float(np.abs(coarse.risk / solved(narrow).risk - 1).max())
+    assert off == pytest.approx(coarse.attrs["error_binning"], rel=0.25)
+    assert off > 1e-4
+
+
+def test_a_few_directions_carry_the_noise():
+    problem, begin = reference()
+    with pytest.warns(UserWarning, match=r"g l_1 = 0\.38 .*few directions carry noise.*method=\"exact\""):
+        sgd.solve_ode(problem, sgd.OnePassSGD(lr=2.0, per="trace"), begin, steps=[0])
+
+
+@pytest.mark.parametrize(
+    "spectrum",
+    [
+        sgd.Spectrum([2.0, 1.0], [1, 9], target=[0.5, 0.2]),
+        sgd.power_law(1.2, 1000, target=0.3, raw=3, bins=5),
+        sgd.power_law(1.2, math.inf, target=0.3, raw=3, bins=5),
+        sgd.power_law(1.2, math.inf, target=lambda j: j**-0.4, raw=3, bins=5),
+    ],
+    ids=["spectrum", "power law", "infinite", "function"],
+)
+def test_records(spectrum):
+    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
+    begin = sgd.random_start(problem, per="trace")
+    result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.1, per="trace"), begin, steps=[0, 2])
+    again = sgd.problem_of(result)
+    assert again == problem
+    assert again.spectrum.dimension == spectrum.dimension
+    assert result.attrs["dimension"] == spectrum.dimension
+    changed = problem.replace(noise=0.5)
+    assert changed.spectrum.dimension == spectrum.dimension
+    doubled = jax.tree.map(lambda leaf: leaf, problem)
+    assert doubled == problem
+
+
+REFUSED = {
+    "a negative eigenvalue": (lambda: sgd.Spectrum([1.0, -1.0], [1, 2]), r"eigenvalues = .*above 0"),
+    "multiplicities that are not whole": (lambda: sgd.Spectrum([1.0, 2.0], [1.5, 2]), r"multiplicities = .*whole numbers"),
+    "too few multiplicities": (lambda: sgd.Spectrum([1.0, 2.0], [1]), "there are 2 eigenvalues: give as many"),
+    "a target of other shape": (lambda: sgd.Spectrum([1.0, 2.0], [1, 2], target=[1.0, 2.0, 3.0]), "there are 2 blocks"),
+    "a target of large rank": (lambda: sgd.Spectrum([1.0, 2.0], [1, 2], target=np.stack([np.eye(2)] * 2)), "block 0 has 1 coordinates"),
+    "an infinite trace": (lambda: sgd.power_law(1.0, math.inf), "the trace of the inputs is infinite at exponent = 1"),
+    "an infinite target": (lambda: sgd.power_law(1.2, math.inf, target=-0.2), "the target has infinite variance"),
+    "a rough target": (lambda: sgd.power_law(1.0, 1e7, target=lambda j: np.sin(j)), "its sums are integrals"),
+    "a fraction of a dimension": (lambda: sgd.power_law(1.0, 10.5), "dimension = 10.5: give a whole number"),
+    "target and gram": (
+        lambda: sgd.TeacherStudent(covariance=sgd.Spectrum([1.0], [9], target=[1.0]), teacher_gram=[[1.0]]),
+        "the spectrum has a target, which says the same",
+    ),
+    "another number of signals": (
+        lambda: sgd.TeacherStudent(teacher_width=2, covariance=sgd.Spectrum([1.0], [9], target=[1.0])),
+        "the problem has 2 signals",
+    ),
+    "another dimension": (
+        lambda: sgd.random_start(sgd.TeacherStudent(covariance=sgd.Spectrum([1.0, 2.0], [9, 9])), dimension=20),
+        "dimension = 20: the spectrum of the inputs has 18: leave dimension out",
+    ),
+    "no dimension": (lambda: sgd.random_start(sgd.TeacherStudent()), "dimension = None: give the dimension d"),
+    "steps without a dimension": (
+        lambda: sgd.OnePassSGD(per="step").on(sgd.TeacherStudent()),
+        r"per = 'step': the problem does not fix the dimension: state its covariance as sgd\.Spectrum",
+    ),
+    "a unit that is none": (lambda: sgd.OnePassSGD(per="eigenvalue"), "per = 'eigenvalue'"),
+    "rows over infinity": (
+        lambda: sgd.random_start(sgd.TeacherStudent(covariance=sgd.power_law(2.0, math.inf, target=0.0))),
+        'the dimension is infinite: take per="trace"',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    call, said = REFUSED[name]
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_infinite_refusals():
+    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(2.0, math.inf, target=0.0, raw=3, bins=3))
+    begin = sgd.random_start(problem, per="trace")
+    with pytest.raises(ValueError, match=r'per = \'dimension\': the dimension is infinite: take per="trace" or per="step"'):
+        sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[1.0])
+    with pytest.raises(ValueError, match="samples/d is nothing: give steps= or times="):
+        sgd.solve_ode(problem, sgd.OnePassSGD(per="trace"), begin, alpha=[1.0])
