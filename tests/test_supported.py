@@ -14,12 +14,6 @@ from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported
 from tests.before_work import Work, stop_before_work
 from tests.contracts.kinds import PROBLEMS, algorithm_of, start_of
 
-
-def linear(problem):
-    """The linear network of this shape: fields are supported, and only linear ones have their answer."""
-    return problem.replace(activation="linear") if isinstance(problem, sgd.TeacherStudent) else problem
-
-
 CALLS = {
     "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
     "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),

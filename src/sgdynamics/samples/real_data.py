@@ -25,6 +25,12 @@ class DataSpectrum(Spectrum):
 
     Attributes
     ----------
+    eigenvalues : ndarray (d,)
+        Of the inputs' covariance, the largest first.
+    multiplicities : ndarray (d,)
+        Ones.
+    target : ndarray (d, 1, 1) or None
+        Squares of the coordinates of the best linear prediction; None without labels.
     noise : float
         Variance of the labels about their best linear prediction; 0 without labels.
     kappa : float
