@@ -34,9 +34,9 @@ class DataSpectrum(Spectrum):
     noise : float
         Variance of the labels about their best linear prediction; 0 without labels.
     kappa : float
-        E|x|^4/(E|x|^2)^2 over that of a Gaussian of the same covariance, for ``sgd.solve_linear(..., kappa=)``.
+        ``E|x|^4/(E|x|^2)^2`` over that of a Gaussian of the same covariance, for ``sgd.solve_linear(..., kappa=)``.
     residual_ratio : float
-        E[|x|^2 r^2]/(E|x|^2 E[r^2]) with the residuals r: 1 where they are independent of the inputs' length.
+        ``E[|x|^2 r^2]/(E|x|^2 E[r^2])`` with the residuals r: 1 where they are independent of the inputs' length.
     largest_step : float
         g at which the mean risk of SGD with batch 1 on these samples themselves stops to settle.
     gaussian_step : float
