@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, mixtures, DMFT.
+"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, spectra, DMFT.
 
     make bench            everything (a few minutes on 2 cores)
 
@@ -19,6 +19,7 @@ import dmft_iteration
 import mixtures
 import sequences
 import sgdynamics as sgd
+import spectra
 import sweeps
 from sgdynamics import compressed, functional
 from sgdynamics.gaussian.choice import expectation_of
@@ -139,7 +140,7 @@ def exit_times() -> tuple[str, float, float, bool]:
 
 def main() -> int:
     with jax.enable_x64(True):
-        rows = [*simulation(), integrator(), *sequences.ratios()]
+        rows = [*simulation(), integrator(), *sequences.ratios(), *spectra.ratios()]
     rows += [exit_times(), first_solve(), *mixtures.rows(), *dmft_iteration.rows(), sweeps.row()]
     met = True
     for label, value, target, at_least in rows:

@@ -39,6 +39,7 @@ from sgdynamics.samples.sample import Place
 from sgdynamics.samples.spectrum import spread
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
+FEW_BLOCKS = 4  # that are compressed wherever they can be; more are a spectrum, whose cost is that of its columns
 LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
 
 
@@ -88,8 +89,9 @@ class Grouping:
         return self.structure.signals + copies(self.update) * self.structure.width
 
     def at(self, sizes: np.ndarray) -> Grouping:
-        """The same at these sizes of the blocks."""
-        raw = tuple(int(size) if size <= self.inside else 0 for size in sizes)
+        """The same at these sizes of the blocks: coordinates are kept where they are few, of many blocks also where that is cheaper."""
+        most = self.inside + (self.columns if len(sizes) > FEW_BLOCKS else 0)
+        raw = tuple(int(size) if size <= most else 0 for size in sizes)
         return replace(self, raw=raw if any(raw) and len(raw) > 1 else ())
 
     @property
@@ -132,9 +134,9 @@ def initial_rows(grouping: Grouping, T: Float[Numeric, "blocks p K"], L: Float[N
     """[strip | T L 0 | ...] from (blocks, p, K) and (blocks, p, p)."""
     more = (copies(grouping.update) - 1) * T.shape[1]
     # the velocity is 0, and so is what W has along its columns
-    every = jnp.moveaxis(jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, more))), 0, 1)
-    strip = every[:, grouping.strip, grouping.strip_place]
-    blocks = jnp.pad(every[:, grouping.wide], ((0, 0), (0, 0), (0, grouping.columns)))
+    room = more + grouping.columns
+    every = jnp.moveaxis(jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, room))), 0, 1)
+    strip, blocks = every[:, grouping.strip, grouping.strip_place], every[:, grouping.wide]
     return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), first_scalars(grouping.update))
 
 

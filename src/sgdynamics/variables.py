@@ -30,6 +30,8 @@ VARIABLES: dict[str, Variable] = {
     "r2": Variable("squared length orthogonal to the signal, |x|^2 - m^2", (), "squared length orthogonal to the signal $r^2$"),
     "M_block": Variable("overlaps, block by block", ("block", "unit", "signal"), compared=False),
     "Q_block": Variable("Gram matrix, block by block", ("block", "unit", "unit_other"), compared=False),
+    "M_fields": Variable("covariance of fields and signals, sum_b l_b M_b", ("unit", "signal"), "covariance with the signals"),
+    "Q_fields": Variable("covariance of the fields, sum_b l_b Q_b", ("unit", "unit_other"), "covariance of the fields"),
     "C": Variable("two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), compared=False),
     "R": Variable("response of W(t) to a kick of W(t')", ("time_other", "unit", "unit_other"), compared=False),
 }

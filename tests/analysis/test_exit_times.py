@@ -86,6 +86,7 @@ def test_stochasticity_shifts_the_exit_time_by_the_constant(p, gamma, reference,
     assert abs(corrected - chain.mean / p) < abs(ode.mean - chain.mean) / p
 
 
+@pytest.mark.slow  # paths, and exits of the ODE and of runs, are tested on their own
 def test_sde_paths_leave_about_when_the_ode_does():
     """A cheap sister of the two below: from one far start the noise at d = 3000 moves the exit by a few percent."""
     problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")

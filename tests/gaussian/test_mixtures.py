@@ -79,7 +79,7 @@ def test_binary_values_and_right_hand_side():
     np.testing.assert_allclose(np.r_[dv, dM[:, 0], dR[np.triu_indices(2)]], right, atol=1e-13)
 
 
-@pytest.mark.parametrize(("kinds", "state"), [(BINARY, STATE7), (XOR, STATE10)], ids=["binary", "xor"])
+@pytest.mark.parametrize(("kinds", "state"), [(BINARY, STATE7), pytest.param(XOR, STATE10, marks=pytest.mark.slow)], ids=["binary", "xor"])
 def test_balance_of_head_and_rows(kinds, state):
     """(v_i^2 - |W_i|^2)' = -2 al (v_i^2 - |W_i|^2) - lr v_i^2 B_ii/snr."""
     v, M, R = state

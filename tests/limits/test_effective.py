@@ -247,6 +247,7 @@ def test_binary_mixture():
     agrees(found.diffusion, found.diffusion_error, sigma, np.outer(root, root), "diffusion")
 
 
+@pytest.mark.slow  # its sister of two clusters runs always
 def test_xor_mixture():
     d, lr = 32, 1.0
     task = mixture(2, 0.0)

@@ -99,6 +99,7 @@ def test_running_out_of_steps_is_not_divergence(linear, monkeypatch):
     np.testing.assert_allclose(result.risk.values[0][reached], risk(DECADES[reached]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_growth_as_a_power_is_no_divergence():
     """Hebb's rule: Q grows as alpha^2, beyond 1e6 at alpha = 1.3e3; m and Q have closed paths."""
     problem, alpha = sgd.models.perceptron("hebb"), np.array([10.0, 1e3, 1e4, 1e5])

@@ -202,7 +202,7 @@ def test_many_starts_at_once_and_dense_output():
     np.testing.assert_allclose(all_at_once.alpha, all_at_once.t / 0.5)
 
 
-@pytest.mark.runs_long
+@pytest.mark.slow  # the mean of one step is held to reference values in test_spectra, and to the exact mean in test_solve_linear
 def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
     """A linear drift closes on its mean: made as steps of lr/d it is the mean of the runs, integrated it is off by O(lr/d) (theory.md)."""
     d, lr, runs = 40, 1.0, 40000

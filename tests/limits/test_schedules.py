@@ -56,6 +56,7 @@ def test_one_schedule_drives_every_method(problem):
     assert np.abs(constant.M.mean("run") - theory.M).max() > 0.1
 
 
+@pytest.mark.slow
 def test_wide_networks_follow_the_schedule(problem):
     """Rows in the span of the signals (q = 0) are the p = infinity system at any width: the ODE at small lr is it, at equal alpha."""
     M, small = np.array([[0.3], [-0.2]]), 1e-6

@@ -108,18 +108,30 @@ def test_reference_values_of_a_network(power, expected):
 
 
 def test_units_of_the_step():
-    """One step, stated in three units; as a schedule too, which at infinite dimension is one of steps."""
-    problem, begin = reference()
+    """One step, stated in three units."""
+    problem, _ = reference()
     made = [sgd.OnePassSGD(lr=4.5), sgd.OnePassSGD(lr=2.1, per="trace"), sgd.OnePassSGD(lr=0.1, per="step")]
     np.testing.assert_allclose([one.on(problem).lr for one in made], 4.5)
     assert [one.on(problem).describe() for one in made] == [one.describe() for one in made]
     # any covariance has a trace
     mixed = sgd.TeacherStudent(width=1, covariance=[(3.0, 0.5), (1.0, 0.5)])
     assert sgd.OnePassSGD(lr=0.2, per="trace").on(mixed).lr == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+def test_units_of_schedules_and_updates():
+    """At infinite dimension a schedule is one of steps."""
+    problem, begin = reference()
     schedules = [sgd.OnePassSGD(lr=lambda alpha: 2.1 - alpha, per="trace"), sgd.OnePassSGD(lr=lambda alpha: 4.5 - alpha * 45 / 21)]
     one, other = (sgd.simulate(problem, algorithm, begin, steps=[0, 9, 18]) for algorithm in schedules)
     np.testing.assert_allclose(one.risk, other.risk, rtol=1e-9)
     np.testing.assert_allclose(one.t, other.t)
+    # thresholds of updates are in units of sqrt(D) too
+    clips = [
+        sgd.OnePassSGD(2.1, update=sgd.updates.clipped(0.1), per="trace"),
+        sgd.OnePassSGD(4.5, update=sgd.updates.clipped(0.1 * (21 / 45) ** 0.5)),
+    ]
+    np.testing.assert_allclose(*(sgd.simulate(problem, one, begin, steps=[9]).risk for one in clips), rtol=1e-9)
     endless = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(1.5, math.inf, target=0.3, raw=4, bins=4))
     begin = sgd.random_start(endless, per="trace")
     result = sgd.simulate(endless, sgd.OnePassSGD(lr=sgd.piecewise_rate([8.0], [0.3, 0.1]), per="step"), begin, steps=[8, 16])

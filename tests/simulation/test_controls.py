@@ -26,6 +26,7 @@ def simulated(problem, method, seed, runs=4000, algorithm=None, **when):
     return sgd.simulate(problem, algorithm, begin, dimension=D, runs=runs, seed=seed, method=method, **(when or {"steps": [0, 10, 20]}))
 
 
+@pytest.mark.slow  # the schedules of test_schedules, and the numbers of an own loss below, go the same way
 def test_chain_against_direct():
     """Label noise that falls from 2 to .27, and decay that grows: the law of SGD in d dimensions, not that of constant numbers."""
     exact, direct = (simulated(network(), method, seed) for seed, method in enumerate(("exact", "direct")))

@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from tests.conftest import Z, s0
 
 
-@pytest.mark.runs_long
+@pytest.mark.slow  # certificates test the same of a problem, in test_certify
 def test_spread_shrinks_like_one_over_root_d():
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=0.01)
     algorithm = sgd.OnePassSGD(lr=1.0)

@@ -84,13 +84,27 @@ def test_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_spectrum_against_direct(batch):
-    """Blocks of 1, 1, 3 and 40 coordinates, for one signal and two rows: one less than, as many as and one more than they need too."""
-    for sizes in ([1, 1, 3, 40], [2, 3, 4]):
-        eigenvalues = [4.0, 2.0, 1.0, 0.3][: len(sizes)]
+    """Blocks of 1, 1, 3 and 40 coordinates, for one signal and two rows: one less than, as many as and one more than they need too.
+    Of many blocks the coordinates are kept up to the eleven columns that a compressed one has."""
+    for sizes in ([1, 1, 3, 40], [2, 3, 4], [1, 2, 4, 6, 11, 12]):
+        eigenvalues = np.geomspace(4.0, 0.3, len(sizes))
         spectrum = sgd.Spectrum(eigenvalues, sizes, target=np.linspace(0.2, 0.5, len(sizes)))
         problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum)
         algorithm = sgd.OnePassSGD(lr=1.5, per="trace", batch=batch).on(problem)
         compare(problem, algorithm, (ExactChain, DirectSGD), d=None, runs=20_000, steps=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sphere", "momentum", "clipped", "trained head"])
+def test_other_runs_on_a_spectrum(kind):
+    """Six blocks, of which one is compressed."""
+    sizes = [1, 2, 4, 6, 11, 25]
+    spectrum = sgd.Spectrum(np.geomspace(4.0, 0.3, 6), sizes, target=np.linspace(0.2, 0.5, 6))
+    options = {"sphere": {"constraint": "sphere"}, "trained head": {"head": "trained", "weight_decay": 0.2}}.get(kind, {})
+    update = {"momentum": sgd.updates.momentum(0.6), "clipped": sgd.updates.clipped(0.05)}.get(kind)
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum, **options)
+    algorithm = sgd.OnePassSGD(lr=1.5, per="trace", update=update).on(problem)
+    compare(problem, algorithm, (ExactChain, DirectSGD), d=None, runs=10_000, steps=20, scale=1.0)
 
 
 @pytest.mark.slow

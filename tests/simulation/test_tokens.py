@@ -61,7 +61,9 @@ def compare(problem, algorithm, makers, *, d=12, runs=6000, steps=6, scale=1.3):
 
 
 @pytest.mark.parametrize(
-    ("batch", "options"), [(1, {}), pytest.param(3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]}, marks=pytest.mark.slow)], ids=["few", "wide"]
+    ("batch", "options"),
+    [pytest.param(1, {}, marks=pytest.mark.slow), pytest.param(3, {"covariance": [(0.5, 0.5), (2.0, 0.5)]}, marks=pytest.mark.slow)],
+    ids=["few", "wide"],
 )
 def test_chain_against_direct(batch, options):
     """Two correlated tokens with means, masks, groups and noise; a batch of 3 has more inputs than units, so that they are combined."""

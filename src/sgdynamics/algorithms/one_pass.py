@@ -67,6 +67,7 @@ class OnePassSGD:
     update: updates.Update | None = None
     per: str = "dimension"
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
+    unit: Any = field(default=1.0, init=False, repr=False)  # D/d there
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
@@ -117,6 +118,7 @@ class OnePassSGD:
         lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
         found = replace(self, lr=lr if self.scheduled else trees.number(lr), per="dimension")
         object.__setattr__(found, "stated", self)
+        object.__setattr__(found, "unit", 1 / factor)
         return found
 
     @property
@@ -165,7 +167,10 @@ class OnePassSGD:
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         numbers = {"lr": trees.traced(self.lr), "head_rate": trees.traced(self.head_rate)}
-        return numbers if self.update is None else numbers | {"update": self.update.parameters}
+        if self.update is None:
+            return numbers
+        # updates know lengths in units of D
+        return numbers | {"update": self.update.parameters} | ({} if self.stated is None else {"unit": trees.traced(self.unit)})
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result.
@@ -261,7 +266,10 @@ def take_step(
     ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         return stride._replace(weight_decay=decay).move(rows, head, (G, g), **kicks)
 
-    setting = (stride.weight_decay, algorithm["lr"], algorithm["head_rate"], dimension, number, stride.structure.trained)
+    lr, D = algorithm["lr"], dimension
+    if "unit" in algorithm:
+        lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
+    setting = (stride.weight_decay, lr, algorithm["head_rate"], D, number, stride.structure.trained)
     ground = updates.Ground(gradient, move, *setting)
     parts = updates.copies(law)
     sets = list(zip(jnp.split(state.rows, parts), jnp.split(state.head, parts), strict=True))

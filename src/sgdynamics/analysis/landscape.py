@@ -39,6 +39,7 @@ from sgdynamics.support import require
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
 ROUNDING = 1e-14  # of an entry of the Hessian, relative to the largest
 MOST_DIMENSIONS = 10**18
+DIMENSION = 1000
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def hessian_spectrum(
     problem: Problem,
     start: Start,
     *,
-    dimension: int = 1000,
+    dimension: int = DIMENSION,
     constraint: str | None = "problem",
     run: int = 0,
     tolerance: float | None = None,
@@ -120,7 +121,7 @@ def hessian_spectrum(
     start : Start
         The state at which it is asked for.
     dimension : int, default 1000
-        N, the dimension of the inputs.
+        N, the dimension of the inputs; that of a ``sgd.Spectrum`` is known.
     constraint : str or None, default "problem"
         "sphere" is the Riemannian Hessian on rows of fixed norm, P (Hess - diag(w_i.dR/dw_i/w_i.w_i)) P on the p (N - 1) tangent
         directions; None is the plain one; "problem" follows the problem's constraint.
@@ -162,6 +163,8 @@ def hessian_spectrum(
     limit = problem.constraint if limit == "problem" else limit
     if tolerance is not None:
         tolerance = checks.number("tolerance", tolerance, 0.0)
+    if problem.spectrum is not None and dimension == DIMENSION:
+        dimension = int(check_dimension(problem, None)[0])  # the spectrum's own
     n = checks.whole("dimension", dimension, 1)
     if n > MOST_DIMENSIONS:
         raise checks.reject("dimension", dimension, f"give at most {MOST_DIMENSIONS:.0e}")

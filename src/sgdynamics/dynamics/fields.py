@@ -24,7 +24,7 @@ from sgdynamics.limits.sde import SdePaths, sde_step_length
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
-from sgdynamics.samples.spectrum import eigenvalues
+from sgdynamics.samples.spectrum import eigenvalues, variance
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain, check_room
 from sgdynamics.simulation.fixed_direct import DirectFixedData
@@ -208,6 +208,9 @@ class FieldDynamics(Dynamics):
             found["accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
         if self.structure.blocks > 1:
             found |= {"M_block": M, "Q_block": Q}
+        if self.definition.spectrum is not None:
+            # these alone are finite where d is not
+            found |= {"M_fields": variance(self.parameters, M), "Q_fields": variance(self.parameters, Q)}
         return found
 
     def meanings(self) -> Mapping[str, tuple[Any, ...]]:

@@ -21,7 +21,7 @@ from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watc
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28
-FEW_BLOCKS, LEAST_GROUP, CACHE_BYTES = 4, 16, 1 << 22
+LEAST_GROUP, CACHE_BYTES = 16, 1 << 22  # of the runs of a spectrum that go together on a CPU
 
 
 class ExactChain(Simulator):
@@ -55,7 +55,7 @@ class ExactChain(Simulator):
     def largest_group(self) -> int:
         # a batch that is read again has a column a sample: their Bartlett factors are what takes memory
         most = GROUP_BYTES // (4 * 8 * self.grouping.folds * self.grouping.structure.blocks * self.grouping.columns**2)
-        if self.grouping.structure.blocks > FEW_BLOCKS and jax.default_backend() == "cpu":
+        if self.grouping.structure.blocks > compressed.FEW_BLOCKS and jax.default_backend() == "cpu":
             # the many columns of a spectrum are no longer in the processor's cache where many runs go together
             most = min(most, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_a_run())))
         return max(1, min(super().largest_group(), most))

@@ -15,11 +15,13 @@ from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, Sweep, within_reach
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import meter
+from sgdynamics.progress import meter, warn
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
+
+FEW_COORDINATES = 100  # of a block, whose limit they are far from
 
 
 @float64
@@ -119,6 +121,8 @@ def solve_dmft(
     checked_fixed_data(algorithm)
     where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress}
     door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
+    if problem.spectrum is not None and problem.spectrum.multiplicities.min() < FEW_COORDINATES:
+        warn("every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them")
     begin, when = door.begin, door.when
     replicates = checks.whole("replicates", replicates, 2)
     checks.choice("dtype", dtype, ("float64", "float32"))
