@@ -281,7 +281,7 @@ def test_a_spectrum_has_its_dimension_in_a_file(folder):
     assert set(problem_files.plan(record).calls) == {"linear", "ode", "exact"}
     record |= {"exit_time": {"methods": ["exact"]}, "hessian": {}}
     assert "dimension" not in problem_files.exit_calls(record)[3]["exact"]
-    assert problem_files.hessian_call(record)[2] == {"dimension": 10**6}
+    assert problem_files.hessian_call(record)[2] == {}
 
 
 def test_sweeps_reach_into_a_spectrum(folder):

@@ -234,8 +234,6 @@ def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     checks.known_names("[hessian]", table, _arguments(hessian_spectrum, ()))
     problem = problem_from(record["problem"])
     size = _dimension(record, table)
-    if size is None and getattr(problem, "spectrum", None) is not None:
-        size = problem.spectrum.dimension  # type: ignore[union-attr]
     return problem, _start(problem, record, table), {**({} if size is None else {"dimension": size}), **table}
 
 
