@@ -376,7 +376,8 @@ SAYS = {
     "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, abs, sign, "
     "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
-    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'linear', 'exact', 'direct', 'tensor'",
+    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'linear', "
+    "'exact', 'direct', 'tensor'",
     "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, alpha, steps, dimension, runs, seed, "
     "ode, sde, mean_field, dmft, linear, exact, direct, tensor",
     "both": "[run]: give exactly one of times, alpha, steps (received times, alpha)",

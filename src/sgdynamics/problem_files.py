@@ -267,7 +267,8 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     size = _dimension(record, table if named != "exit_time" else {**record.get("exit_time", {}), **table})
     problem = problem_from(record["problem"])
     # overlaps need no dimension, and a spectrum has its own; a random start has that of the runs, and the d -> infinity theory has none
-    if getattr(problem, "spectrum", None) is None and not {"M", "m", "dimension"} & set(begin) and not {"dimension", "start.dimension"} & {*arguments, *varied}:
+    asks = getattr(problem, "spectrum", None) is None and not {"M", "m", "dimension"} & set(begin)
+    if asks and not {"dimension", "start.dimension"} & {*arguments, *varied}:
         if size is None:
             raise ValueError("start: a random start needs a dimension: give dimension = ... in [start], [run] or [sweep]")
         begin["dimension"] = size
