@@ -10,7 +10,7 @@ from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_po
 from sgdynamics.dynamics import fields, interface, sliding, spiked_dynamics
 from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
-from sgdynamics.solvers import dmft
+from sgdynamics.solvers import dmft, linear
 from sgdynamics.sweeps import sweeping
 
 
@@ -24,6 +24,7 @@ PLACES = [
     *((module, "rule_for") for module in (fields, exit_times, fixed_points, regimes)),
     *((module, "run_cases") for module in (interface, exit_times)),
     (mean_field, "_numbers"),
+    (linear, "_means"),
     (expect, "expected"),
     (sliding, "solve_infinite_snr"),
     (spiked_dynamics, "integrate_spiked"),

@@ -237,7 +237,7 @@ def test_what_a_sweep_is_told(folder):
     assert "dimension" not in arguments
 
 
-@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml"])
+@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "power_law.toml"])
 def test_examples_state_what_can_be_computed(name):
     record = problem_files.read(EXAMPLES / name)
     plan = problem_files.plan(record)
@@ -250,10 +250,78 @@ def test_examples_state_what_can_be_computed(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml"])
+@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "power_law.toml"])
 def test_examples_agree_with_theory(name, tmp_path):
     found = answer("run", EXAMPLES / name, "--out", tmp_path)
     assert found["comparisons"][0]["largest_z"] < 6  # of some thirty times, and a finite dimension
+
+
+def power_law(folder, **changes):
+    """The example on a power law with lines changed, by their key; None leaves one out."""
+    lines = (EXAMPLES / "power_law.toml").read_text().splitlines()
+    for key, value in changes.items():
+        (place, *_) = [number for number, line in enumerate(lines) if line.startswith(f"{key} = ")]
+        lines[place] = "" if value is None else f"{key} = {value}"
+    (folder / "law.toml").write_text("\n".join(lines))
+    return folder / "law.toml"
+
+
+def test_a_spectrum_has_its_dimension_in_a_file(folder):
+    file = power_law(folder, methods='["linear"]', runs=None)
+    found = answer("run", file, "--out", folder / "law", "--format", "none")
+    plan = problem_files.plan(problem_files.read(file))
+    begin = sgd.random_start(plan.problem, seed=0, scale=0.1, per="trace")
+    alone = sgd.solve_linear(plan.problem, plan.algorithm, begin, steps=[0, 10, 30, 100, 300, 1000])
+    np.testing.assert_allclose(found["methods"]["linear"]["mean"], alone["excess_risk"].values[0], rtol=1e-12)
+    again = answer("run", folder / "law/law.nc", "--out", folder / "law again", "--format", "none")
+    assert again["methods"] == found["methods"]
+    assert sgd.problem_of(sgd.load(folder / "law/law.nc", group="linear")) == plan.problem
+    # the other tables do not ask for it either
+    record = problem_files.read(power_law(folder))
+    assert set(problem_files.plan(record).calls) == {"linear", "ode", "exact"}
+    record |= {"exit_time": {"methods": ["exact"]}, "hessian": {}}
+    assert "dimension" not in problem_files.exit_calls(record)[3]["exact"]
+    assert problem_files.hessian_call(record)[2] == {}
+
+
+def test_sweeps_reach_into_a_spectrum(folder):
+    record = problem_files.read(power_law(folder, steps="[0, 100]"))
+    solver, arguments = problem_files.sweep_call(record)
+    assert solver == "solve_linear"
+    assert "dimension" not in arguments["start"]
+    over = {"problem.covariance.exponent": [1.5, 2.0], "problem.covariance.target": [0.3]}
+    found = sgd.sweep(solver, **{**arguments, "steps": [0, 100], "over": over}, workers=1, progress=False)
+    assert dict(found.sizes) == {"exponent": 2, "target": 1, "run": 1, "time": 2, "block": 110}
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.01, covariance=sgd.power_law(2.0, 1e6, target=0.3))
+    begin = sgd.random_start(problem, scale=0.1, per="trace")
+    alone = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.3, per="trace"), begin, steps=[0, 100])
+    np.testing.assert_array_equal(found["risk"].sel(exponent=2.0, target=0.3), alone["risk"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": None, "runs": "9\ntimes = [0, 1]"}, "[run]: method 'linear' counts in steps: give steps = ... in place of times"),
+        ({"covariance": '{ kind = "power_law", exponent = 1.5 }'}, "covariance: power_law needs dimension"),
+        ({"covariance": '{ kind = "powerlaw", exponent = 1.5 }'}, "covariance kind = 'powerlaw'"),
+        ({"covariance": '{ kind = "power_law", exponents = 1.5, dimension = 10 }'}, "did you mean 'exponent'"),
+        ({"covariance": '{ kind = "power_law", exponent = 0.5, dimension = inf }'}, "the trace of the inputs is infinite"),
+        ({"per": '"norm"'}, "per = 'norm'"),
+        ({"runs": "9\ndimension = 1000"}, "the spectrum of the inputs has 1e+06: leave dimension out"),
+    ],
+)
+def test_bad_spectra_in_a_file_are_told(folder, changes, said):
+    found = invoke("run", power_law(folder, **changes), "--out", folder / "none", code=2)
+    assert said in " ".join(found.stderr.split())
+
+
+def test_results_of_solve_linear_from_python_do_not_say_their_start(folder):
+    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.Spectrum([2.0, 1.0], [1, 5], target=[1.0, 0.5]))
+    begin = sgd.random_start(problem)
+    result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1), begin, steps=[0, 10])
+    sgd.save(result, folder / "linear.nc")
+    said = invoke("run", folder / "linear.nc", "--out", folder / "none", code=2).stderr
+    assert "a result of solve_linear does not record its start" in said
 
 
 ELSEWHERE = {
@@ -308,9 +376,10 @@ SAYS = {
     "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, abs, sign, "
     "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
-    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'exact', 'direct', 'tensor'",
+    "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'linear', "
+    "'exact', 'direct', 'tensor'",
     "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, alpha, steps, dimension, runs, seed, "
-    "ode, sde, mean_field, dmft, exact, direct, tensor",
+    "ode, sde, mean_field, dmft, linear, exact, direct, tensor",
     "both": "[run]: give exactly one of times, alpha, steps (received times, alpha)",
     "range": "run.times has no 'point': did you mean 'points'? it takes from, to, points, spacing",
     "dimension": "[run]: method 'exact' runs at a finite dimension: give dimension = ...",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Activation",
     "Certificate",
+    "DataSpectrum",
     "Dynamics",
     "EffectiveDynamics",
     "EffectiveScaling",

@@ -52,10 +52,12 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     True
     """
     for argument, value in (("theory", theory), ("simulation", simulation)):
-        checks.result(argument, value, "t", "run", "time", "diverged_at", fix="give a result of solve_ode or simulate")
-        for name in ("t", "diverged_at"):
+        needed = ("t", "diverged_at") if argument == "simulation" else ("t",)
+        checks.result(argument, value, "run", "time", *needed, fix="give a result of solve_ode or simulate")
+        for name in needed:
             checks.numbers(f"{argument}.{name}", value[name].values, "give numbers")
-        if not value.sizes["time"] or not value.sizes["run"] or value["t"].dims != ("time",) or value["diverged_at"].dims != ("run",):
+        axes = {"t": ("time",), "diverged_at": ("run",)}
+        if not value.sizes["time"] or not value.sizes["run"] or any(value[name].dims != axes[name] for name in needed):
             raise checks.reject(argument, dict(value.sizes), "give a result with one time and one run at least")
     good = np.isnan(np.asarray(simulation["diverged_at"]))
     if not good.any():

@@ -2,7 +2,7 @@
 
     [problem], [algorithm]      records, as in `sgdynamics.records`
     [start]                     {kind = "random", seed = 0, ...} or overlaps {M = ..., Q = ...}; random unless given
-                                (at the dimension of the command's own table, else of [run], unless it names one)
+                                (at the dimension of the command's own table, else of [run], unless it names one or the spectrum fixes it)
     [run]                       methods, one of times/alpha/steps, dimension, runs, seed; [run.ode], [run.exact], ...: more for one method
     [exit_time], [hessian]      arguments of `exit_time` (with methods) and `hessian_spectrum`
     [sweep], [sweep.over]       a solver, its arguments, and what is varied
@@ -29,6 +29,7 @@ from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.records import algorithm_from, problem_from, start_of
 from sgdynamics.results import decode, encode, groups_in, load, start_from
 from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.linear import solve_linear
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.sde import solve_sde
 from sgdynamics.solvers.simulate import simulate
@@ -42,6 +43,7 @@ METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] =
     "sde": (solve_sde, {}, COMMON),
     "mean_field": (solve_mean_field, {}, ()),
     "dmft": (solve_dmft, {}, ("seed",)),
+    "linear": (solve_linear, {}, ("dimension",)),
     "exact": (simulate, {"method": "exact"}, COMMON),
     "direct": (simulate, {"method": "direct"}, COMMON),
     "tensor": (simulate, {"method": "tensor"}, COMMON),
@@ -124,6 +126,8 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     checks.choice("the result's method", method, tuple(METHODS))
     if float(result["t"][0]) != 0.0:
         raise ValueError("this result does not record its start, and its first save point is after 0: save t = 0 too")
+    if method == "linear":
+        raise ValueError("a result of solve_linear does not record its start: state it in a problem file")
     first = start_from(result, 0)
     problem, algorithm = (decode(f"the result's attribute {name}", result.attrs.get(name)) for name in ("problem", "algorithm"))
     if "r2" in result:
@@ -181,12 +185,15 @@ def plan(record: Mapping[str, Any]) -> FilePlan:
             raise checks.reject(f"run.{name}", own, "give a table of arguments of this method")
         checks.known_names(f"[run.{name}]", own, _arguments(solver, ("method", *WHEN)))
         calls[name] = {**{key: table[key] for key in common if key in table}, **own, **fixed}
-        if "dimension" in common and "dimension" not in calls[name]:
+        if "dimension" in common and "dimension" not in calls[name] and getattr(problem, "spectrum", None) is None:
             raise ValueError(f"[run]: method {name!r} runs at a finite dimension: give dimension = ...")
         for key, least in (("dimension", 1), ("runs", 1), ("seed", 0)):
             if calls[name].get(key) is not None:
                 checks.whole(f"run.{key}", calls[name][key], least)
-    return FilePlan(dict(record), problem, algorithm, _start(problem, record, table), _when("[run]", table), calls)
+    when = _when("[run]", table)
+    if "linear" in methods and "steps" not in when:
+        raise ValueError(f"[run]: method 'linear' counts in steps: give steps = ... in place of {next(iter(when))}")
+    return FilePlan(dict(record), problem, algorithm, _start(problem, record, table), when, calls)
 
 
 def solve(made: FilePlan, method: str, progress: bool | None = None) -> xr.Dataset:
@@ -258,12 +265,13 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         arguments["times"] = (np.asarray(arguments["times"]) / problem_from(record["problem"]).width).tolist()  # type: ignore[union-attr]
     begin = dict(record.get("start", {"kind": "random"}))
     size = _dimension(record, table if named != "exit_time" else {**record.get("exit_time", {}), **table})
-    # overlaps need no dimension; a random start has that of the runs, and the d -> infinity theory has none
-    if not {"M", "m", "dimension"} & set(begin) and not {"dimension", "start.dimension"} & {*arguments, *varied}:
+    problem = problem_from(record["problem"])
+    # overlaps need no dimension, and a spectrum has its own; a random start has that of the runs, and the d -> infinity theory has none
+    asks = getattr(problem, "spectrum", None) is None and not {"M", "m", "dimension"} & set(begin)
+    if asks and not {"dimension", "start.dimension"} & {*arguments, *varied}:
         if size is None:
             raise ValueError("start: a random start needs a dimension: give dimension = ... in [start], [run] or [sweep]")
         begin["dimension"] = size
-    problem_from(record["problem"])
     algorithm_from(record["algorithm"])
     parts = {"problem": record["problem"], "algorithm": record["algorithm"], "start": begin}
     return solver.__name__, {**parts, "over": varied, **settings, **arguments}

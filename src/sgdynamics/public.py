@@ -66,6 +66,7 @@ from sgdynamics.results import load as load
 from sgdynamics.results import problem_of as problem_of
 from sgdynamics.results import save as save
 from sgdynamics.results import start_from as start_from
+from sgdynamics.samples.real_data import DataSpectrum as DataSpectrum
 from sgdynamics.samples.real_data import spectrum_of as spectrum_of
 from sgdynamics.samples.spectra import Spectrum as Spectrum
 from sgdynamics.samples.spectra import power_law as power_law

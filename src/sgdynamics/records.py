@@ -68,7 +68,7 @@ def _with_schedules(what: str, values: dict[str, Any], names: tuple[str, ...]) -
 def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None) -> Any:
     """The start that a record states: {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}.
 
-    A random start is drawn at `dimension` unless it names its own.
+    A random start is drawn at `dimension` unless it names its own, or the problem's spectrum fixes it.
     """
     values = _plain_record("start", record)
     if "own dynamics" in problem.kinds:
@@ -79,7 +79,7 @@ def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimensi
         _names("start", "start", values, start, skip=("problem",))
         return start(problem, **values)
     _names("start", "random_start", values, random_start, skip=("problem",), given=("dimension",))
-    if values.get("dimension", dimension) is None:
+    if values.get("dimension", dimension) is None and getattr(problem, "spectrum", None) is None:
         raise ValueError(
             "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])"
         )

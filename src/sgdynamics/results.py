@@ -164,7 +164,7 @@ def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
     >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
     >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
     >>> sgd.algorithm_of(result)
-    OnePassSGD(lr=0.1, batch=1, head_rate=1.0, update=None)
+    OnePassSGD(lr=0.1, batch=1, head_rate=1.0, update=None, per='dimension')
     """
     return algorithm_from(_recorded(result, "algorithm"))
 

@@ -62,7 +62,9 @@ def beside(results: dict[str, xr.Dataset]) -> dict[str, Any]:
         found["alpha"] = first["alpha"].values
     found["methods"] = {}
     for name, result in shown.items():
-        values, diverged = result[quantity].values, np.isfinite(result["diverged_at"].values)
+        values = result[quantity].values
+        # exact means without stepping have no time at which they diverge
+        diverged = np.isfinite(result["diverged_at"].values) if "diverged_at" in result.coords else ~np.isfinite(values).all(axis=1)
         good = values[~diverged]
         one: dict[str, Any] = {"runs": len(values), "diverged": int(diverged.sum())}
         one["mean"] = good.mean(axis=0) if len(good) else np.full(values.shape[1], np.nan)

@@ -25,12 +25,18 @@ class DataSpectrum(Spectrum):
 
     Attributes
     ----------
+    eigenvalues : ndarray (d,)
+        Of the inputs' covariance, the largest first.
+    multiplicities : ndarray (d,)
+        Ones.
+    target : ndarray (d, 1, 1) or None
+        Squares of the coordinates of the best linear prediction; None without labels.
     noise : float
         Variance of the labels about their best linear prediction; 0 without labels.
     kappa : float
-        E|x|^4/(E|x|^2)^2 over that of a Gaussian of the same covariance, for ``sgd.solve_linear(..., kappa=)``.
+        ``E|x|^4/(E|x|^2)^2`` over that of a Gaussian of the same covariance, for ``sgd.solve_linear(..., kappa=)``.
     residual_ratio : float
-        E[|x|^2 r^2]/(E|x|^2 E[r^2]) with the residuals r: 1 where they are independent of the inputs' length.
+        ``E[|x|^2 r^2]/(E|x|^2 E[r^2])`` with the residuals r: 1 where they are independent of the inputs' length.
     largest_step : float
         g at which the mean risk of SGD with batch 1 on these samples themselves stops to settle.
     gaussian_step : float
@@ -97,7 +103,7 @@ def spectrum_of(X: Given, y: Given | None = None) -> DataSpectrum:
     >>> begin = sgd.start(problem, M=np.zeros((2, 1, 1)), Q=np.zeros((2, 1, 1)))
     >>> result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.2, per="trace"), begin, steps=[0, 100], kappa=found.kappa)
     >>> result["risk"].values.round(3).tolist()
-    [[2.532, 0.006]]
+    [[2.459, 0.006]]
     """
     fix = "give finite numbers, samples x inputs"
     x = checks.numbers("X", X, fix)

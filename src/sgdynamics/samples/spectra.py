@@ -48,7 +48,7 @@ class Spectrum:
     >>> spectrum = sgd.Spectrum([4.0, 1.0, 0.25], [1, 3, 40], target=[1.0, 0.5, 0.2])
     >>> spectrum.dimension, spectrum.trace, round(spectrum.effective_dimension, 3)
     (44, 17.0, 13.447)
-    >>> problem = sgd.TeacherStudent(width=2, covariance=spectrum)
+    >>> problem = sgd.TeacherStudent(width=2, activation="erf", covariance=spectrum)
     >>> begin = sgd.random_start(problem)
     >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5, per="trace"), begin, steps=[0, 40])
     >>> round(result.attrs["g_l1"], 4)

@@ -56,8 +56,8 @@ def solve_sde(
         Save points in samples/d.
     steps : array_like, optional
         Save points in steps.
-    dimension : int
-        The dimension d.
+    dimension : int, optional
+        The dimension d; a problem whose covariance is a ``sgd.Spectrum`` knows it.
     runs : int, optional
         How many paths; unless given as many as the start has.
     seed : int, default 0

@@ -21,7 +21,9 @@ SECTIONS = ("problem", "algorithm", "start", "arguments")
 # names that results use themselves: a swept parameter of the same name keeps its full dotted one
 TAKEN = variables.TAKEN | {"point", "times", "left", "mean", "failed", "warning"}
 # whole numbers that are shapes: points that differ in them are other programs (all other numbers are traced)
-SHAPES = frozenset(["width", "teacher_width", "signals", "directions", "order", "batch", "runs", "paths", "replicates", "rank"])
+SHAPES = frozenset(
+    ["width", "teacher_width", "signals", "directions", "order", "batch", "runs", "paths", "replicates", "rank", "raw", "bins"]
+)
 
 
 @dataclass(frozen=True)
