@@ -150,7 +150,7 @@ def certify(
     small, growing = _dimensions(dynamics, dimension, dimensions)
     samples = None if data is None else checked_samples(problem, data)
     if samples is not None and fixed:
-        raise checks.reject("data", np.shape(data), "this is for one-pass SGD, which draws from the samples: give sgd.OnePassSGD(...)")
+        raise checks.reject("data", samples.shape, "this is for one-pass SGD, which draws from the samples: give sgd.OnePassSGD(...)")
     when = {name: value for name, value in (("times", times), ("alpha", alpha), ("steps", steps)) if value is not None}
     when = when or ({"steps": STEPS} if fixed else {"alpha": ALPHA})
     if not fixed and "steps" in when:

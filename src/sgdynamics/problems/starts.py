@@ -415,7 +415,7 @@ def random_start(
             if value is not None:
                 raise checks.reject(name, value, "a spiked tensor has one vector, no rows and no head: leave it out")
         checks.choice("per", per, ("dimension",))
-        return spiked_random_start(problem, dimension=dimension, seed=seed, runs=runs, scale=scale)
+        return spiked_random_start(problem, dimension=checks.whole("dimension", dimension, 1), seed=seed, runs=runs, scale=scale)
     d, sizes = check_dimension(problem, dimension, small=True)
     runs = checks.whole("runs", runs, 1)
     seed = checks.whole("seed", seed, 0)

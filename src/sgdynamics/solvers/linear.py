@@ -136,7 +136,7 @@ def _gain(begin: Start, weights: np.ndarray, run: int) -> float:
     return float(np.sum((a / len(a)) ** 2))
 
 
-def _modes(dynamics: FieldDynamics, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float) -> LinearModes:
+def _modes(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float) -> LinearModes:
     """The student of one run as its modes."""
     numbers = dynamics.parameters
     a = begin.a[run] / begin.a.shape[1]
@@ -145,9 +145,8 @@ def _modes(dynamics: FieldDynamics, begin: Start, run: int, weights: np.ndarray,
     target = np.einsum("r,brs,s->b", weights, numbers["gram"], weights)
     kept = np.asarray(sizes) > 0  # bins that were merged into others are empty
     errors = np.maximum(own - 2 * cross + target, 0.0)
-    parts = (np.asarray(numbers["eigenvalues"]), np.asarray(sizes, dtype=float), errors)
-    found = LinearModes(*(part[kept] for part in parts), float(numbers["noise"]), kappa, target[kept], (cross - target)[kept])
-    return found
+    eigenvalues, counts = np.asarray(numbers["eigenvalues"])[kept], np.asarray(sizes, dtype=float)[kept]
+    return LinearModes(eigenvalues, counts, errors[kept], float(numbers["noise"]), kappa, target[kept], (cross - target)[kept])
 
 
 def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +162,7 @@ def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _means(
-    dynamics: FieldDynamics, begin: Start, weights: np.ndarray, sizes: Any, d: int, kappa: float, wanted: np.ndarray
+    dynamics: Any, begin: Start, weights: np.ndarray, sizes: Any, d: int, kappa: float, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Errors (run, time, block) and the learning rates' sum over d after so many steps, which is t."""
     edges, rates = _pieces(dynamics.algorithm, d)
@@ -175,7 +174,7 @@ def _means(
         c, along, first = modes.errors, modes.along, 0.0
         elapsed = 0.0
         for rate, last in zip(rates, [*edges, np.inf], strict=True):
-            here = (wanted >= first) & ((wanted < last) if np.isfinite(last) else True)
+            here = (wanted >= first) & (wanted < last)
             ends = np.append(wanted[here] - first, last - first if np.isfinite(last) else 0.0)
             g = rate / d * scale
             now = LinearModes(modes.eigenvalues, modes.counts, c, modes.noise, kappa, modes.targets, along)
@@ -184,7 +183,7 @@ def _means(
                 errors, alongs = now.errors_after(ends, g, dynamics.algorithm.batch, decay)
             else:
                 errors, alongs = np.tile(c, (len(ends), 1)), np.tile(along, (len(ends), 1))  # type: ignore[arg-type]
-            found[np.ix_([run], here, kept)] = errors[None, :-1]
+            found[run][np.ix_(here, kept)] = errors[:-1]
             t[here] = elapsed + (wanted[here] - first) * rate / d
             if np.isfinite(last):
                 c, along, elapsed, first = np.maximum(errors[-1], 0.0), alongs[-1], elapsed + (last - first) * rate / d, last
