@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 
 import numpy as np
 import pytest
@@ -80,13 +80,7 @@ def test_sgd_on_samples_has_the_mean_of_its_own_recursion():
 
 
 def test_digits_need_scikit_learn(monkeypatch):
-    def without(name, *more, **named):
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return found(name, *more, **named)
-
-    found = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"figure is skipped.*sgdynamics\[data\]"):
         paper.figure_4(quick=True)
 
