@@ -1,9 +1,10 @@
-"""Every Python block of the README runs as printed, and the demo does its job."""
+"""Every Python block of the README runs as printed, and the examples do their job."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,19 @@ def test_the_first_example_is_short():
     assert len(lines) <= 10
 
 
-@pytest.mark.runs_long
-def test_demo_at_a_small_size(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples/demo.py")
+def example(name):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.runs_long
+def test_demo_at_a_small_size(tmp_path, capsys):
+    demo = example("demo")
     demo.main(tmp_path, dimension=500, runs=100)
     shown = capsys.readouterr()
     assert "exact simulation (100 runs) against the ODE" in shown.out
@@ -59,3 +66,37 @@ def test_demo_at_a_small_size(tmp_path, capsys):
         one, many = (result[name].values[:, rows[1:]] for result in (direct, exact))
         error = many.std(axis=0, ddof=1) * np.sqrt(1 / len(one) + 1 / len(many))
         assert np.all(np.abs(one.mean(axis=0) - many.mean(axis=0)) <= Z * error), name
+
+
+@pytest.mark.slow
+def test_real_data(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    real = example("real_data")
+    real.main(tmp_path, runs=300)
+    shown = capsys.readouterr().out
+    assert [file.name for file in tmp_path.iterdir()] == ["real_data.png"]
+    assert (tmp_path / "real_data.png").stat().st_size > 10_000
+    # mean of SGD, its error, Gaussian theory, theory with kappa; apart as printed
+    rows = re.findall(r"(\d+)  +([\d.]+) ± ([\d.]+)  +([\d.]+)  +([+-][\d.]+)%  +([\d.]+)  +([+-][\d.]+)%", shown)
+    table = np.array(rows, dtype=float).reshape(len(real.RATES), len(real.STEPS), 7)
+    np.testing.assert_array_equal(table[:, :, 0], [real.STEPS] * 2)
+    for theory, apart in ((3, 4), (5, 6)):
+        np.testing.assert_allclose(100 * (table[:, :, theory] / table[:, :, 1] - 1), table[:, :, apart], atol=0.1)
+    # 3% at the small rate; at the large one 10% with kappa, which is nearer than without from step 10 on
+    share = 4.9 * table[:, :, 2] / table[:, :, 1]
+    assert np.all(np.abs(table[0, :, [4, 6]]) / 100 < 0.03 + share[0])
+    assert np.all(np.abs(table[1, :, 6]) / 100 < 0.1 + share[1])
+    assert np.all(np.abs(table[1, 2:, 6]) < np.abs(table[1, 2:, 4]))
+
+
+def test_real_data_trains_and_names_what_it_needs(monkeypatch):
+    real = example("real_data")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 3))
+    y = x @ [1.0, -1.0, 0.5]
+    risks = real.train(x, y, 0.1, runs=4)
+    assert risks.shape == (4, len(real.STEPS))
+    assert np.all(risks[:, -1] < 1e-6 * risks[:, 0])  # without noise the target is found
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SystemExit, match=r"pip install 'sgdynamics\[data\]'"):
+        real.digits()

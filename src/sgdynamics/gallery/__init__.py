@@ -34,6 +34,7 @@ DOCUMENTS = {
     "quadratic_networks": "Escape dynamics and implicit bias of quadratic networks (arXiv:2604.03068)",
     "dimension_free": "Dimension-free limits of SGD for two-layer networks (Loureiro, slides)",
     "several_inputs": "Samples of several inputs and own rules (attention, sequences, autoencoders, perceptrons, GANs)",
+    "scaling_laws": "Scaling laws (power-law spectra, compute-optimal random features, real samples, emergence)",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the figures of several documents share: axes without pyplot, letters of panels, ticks at the sizes that were run."""
+"""What the figures of several documents share: axes without pyplot, runs as points with bars, letters, ticks at sizes that were run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-__all__ = ["letters", "subplots", "ticks"]
+__all__ = ["finish", "letters", "panels", "runs_on", "subplots", "ticks"]
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Any, Any]:
@@ -29,3 +29,26 @@ def ticks(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
     """Ticks at these values of x and nowhere else."""
     ax.set_xticks(values, [f"{value:g}" for value in values])
     ax.set_xticks([], minor=True)
+
+
+def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, Any]:
+    """A figure with one row of axes."""
+    fig, axes = subplots(1, columns, (width * columns, height), squeeze=False)
+    return fig, axes[0]
+
+
+def runs_on(ax: Axes, x: Any, runs: Any, colour: str, label: str | None = None, bars: float = 2.0) -> None:
+    """The mean over runs (the first axis) as points, with bars of so many standard errors."""
+    runs = np.asarray(runs)
+    error = bars * runs.std(axis=0, ddof=1) / np.sqrt(len(runs))
+    ax.errorbar(x, runs.mean(axis=0), error, fmt="o", ms=4, mfc="white", mec=colour, color=colour, capsize=2, lw=1, label=label, zorder=3)
+
+
+def finish(fig: Any, axes: Iterable[Axes], title: str, legends: Iterable[Axes] | None = None, **legend: Any) -> None:
+    """Letters, a title over all, and legends on all axes unless some are named."""
+    for ax in axes if legends is None else legends:
+        ax.legend(**({"frameon": False, "fontsize": "small"} | legend))
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    letters(axes)
+    fig.suptitle(title)

@@ -1,37 +1,8 @@
-"""What the figures of this section share: runs as points with bars, axes without pyplot."""
+"""What the figures of this section share: the words on their axes."""
 
-from __future__ import annotations
+from sgdynamics.papers.drawing import finish, panels, runs_on
 
-from collections.abc import Iterable
-from typing import Any
-
-import numpy as np
-from matplotlib.axes import Axes
-
-from sgdynamics.papers.drawing import letters, subplots
+__all__ = ["ALPHA", "TIME", "finish", "panels", "runs_on"]
 
 ALPHA = "$\\alpha$ = samples/$d$"
 TIME = "$t$ = lr steps/$d$"
-
-
-def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, Any]:
-    """A figure with one row of axes."""
-    fig, axes = subplots(1, columns, (width * columns, height), squeeze=False)
-    return fig, axes[0]
-
-
-def runs_on(ax: Axes, x: Any, runs: Any, colour: str, label: str | None = None, bars: float = 2.0) -> None:
-    """The mean over runs (the first axis) as points, with bars of so many standard errors."""
-    runs = np.asarray(runs)
-    error = bars * runs.std(axis=0, ddof=1) / np.sqrt(len(runs))
-    ax.errorbar(x, runs.mean(axis=0), error, fmt="o", ms=4, mfc="white", mec=colour, color=colour, capsize=2, lw=1, label=label, zorder=3)
-
-
-def finish(fig: Any, axes: Iterable[Axes], title: str, legends: Iterable[Axes] | None = None, **legend: Any) -> None:
-    """Letters, a title over all, and legends on all axes unless some are named."""
-    for ax in axes if legends is None else legends:
-        ax.legend(**({"frameon": False, "fontsize": "small"} | legend))
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-    letters(axes)
-    fig.suptitle(title)

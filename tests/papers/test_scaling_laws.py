@@ -1,0 +1,111 @@
+"""Scaling laws: closed formulas against what shares no code with them, a figure of each kind at a tiny size, verdicts on all of them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import sgdynamics as sgd
+from sgdynamics import gallery
+from sgdynamics.papers import scaling_laws as paper
+from sgdynamics.papers.scaling_laws import digits_figure
+
+
+@pytest.mark.parametrize(("s", "e"), [(1.25, 0.25), (2.0, 0.0), (1.5, 0.6)])
+def test_learning_exponents_are_those_of_the_sum_over_modes(s, e):
+    j, t = np.arange(1.0, 3e5), np.array([400.0, 440.0])
+    loss = [np.sum(j ** (-s - 2 * e) * np.exp(-2 * j**-s * one)) for one in t]
+    # what is beyond the last mode has not moved
+    loss += j[-1] ** (1 - s - 2 * e) / (s + 2 * e - 1)
+    assert -np.log(loss[1] / loss[0]) / np.log(t[1] / t[0]) == pytest.approx(paper.learning_exponent(s, e), abs=2e-3)
+
+
+def test_skills_follow_the_flow_of_their_own_population_risk():
+    """Three students and three teachers in eight dimensions, by the gradient of the risk as moments of Gaussian inputs give it."""
+    c, m0 = np.arange(1, 4.0) ** -1.5, 0.2
+    # each row has an own direction for what is not along its teacher
+    teachers, begin = np.eye(8)[:3], np.stack([m0 * np.eye(8)[k] + np.sqrt(1 - m0**2) * np.eye(8)[5 + k] for k in range(3)])
+
+    def right(_, y):
+        W = y.reshape(3, 8)
+        # f - y = x^T A x; E[(x^T A x) x x^T] = 2 A + tr(A), the trace is 0 on the sphere
+        A = np.einsum("k,ki,kj->ij", c, W, W) - np.einsum("k,ki,kj->ij", c, teachers, teachers)
+        grad = 2 * c[:, None] * (W @ (2 * A + np.trace(A) * np.eye(8)))
+        grad -= np.sum(grad * W, axis=1)[:, None] * W
+        return -grad.ravel()
+
+    t = np.array([0.5, 3.0, 12.0])
+    W = solve_ivp(right, (0, t[-1]), begin.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(-1, 3, 8)
+    m = np.diagonal(W[:, :, :3], axis1=1, axis2=2)
+    expected = paper.emergence_loss(t, 1.5, m0, skills=3)
+    np.testing.assert_allclose(2 * c**2 * (1 - m**2), expected, rtol=1e-6, atol=1e-7)
+    half = paper.emergence_time([1, 2, 3], 1.5, m0)
+    np.testing.assert_allclose(np.diagonal(paper.emergence_loss(half, 1.5, m0, skills=3)), c**2)
+
+
+@pytest.mark.parametrize("b", [1.0, 1.5, 2.5])
+def test_many_skills_sum_to_a_power_law(b):
+    t = paper.emergence_time([30, 60], b, 0.1)
+    loss = paper.emergence_loss(t, b, 0.1, skills=100_000).sum(axis=1)
+    tail = 2 * 0.99 * 100_000.5 ** (1 - 2 * b) / (2 * b - 1)  # skills beyond those, not learned yet
+    measured = -np.diff(np.log(loss + tail))[0] / np.diff(np.log(t))[0]
+    assert measured == pytest.approx(paper.emergence_exponent(b), abs=3e-3)
+
+
+def test_sgd_on_samples_has_the_mean_of_its_own_recursion():
+    """Heavy-tailed samples: the mean by their own fourth moments, as `largest_step` has it."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(4, size=(60, 3)) * [1.0, 0.7, 0.4]
+    y = x @ [1.0, -1.0, 0.5] + 0.1 * rng.standard_normal(60)
+    with pytest.warns(UserWarning, match="settles up to"):
+        spectrum, lr = sgd.spectrum_of(x, y), 0.2
+    risks = digits_figure.sgd_on_samples(x, y, spectrum, lr, np.array([1, 10, 40]), 4000, seed=1)
+    best = np.linalg.lstsq(x, y, rcond=None)[0]
+    expected = []
+    # (w - w*, 1) has a linear mean square: over samples of (1 - g x x^T) and g r x
+    moment = np.outer(np.append(-best, 1.0), np.append(-best, 1.0))
+    g, r = lr / spectrum.trace, y - x @ best
+    moves = np.tile(np.eye(4), (len(x), 1, 1))
+    moves[:, :3, :3] -= g * x[:, :, None] * x[:, None]
+    moves[:, :3, 3] = g * r[:, None] * x
+    for step in range(1, 41):
+        moment = np.einsum("nij,jk,nlk->il", moves, moment, moves) / len(x)
+        if step in (1, 10, 40):
+            expected.append(0.5 * (np.sum(x.T @ x / len(x) * moment[:3, :3]) + np.mean(r**2)))
+    error = risks.std(axis=0, ddof=1) / np.sqrt(len(risks))
+    assert np.all(np.abs(risks.mean(axis=0) - expected) < 4.9 * error)
+
+
+def test_digits_need_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"figure is skipped.*sgdynamics\[data\]"):
+        paper.figure_4(quick=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: paper.learning_exponent(0.5, 0.1), "target_exponent = 0.1: the target has infinite variance"),
+        (lambda: paper.emergence_exponent(0.5), "decay = 0.5"),
+        (lambda: paper.emergence_time([0], 1.0, 0.1), "skill = "),
+        (lambda: paper.emergence_loss([-1.0], 1.0, 0.1, 3), "times = "),
+        (lambda: paper.emergence_loss([1.0], 1.0, 1.0, 3), "overlap = 1.0"),
+    ],
+)
+def test_bad_numbers_are_named(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6"])
+def test_figures_are_reproduced(number, tmp_path):
+    if number == "4":
+        pytest.importorskip("sklearn")
+    found = gallery.make(gallery.find("scaling_laws", number), tmp_path)
+    assert not found["error"]
+    assert found["verdict"].startswith("reproduced"), found["verdict"]
+    assert (tmp_path / f"scaling_laws-{number}.png").stat().st_size > 20_000
