@@ -148,11 +148,11 @@ def emergence_loss(times: Given, decay: float, overlap: float, skills: int) -> n
 
     Examples
     --------
-    >>> loss = sgd.papers.scaling_laws.emergence_loss([0.0, 3.0, 30.0], 1.5, 0.2, skills=3)
+    >>> loss = sgd.papers.scaling_laws.emergence_loss([0.0, 3.0, 12.0], 1.5, 0.2, skills=3)
     >>> print(np.round(loss, 3))
     [[1.92  0.24  0.071]
-     [0.    0.136 0.065]
-     [0.    0.    0.016]]
+     [0.    0.136 0.067]
+     [0.    0.    0.03 ]]
     """
     odds = _odds(overlap)
     weights = np.arange(1, checks.whole("skills", skills, 1) + 1.0) ** -checks.number("decay", decay, above=0.5)
