@@ -147,7 +147,7 @@ def compute_optimal(
     data_exponent: float,
     target_exponent: float,
     *,
-    flops: Sequence[float],
+    flops: Sequence[float] | np.ndarray,
     rate: float = 0.5,
     batch: int = 1,
     inputs_per_feature: float = 4.0,
