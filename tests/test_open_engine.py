@@ -31,6 +31,7 @@ CHOSEN = {
     "sweeps/job.py": 1,
     "analysis/regimes.py": 2,  # a plateau is known for a student that can be its teacher
     "simulation/stability.py": 2,  # phase retrieval
+    "solvers/linear.py": 1,  # which students are linear
 }
 
 

@@ -36,7 +36,7 @@ from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
 from sgdynamics.samples.sample import Place
-from sgdynamics.samples.spectrum import spread
+from sgdynamics.samples.spectrum import of_blocks, spread
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 FEW_BLOCKS = 4  # that are compressed wherever they can be; more are a spectrum, whose cost is that of its columns
@@ -253,8 +253,7 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
     if not grouping.raw:
         x = sample.inputs(parameters, jnp.concatenate([part.inside, outside], axis=-1), draws)
         return x.reshape(*lead, -1), sample.given(draws)
-    theirs = {**parameters, "frame": parameters["frame"][wide], "eigenvalues": parameters["eigenvalues"][wide]}
-    x = sample.inputs(theirs, jnp.concatenate([part.inside, outside], axis=-1), draws)
+    x = sample.inputs(of_blocks(parameters, wide), jnp.concatenate([part.inside, outside], axis=-1), draws)
     place = Place(spread(parameters)[grouping.strip], np.arange(len(grouping.strip)), strip_signals(grouping, parameters))
     strip = sample.inputs_in_space(parameters, part.strip, draws, place)
     return grouping.joined(strip.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), sample.given(draws)

@@ -19,6 +19,7 @@ from sgdynamics.algorithms import updates
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, stretched
 from sgdynamics.samples.spectra import UNITS
+from sgdynamics.samples.spectrum import trace
 from sgdynamics.support import require
 
 
@@ -108,7 +109,7 @@ class OnePassSGD:
             raise checks.reject("per", self.per, 'the inputs of this problem have no spectrum: leave it at "dimension"')
         numbers = problem.parameters
         if self.per == "trace":
-            factor = 1 / (numbers["eigenvalues"] @ numbers["fractions"])
+            factor = 1 / trace(numbers)
         elif spectrum is None:
             raise checks.reject("per", self.per, "the problem does not fix the dimension: state its covariance as sgd.Spectrum(...)")
         else:

@@ -12,11 +12,10 @@ from sgdynamics.arrays import Given
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.precision import float64
 from sgdynamics.problems.starts import Start, broadcast_runs
-from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.samples.real_data import DataSpectrum
 from sgdynamics.simulation.on_data import DirectOnData
 from sgdynamics.simulation.running import run
-from sgdynamics.solvers.linear import solve_linear
+from sgdynamics.solvers.linear import linear_student, solve_linear
 from sgdynamics.solvers.ode import solve_ode
 
 
@@ -80,7 +79,7 @@ def gap_on_data(dynamics: Dynamics, begin: Start, z: np.ndarray, steps: np.ndarr
     """Runs on the samples beside the theory, at these steps."""
     problem, algorithm = dynamics.problem, dynamics.algorithm
     spectrum: DataSpectrum = problem.spectrum
-    linear = isinstance(problem, TeacherStudent) and {problem.activation.name, problem.teacher_activation.name} == {"linear"}
+    linear = linear_student(problem)
     own = linear and spectrum.residuals is not None and len(spectrum.residuals) == len(z) and spectrum.noise > 0
     draws = spectrum.residuals / np.sqrt(spectrum.noise) if own else None
     simulator = DirectOnData(problem, algorithm, broadcast_runs(begin, runs), z, draws)

@@ -92,8 +92,8 @@ class FieldDynamics(Dynamics):
         shared = {"problem": self.parameters, "algorithm": self.algorithm.parameters, "finite": finite}
         if self.definition.spectrum is not None:
             # in units of the fields' variance: blocks of many small eigenvalues have overlaps of another size than the others
-            eigenvalues = np.asarray(self.parameters["eigenvalues"])[:, None, None]
-            of_blocks = 1 / np.where(eigenvalues > 0, eigenvalues, 1.0)
+            found = np.asarray(eigenvalues(self.parameters))[:, None, None]
+            of_blocks = 1 / np.where(found > 0, found, 1.0)
             shared["units"] = {"M": of_blocks, "Q": of_blocks, "a": np.float64(1.0)}
         states = in_units(shared, self.states(begin))
         case = Case(field, each, shared, states, self.variable(when), {}, alone="points" in each)
@@ -136,7 +136,7 @@ class FieldDynamics(Dynamics):
         """g l_1: how much of an error along the largest eigenvalue one step takes."""
         numbers, alpha = self.parameters, when.alpha
         rates = self.algorithm.rates(np.zeros(1) if alpha is None else alpha)
-        return float(np.max(rates) / numbers["multiplicities"].sum() * numbers["eigenvalues"].max())
+        return float(np.max(rates) / numbers["multiplicities"].sum() * eigenvalues(numbers).max())
 
     def facts(self, when: Clock) -> dict[str, Any]:
         spectrum = self.definition.spectrum
@@ -158,7 +158,7 @@ class FieldDynamics(Dynamics):
         merged = None if problem.spectrum is None else problem.spectrum.coarser()
         if merged is None:
             return None
-        to, eigenvalues = merged
+        to, means = merged
 
         def summed(values: np.ndarray, axis: int) -> np.ndarray:
             found = np.zeros_like(values)
@@ -166,7 +166,7 @@ class FieldDynamics(Dynamics):
             return found
 
         numbers = {name: summed(self.parameters[name], 0) for name in ("multiplicities", "fractions", "gram")}
-        other = problem.with_numbers(eigenvalues=eigenvalues, **numbers)
+        other = problem.with_numbers(eigenvalues=means, **numbers)
         return type(self)(other, self.algorithm), Start(summed(begin.M_blocks, 1), summed(begin.Q_blocks, 1), begin.a)
 
     def doubts(self, worst: float) -> tuple[str, ...]:

@@ -344,11 +344,11 @@ class Problem:
         stated = self._stated_spectrum
         if stated is None or not self._mapped:
             return stated
-        numbers = self._parameters
-        if np.array_equal(numbers["eigenvalues"], stated.eigenvalues) and np.array_equal(numbers["multiplicities"], stated.multiplicities):
+        now = {name: self._parameters[name] for name in ("eigenvalues", "multiplicities")}
+        if all(np.array_equal(value, getattr(stated, name)) for name, value in now.items()):
             return stated
         found = copy(stated)
-        for name, value in (("eigenvalues", numbers["eigenvalues"]), ("multiplicities", numbers["multiplicities"]), ("law", None)):
+        for name, value in {**now, "law": None}.items():
             object.__setattr__(found, name, value)
         return found
 

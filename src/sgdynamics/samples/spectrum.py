@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -12,6 +14,11 @@ from sgdynamics.arrays import DType, Numbers, Numeric, Scalar
 def eigenvalues(numbers: Numbers) -> Float[Numeric, " blocks"]:
     """l_b, (blocks,)."""
     return numbers["eigenvalues"]
+
+
+def of_blocks(numbers: Numbers, blocks: np.ndarray) -> dict[str, Any]:
+    """The numbers of some of the blocks."""
+    return {**numbers, "frame": numbers["frame"][blocks], "eigenvalues": numbers["eigenvalues"][blocks]}
 
 
 def spread(numbers: Numbers, dtype: DType | None = None) -> Float[Numeric, " blocks"]:

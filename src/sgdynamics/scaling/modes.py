@@ -93,7 +93,7 @@ class LinearModes:
     def __post_init__(self) -> None:
         fix = "give numbers in one row"
         parts = {name: checks.numbers(name, getattr(self, name), fix) for name in ("eigenvalues", "counts", "errors")}
-        shape = parts["eigenvalues"].shape
+        shape = next(iter(parts.values())).shape
         for name, value in parts.items():
             if value.shape != shape or value.ndim != 1 or not len(value):
                 raise checks.reject(name, value.shape, f"all three have one number a block: {shape}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import xarray as xr
@@ -20,6 +20,7 @@ from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.progress import warn
 from sgdynamics.results import largest_share, record
+from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.scaling.modes import LinearModes, listed
 
 FOURTH = 0.38345  # of g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge
@@ -111,7 +112,7 @@ def solve_linear(
     if coarser is not None:
         merged = coarser[0].parameters["multiplicities"]
         other = _means(coarser[0], coarser[1], weights, merged, d, kappa, wanted)
-        risks = found[0] @ problem.parameters["eigenvalues"], other[0] @ coarser[0].parameters["eigenvalues"]
+        risks = found[0] @ eigenvalues(problem.parameters), other[0] @ eigenvalues(coarser[0].parameters)
         attributes["error_binning"] = largest_share((risks[0] - risks[1]) / 3, risks[0] + float(problem.noise))  # type: ignore[attr-defined]
     _warn(attributes, algorithm.batch)
     return _dataset(problem, algorithm, found, wanted, d, attributes)
@@ -120,14 +121,18 @@ def solve_linear(
 def _output(problem: Problem) -> np.ndarray:
     """The teacher as one vector in the signals; refuse what is not linear."""
     fix = 'give sgd.TeacherStudent(width=..., activation="linear", ...) with loss="squared", a fixed head and free rows'
-    if not isinstance(problem, TeacherStudent) or not problem.structure.has_excess:
-        raise checks.reject("problem", problem, f"this is for linear students: {fix}")
-    names = {problem.activation.name, problem.teacher_activation.name}
-    if names != {"linear"} or problem.head != "fixed" or problem.constraint is not None:
+    if not linear_student(problem) or problem.head != "fixed" or problem.constraint is not None:
         raise checks.reject("problem", problem, f"this is for linear students: {fix}")
     if scheduled(problem.noise) or scheduled(problem.weight_decay):
         raise checks.reject("problem", problem, "noise and weight decay are numbers here")
     return np.asarray(problem.teacher_head) / problem.teacher_width
+
+
+def linear_student(problem: object) -> TypeGuard[TeacherStudent]:
+    """Whether student and teacher are linear, and the loss is squared."""
+    if not isinstance(problem, TeacherStudent) or not problem.structure.has_excess:
+        return False
+    return {problem.activation.name, problem.teacher_activation.name} == {"linear"}
 
 
 def _gain(begin: Start, weights: np.ndarray, run: int) -> float:
@@ -145,8 +150,8 @@ def _modes(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: An
     target = np.einsum("r,brs,s->b", weights, numbers["gram"], weights)
     kept = np.asarray(sizes) > 0  # bins that were merged into others are empty
     errors = np.maximum(own - 2 * cross + target, 0.0)
-    eigenvalues, counts = np.asarray(numbers["eigenvalues"])[kept], np.asarray(sizes, dtype=float)[kept]
-    return LinearModes(eigenvalues, counts, errors[kept], float(numbers["noise"]), kappa, target[kept], (cross - target)[kept])
+    each, counts = np.asarray(eigenvalues(numbers))[kept], np.asarray(sizes, dtype=float)[kept]
+    return LinearModes(each, counts, errors[kept], float(numbers["noise"]), kappa, target[kept], (cross - target)[kept])
 
 
 def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +213,7 @@ def _dataset(
 ) -> xr.Dataset:
     errors, t = found
     with np.errstate(over="ignore", invalid="ignore"):
-        excess = 0.5 * errors @ problem.parameters["eigenvalues"]
+        excess = 0.5 * errors @ eigenvalues(problem.parameters)
     excess = np.where(np.isfinite(excess), excess, np.inf)
     variables = {
         "risk": (("run", "time"), excess + problem.noise_floor, {"long_name": "mean population risk"}),
@@ -219,7 +224,7 @@ def _dataset(
         "t": ("time", t, {"long_name": "time t = lr steps/D"}),
         "step": ("time", steps, {"long_name": "steps"}),
         "diverged_at": ("run", np.full(len(excess), np.nan), {"long_name": "last finite time of a run that diverged"}),
-        "eigenvalue": ("block", problem.parameters["eigenvalues"], {"long_name": "covariance eigenvalue"}),
+        "eigenvalue": ("block", eigenvalues(problem.parameters), {"long_name": "covariance eigenvalue"}),
     }
     if problem.spectrum is None or not problem.spectrum.infinite:
         coordinates["alpha"] = ("time", steps * (algorithm.batch / d), {"long_name": "samples/d"})
