@@ -12,7 +12,7 @@ from sgdynamics import functional
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.limits.drift import drift, finite_numbers
-from tests.conftest import Z
+from tests.conftest import Z, slow
 
 D, COUNT, LR = 8, 400_000, 0.7
 CORRELATION = np.array([[1.0, 0.4], [0.4, 0.8]])
@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow(CASES, ["kinks"]))
 def test_mean_of_one_step_in_d_dimensions(name):
     """The drift at finite d against the mean of one step of SGD, drawn in d dimensions by NumPy: (chain's) second order included."""
     loss, gradient, given = CASES[name]

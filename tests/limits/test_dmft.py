@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, stats
 
 import sgdynamics as sgd
-from tests.conftest import FALSE_ALARM, slow
+from tests.conftest import FALSE_ALARM
 
 pytestmark = pytest.mark.runs_long
 
@@ -150,7 +150,8 @@ def calibrated(noise, steps, seeds, **numbers):
     return gaps, stated, runs[0][2]
 
 
-@pytest.mark.parametrize("noise", slow([0.25, 0.0], (0.25,)))
+@pytest.mark.slow  # its sister in the fast set is test_no_bias_of_the_number_of_paths
+@pytest.mark.parametrize("noise", [0.25, 0.0])
 def test_stated_errors_are_true(noise):
     """With 4096 paths, where the bias was -9e-3 of the risk with label noise and -.11 without, 9 and 40 times what was stated."""
     gaps, stated, exact = calibrated(noise, [80], 8, paths=4096)

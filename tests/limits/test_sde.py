@@ -114,7 +114,7 @@ def test_one_step_has_the_mean_of_the_drift_and_the_covariance_of_a_sample(spher
     assert np.all(np.abs(np.cov(moved.T) / unit - expected) <= Z * spread + 0.01 * np.abs(expected).max())
 
 
-@pytest.mark.runs_long
+@pytest.mark.slow  # the contracts hold mean and spread of paths of each kind, in the fast set
 def test_paths_have_mean_and_spread_of_the_exact_chain():
     """Phase retrieval at d = 1000, width 2: means within errors, standard deviations within 20% (their sampling error is 4%)."""
     problem = phase(2, 0.1)

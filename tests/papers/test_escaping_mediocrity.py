@@ -271,6 +271,7 @@ def test_stochastic_shift():
     assert em.exit_time_quenched(1, d, gamma, 0.0, T) + em.stochastic_shift(1, gamma, 0.0) == pytest.approx(averaged, abs=1e-4)
 
 
+@pytest.mark.slow  # those of width one, in closed form, are in the fast set
 def test_corrected_time_at_width_five():
     """The ODE solved from many starts, .662, and that time corrected, .600; the linearised average is the control variate."""
     p, gamma, h = 5, 0.5, 0.01

@@ -170,6 +170,7 @@ def test_sequence_information_exponent():
         exponent(sgd.models.sequence_single_index(tokens=2, token_correlation=0.3))
 
 
+@pytest.mark.slow
 def test_no_warning_where_growth_is_of_higher_order():
     """A product of three tokens has no linear growth at m = 0, and is learned all the same."""
     problem = sgd.models.sequence_single_index(tokens=3)

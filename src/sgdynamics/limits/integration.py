@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.gaussian.risk import lanes_of
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
+from sgdynamics.reach import check_memory
 from sgdynamics.shapes import filled
 
 RTOL = 1e-8
@@ -286,6 +287,8 @@ def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray,
         return np.asarray(_flat_rate(form, *numbers, t, y))
 
     y = np.asarray(form.flat(state))
+    fix = "late times need an implicit method: take fewer blocks of the covariance, a smaller width, or shorter times"
+    check_memory("times", float(times[-1]) if len(times) else t0, 24.0 * len(y) ** 2, f"the Jacobian of {len(y)} overlaps", fix)
     if not np.all(np.isfinite(field(t0, y))):
         raise ValueError(
             f"problem: its drift is not finite at t = {t0:.4g}: the loss, an activation or the target gives NaN or infinity there; "
