@@ -11,7 +11,9 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.analysis import certify as module
 from sgdynamics.analysis.certify import _fit, _intercept, _law, _limit, _Theory, certify
+from sgdynamics.analysis.on_data import DataGap, checked_samples, gap_on_data
 from sgdynamics.dynamics import fields
+from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.solvers.ode import solve_ode
@@ -233,6 +235,31 @@ def test_on_the_samples_themselves():
     assert np.all(np.abs(found.data.theory - found.data.samples) <= 5 * found.data.error + 0.04 * found.data.samples)
     assert "on the data set itself the Gaussian theory's risk is off by" in found.paragraph.lower().replace("gaussian", "Gaussian")
     assert "theory/data - 1" in str(found)
+
+
+@pytest.mark.filterwarnings("ignore:SGD on these samples", "ignore:a step feeds back")
+@pytest.mark.parametrize(
+    ("lr", "decay", "says"),
+    [
+        (30.0, 0.0, "SGD has diverged by step 300, and the Gaussian theory does not stay finite at this lr either"),
+        (0.7, 0.0, "the Gaussian theory does not stay finite at this lr; on the data set itself SGD has not diverged by step 300"),
+        (0.7, 0.5, "off by"),
+    ],
+    ids=["both", "theory", "neither"],
+)
+def test_what_diverges(lr, decay, says):
+    """The mean that does not settle at lr = 0.7 is still finite at these steps; weight decay makes it settle."""
+    x, problem, begin = on_samples()
+    dynamics = dynamics_of("certify", problem.replace(weight_decay=decay), sgd.OnePassSGD(lr=lr, per="trace"))
+    found = gap_on_data(dynamics, dynamics.start(begin), checked_samples(problem, x), np.array([2, 300]), 5, 0)
+    assert says in found.sentence
+    assert found.settles == (decay > 0)
+    assert np.all(np.isfinite(found.theory)) == (lr < 1)
+
+
+def test_the_theory_is_blamed_where_it_settles():
+    found = DataGap(np.array([2, 50]), np.ones(2), np.array([1.0, np.inf]), np.ones(2))
+    assert found.sentence == "on the data set itself SGD has diverged by step 50, which the Gaussian theory does not say"
 
 
 @pytest.mark.filterwarnings("ignore:SGD on these samples")

@@ -69,7 +69,8 @@ class Certificate:
     error_sampling : float
         The largest standard error of a mean overlap at the largest dimension.
     data : DataGap or None
-        How far the theory is off on real samples, where they were given: ``steps``, ``theory``, ``samples``, ``error``, ``off``.
+        How far the theory is off on real samples, where they were given: ``steps``, ``theory``, ``samples``, ``error``, ``off``,
+        ``settles``.
 
     Examples
     --------

@@ -13,10 +13,13 @@ from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.precision import float64
 from sgdynamics.problems.starts import Start, broadcast_runs
 from sgdynamics.samples.real_data import DataSpectrum
+from sgdynamics.scaling.modes import MOST_MODES
 from sgdynamics.simulation.on_data import DirectOnData
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.linear import linear_student, solve_linear
 from sgdynamics.solvers.ode import solve_ode
+
+FAR = 10**12  # steps, after which a mean that does not settle has left every bound
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,15 @@ class DataGap:
         The mean risk of SGD that draws the samples themselves, over these samples; infinite where runs diverged.
     error : ndarray
         Its standard error over runs.
+    settles : bool
+        Whether the theory stays finite: at these steps, and a linear student's mean at all later ones too.
     """
 
     steps: np.ndarray
     theory: np.ndarray
     samples: np.ndarray
     error: np.ndarray
+    settles: bool = True
 
     @property
     def off(self) -> np.ndarray:
@@ -50,7 +56,12 @@ class DataGap:
         """The same in words."""
         if np.any(~np.isfinite(self.samples)):
             first = int(self.steps[~np.isfinite(self.samples)][0])
-            return f"on the data set itself SGD has diverged by step {first}, which the Gaussian theory does not say"
+            both = "and the Gaussian theory does not stay finite at this lr either"
+            said = "which the Gaussian theory does not say" if self.settles else both
+            return f"on the data set itself SGD has diverged by step {first}, {said}"
+        if not self.settles:
+            last = int(self.steps[-1])
+            return f"the Gaussian theory does not stay finite at this lr; on the data set itself SGD has not diverged by step {last}"
         shown = ", ".join(
             f"{100 * off:+.1f}% at step {step:g} (+- {100 * e / s:.1f})"
             for off, step, e, s in zip(self.off, self.steps, self.error, self.samples, strict=True)
@@ -88,10 +99,13 @@ def gap_on_data(dynamics: Dynamics, begin: Start, z: np.ndarray, steps: np.ndarr
     risks = found["data_risk"] + floor
     risks = np.where(np.isfinite(risks) & ~((diverged >= 0)[:, None] & (steps[None] > diverged[:, None])), risks, np.inf)
     exact = linear and problem.head == "fixed" and problem.constraint is None and not algorithm.scheduled
-    given = {"steps": steps.tolist()}
-    theory = (
-        solve_linear(problem, algorithm, begin, **given, kappa=spectrum.kappa) if exact else solve_ode(problem, algorithm, begin, **given)
-    )
+    if exact:
+        # a mean that does not settle is still finite after few steps: the last number tells, where many steps are not taken one by one
+        far = FAR if len(spectrum.eigenvalues) <= MOST_MODES else int(steps[-1])
+        theory = solve_linear(problem, algorithm, begin, steps=[*steps.tolist(), far], kappa=spectrum.kappa)
+    else:
+        theory = solve_ode(problem, algorithm, begin, steps=steps.tolist())
+    risk = theory["risk"].values[0]
     with np.errstate(invalid="ignore"):
         mean, error = risks.mean(axis=0), risks.std(axis=0, ddof=1) / np.sqrt(runs)
-    return DataGap(steps, theory["risk"].values[0], mean, error)
+    return DataGap(steps, risk[: len(steps)], mean, error, bool(np.all(np.isfinite(risk))))
