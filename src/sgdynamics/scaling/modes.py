@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,6 @@ class LinearModes:
     kappa: float = 1.0
     targets: np.ndarray | None = None
     along: np.ndarray | None = None
-    _powers: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         fix = "give numbers in one row"
@@ -202,12 +201,8 @@ class LinearModes:
 
     def _at_once(self, steps: np.ndarray, g: float, B: int, decay: float) -> tuple[np.ndarray, np.ndarray]:
         """By one eigenproblem: r' = (1 - E) r + b + b_1 rho^n."""
-        key, root = (g, B, decay), np.sqrt(self.counts)
-        if key not in self._powers:
-            q, w = self._survival(g, B, decay), self._scale
-            self._powers.clear()
-            self._powers[key] = np.linalg.eigh(np.diag(1 - q) - self.kappa * g**2 / B * np.outer(w, w))
-        eigen, vectors = self._powers[key]
+        root = np.sqrt(self.counts)
+        eigen, vectors = _decomposed((1 - self._survival(g, B, decay)).tobytes(), self._scale.tobytes(), self.kappa * g**2 / B)
         always, once, rho, settled = self._sources(g, B, decay)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             lost = _lost(eigen, steps)
@@ -276,6 +271,16 @@ class LinearModes:
         edge = 2 / ((1 - 1 / B + 2 * self.kappa / B) * float(self.eigenvalues.max()))
         root: Any = optimize.brentq(lambda g: min(self.noise_gain(g, B), 1e6) - 1, 1e-12 * edge, edge * (1 - 1e-12), xtol=1e-15 * edge)
         return float(root)
+
+
+@lru_cache(maxsize=4)  # one has up to 72 MB
+def _decomposed(lost: bytes, scale: bytes, feedback: float) -> tuple[np.ndarray, np.ndarray]:
+    """The eigenproblem of one step, which students with other errors, noise and targets share: E = diag(1 - q) - feedback w w^T."""
+    w = np.frombuffer(scale)
+    found = np.linalg.eigh(np.diag(np.frombuffer(lost)) - feedback * np.outer(w, w))
+    for part in found:
+        part.flags.writeable = False  # it is that of every later call too
+    return found.eigenvalues, found.eigenvectors
 
 
 def _lost(eigen: np.ndarray, steps: np.ndarray) -> np.ndarray:

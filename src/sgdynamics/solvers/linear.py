@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -101,7 +102,7 @@ def solve_linear(
         attributes |= {"dimension": problem.spectrum.dimension, "effective_dimension": problem.spectrum.effective_dimension}
     g = float(np.max(_pieces(algorithm, d)[1])) / d
     modes = _modes(dynamics, begin, 0, weights, sizes, kappa)
-    scale = _gain(begin, weights, 0)
+    scale = _gain(begin, 0)
     attributes |= {
         "trace": modes.trace,
         "g_l1": g * scale * float(modes.eigenvalues.max()),
@@ -135,7 +136,7 @@ def linear_student(problem: object) -> TypeGuard[TeacherStudent]:
     return {problem.activation.name, problem.teacher_activation.name} == {"linear"}
 
 
-def _gain(begin: Start, weights: np.ndarray, run: int) -> float:
+def _gain(begin: Start, run: int) -> float:
     """A step of the output's vector (1/p) sum_i a_i w_i over that of a row: sum_i (a_i/p)^2."""
     a = begin.a[run]
     return float(np.sum((a / len(a)) ** 2))
@@ -174,24 +175,26 @@ def _means(
     found = np.zeros((begin.runs, len(wanted), len(np.asarray(sizes))))
     t = np.zeros(len(wanted))
     kept = np.asarray(sizes) > 0
-    for run in range(begin.runs):
-        modes, scale = _modes(dynamics, begin, run, weights, sizes, kappa), _gain(begin, weights, run)
-        c, along, first = modes.errors, modes.along, 0.0
-        elapsed = 0.0
-        for rate, last in zip(rates, [*edges, np.inf], strict=True):
-            here = (wanted >= first) & (wanted < last)
-            ends = np.append(wanted[here] - first, last - first if np.isfinite(last) else 0.0)
+    decay, batch = float(dynamics.parameters["weight_decay"]), dynamics.algorithm.batch
+    students = [_modes(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
+    first = elapsed = 0.0
+    # runs inside of pieces: those with the same head share the eigenproblem of a piece
+    for rate, last in zip(rates, [*edges, np.inf], strict=True):
+        here = (wanted >= first) & (wanted < last)
+        ends = np.append(wanted[here] - first, last - first if np.isfinite(last) else 0.0)
+        t[here] = elapsed + (wanted[here] - first) * rate / d
+        for run, now in enumerate(students):
+            scale = _gain(begin, run)
             g = rate / d * scale
-            now = LinearModes(modes.eigenvalues, modes.counts, c, modes.noise, kappa, modes.targets, along)
-            decay = float(dynamics.parameters["weight_decay"]) / scale if scale else 0.0
             if g > 0:
-                errors, alongs = now.errors_after(ends, g, dynamics.algorithm.batch, decay)
+                errors, alongs = now.errors_after(ends, g, batch, decay / scale)
             else:
-                errors, alongs = np.tile(c, (len(ends), 1)), np.tile(along, (len(ends), 1))  # type: ignore[arg-type]
+                errors, alongs = np.tile(now.errors, (len(ends), 1)), np.tile(now.along, (len(ends), 1))  # type: ignore[arg-type]
             found[run][np.ix_(here, kept)] = errors[:-1]
-            t[here] = elapsed + (wanted[here] - first) * rate / d
             if np.isfinite(last):
-                c, along, elapsed, first = np.maximum(errors[-1], 0.0), alongs[-1], elapsed + (last - first) * rate / d, last
+                students[run] = replace(now, errors=np.maximum(errors[-1], 0.0), along=alongs[-1])
+        if np.isfinite(last):
+            elapsed, first = elapsed + (last - first) * rate / d, last
     return found, t
 
 
