@@ -11,7 +11,9 @@ from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.fixed_exact import ExactFixedData
 from tests.conftest import Z
+from tests.simulation.test_rules import DATA, by_hand, lengths_read
 from tests.simulation.test_tokens import compare
+from tests.simulation.test_tokens import problem_of as tokens_of
 
 D = 12
 COVARIANCE = [(4.0, 1 / D), (2.0, 2 / D), (0.5, 9 / D)]
@@ -105,6 +107,31 @@ def test_other_runs_on_a_spectrum(kind):
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, covariance=spectrum, **options)
     algorithm = sgd.OnePassSGD(lr=1.5, per="trace", update=update).on(problem)
     compare(problem, algorithm, (ExactChain, DirectSGD), d=None, runs=10_000, steps=20, scale=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_on_a_spectrum(batch):
+    """Two correlated tokens with means and draws: small blocks are their coordinates, one or two are compressed."""
+    grams = np.array([[[1.0, 0.2], [0.2, 0.8]]]) * np.linspace(0.1, 0.4, 6)[:, None, None]
+    spectrum = sgd.Spectrum(np.geomspace(3.0, 0.3, 6), [2, 2, 4, 6, 9, 20], target=grams)
+    problem = tokens_of(covariance=spectrum, gram=None)
+    algorithm = sgd.OnePassSGD(lr=1.5, per="trace", batch=batch).on(problem)
+    compare(problem, algorithm, (ExactChain, DirectSGD), d=None, steps=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", ["overlaps", "lengths"])
+def test_rules_on_a_spectrum(kind, batch):
+    """Rules that read overlaps, or the lengths of inputs, where small blocks are their coordinates, and one to three are compressed."""
+    spectrum = sgd.Spectrum(np.geomspace(3.0, 0.3, 6), [1, 2, 4, 6, 9, 20], target=np.linspace(0.2, 0.5, 6))
+    if kind == "overlaps":
+        problem = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, covariance=spectrum, **DATA)
+    else:
+        problem = sgd.Rule(lengths_read, groups={"w": 2}, reads_lengths=True, covariance=spectrum)
+    algorithm = sgd.OnePassSGD(lr=1.0, per="trace", batch=batch).on(problem)
+    compare(problem, algorithm, (ExactChain, DirectSGD), d=None, steps=10, scale=0.7)
 
 
 @pytest.mark.slow
