@@ -6,6 +6,8 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,31 @@ def test_a_figure_that_fails_is_reported_and_the_rest_goes_on(tmp_path, monkeypa
     assert web.count("data:image/png;base64,") == 1
     monkeypatch.undo()
     # what had failed is tried again
+    assert not any(one["error"] for one in gallery.make_all(tmp_path, only=CHEAP))
+
+
+def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
+    """With what to install on both pages and in the summary, and no failure; made once it is there."""
+
+    def missing(quick=False, seed=0):
+        papers.scaling_laws.digits_figure.pixels()
+
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(papers.quadratic_networks, "figure_5", missing)
+    arguments = ["--out", str(tmp_path), *(part for name in CHEAP for part in ("--only", name))]
+    assert gallery.main(arguments) == 0
+    said, page, web = capsys.readouterr(), *((tmp_path / name).read_text() for name in ("index.md", "index.html"))
+    assert "quadratic_networks 5: skipped: the digits of this figure come with scikit-learn, which is not installed: pip" in said.err
+    assert "1 of 2 figures, 1 skipped:" in said.out
+    assert "1 reproduced, 1 skipped." in page
+    assert re.search(r"\*\*Skipped\*\* after [\d.]+ s: the digits of this figure come with scikit-learn", page)
+    assert re.search(r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with scikit-learn", web)
+    assert "failed" not in page
+    # a package that the library itself needs is another matter
+    monkeypatch.setitem(sys.modules, "xarray.tutorial", None)
+    monkeypatch.setattr(papers.quadratic_networks, "figure_5", lambda **_: importlib.import_module("xarray.tutorial"))
+    assert gallery.main(arguments) == 1
+    monkeypatch.undo()
     assert not any(one["error"] for one in gallery.make_all(tmp_path, only=CHEAP))
 
 

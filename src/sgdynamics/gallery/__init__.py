@@ -1,8 +1,8 @@
 """The gallery: every figure of the documents, made, kept with its data, and judged by them.
 
 `python -m sgdynamics.gallery --quick --out output/gallery` makes them all: picture (PNG), data (NetCDF), parameters, claim, verdict and
-time of each, and pages that collect them (index.md, index.html). A figure that fails is reported there and the rest goes on; what is
-there already is not made again unless --again.
+time of each, and pages that collect them (index.md, index.html). A figure that fails is reported there and the rest goes on, as is one
+that is skipped for want of an optional package; what is there already is not made again unless --again.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ DOCUMENTS = {
     "several_inputs": "Samples of several inputs and own rules (attention, sequences, autoencoders, perceptrons, GANs)",
     "scaling_laws": "Scaling laws (power-law spectra, compute-optimal random features, real samples, emergence)",
 }
+
+OPTIONAL = ("sklearn",)  # modules without which a figure is skipped; that any other cannot be imported is a failure
+
+
+def skipped(one: dict[str, Any]) -> bool:
+    """Whether a figure was not made for want of an optional package, which is no failure."""
+    return one["verdict"] == "skipped"
 
 
 def _judged(entry: Entry, data: xr.Dataset) -> dict[str, Any]:
@@ -80,7 +87,8 @@ def remarked(found: dict[str, Any]) -> str:
 def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False) -> dict[str, Any]:
     """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict, time, and the error if it failed.
 
-    What is there whole, of the same size and seed, is read and not made again, unless it had failed or `again`.
+    What is there whole, of the same size and seed, is read and not made again, unless it had failed or `again`. A figure whose optional
+    package is not installed has the verdict "skipped", and what to install as its error.
     """
     folder, stem = Path(out), f"{entry.document}-{entry.number}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +120,9 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
         found["files"] = [str(picture), str(data_file)]
     except Exception as error:  # the other figures go on, and the page says what happened
-        found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        said = " ".join(str(error).split())
+        missing = isinstance(error, ImportError) and error.name in OPTIONAL
+        found |= {"verdict": "skipped", "error": said} if missing else {"error": f"{type(error).__name__}: {said}"}
     found["seconds"] = round(time.perf_counter() - begin, 1)
     with files.whole(about) as unfinished:
         unfinished.write_text(json.dumps(found, indent=1))
@@ -155,10 +165,8 @@ def make_all(
             spent.append(one["seconds"])
         left = f", about {np.mean(spent) * (len(chosen) - index - 1) / 60:.0f} min left" if spent and index + 1 < len(chosen) else ""
         state = f"{one['seconds']} s" if one["made"] else "there already"
-        print(
-            f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}: {one['error'] or one['verdict'].split(':')[0]} ({state}{left})",
-            file=stream,
-        )
+        said = f"skipped: {one['error']}" if skipped(one) else one["error"] or one["verdict"].split(":")[0]
+        print(f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}: {said} ({state}{left})", file=stream)
         stream.flush()
         write_pages(out, _all_there(Path(out), found))  # after each, so that the page is there whenever this is stopped
         if index + 1 < len(chosen) and chosen[index + 1].document != entry.document:
@@ -212,6 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = make_all(given.out, quick=not given.full, seed=given.seed, again=given.again, only=given.only)
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
-    failed = [one for one in found if one["error"]]
-    print(f"{len(found) - len(failed)} of {len(found)} figures: {Path(given.out) / 'index.html'}")
-    return 1 if failed else 0
+    left_out = sum(skipped(one) for one in found)
+    made = sum(not one["error"] for one in found)
+    print(f"{made} of {len(found)} figures{f', {left_out} skipped' if left_out else ''}: {Path(given.out) / 'index.html'}")
+    return 0 if made + left_out == len(found) else 1

@@ -15,7 +15,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h2 { margin-top: 3rem; border-bottom: 1px solid #ccc } h3 { margin: 2.2rem 0 .4rem } img { max-width: 100%; height: auto }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top }
 table.findings { font-size: 13px; width: auto; margin: .4rem 0 } table.findings td, table.findings th { border-top: 1px solid #ddd }
-.reproduced { color: #17692f } .differs { color: #a03000 } .undecided { color: #666 } .failed { color: #b00020; font-weight: 600 }
+.reproduced { color: #17692f } .differs { color: #a03000 } .undecided, .skipped { color: #666 } .failed { color: #b00020; font-weight: 600 }
 small { color: #666 } a { color: #1a4fa0 }
 """
 
@@ -44,8 +44,10 @@ def _title(one: dict[str, Any]) -> str:
 
 
 def _state(one: dict[str, Any]) -> str:
+    from sgdynamics.gallery import skipped
+
     if one["error"]:
-        return "failed"
+        return "skipped" if skipped(one) else "failed"
     word = one["verdict"].split(":")[0]
     return word if word in ("reproduced", "differs") else "undecided"
 
@@ -74,7 +76,7 @@ def _parameters(one: dict[str, Any]) -> str:
 
 
 def _summary(found: list[dict[str, Any]]) -> str:
-    counts = [(sum(_state(one) == state for one in found), state) for state in ("reproduced", "differs", "undecided", "failed")]
+    counts = [(sum(_state(one) == state for one in found), state) for state in ("reproduced", "differs", "undecided", "skipped", "failed")]
     said = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
     quick = sum(one["quick"] for one in found)
     sizes = f"{quick} of quick and {len(found) - quick} of full size" if 0 < quick < len(found) else "quick sizes" if quick else "full size"
@@ -105,7 +107,7 @@ def markdown(found: list[dict[str, Any]]) -> str:
         for one in group:
             lines += ["", f"### {_title(one)}", ""]
             if one["error"]:
-                lines += [f"**Failed** after {one['seconds']} s: {one['error']}"]
+                lines += [f"**{_state(one).capitalize()}** after {one['seconds']} s: {one['error']}"]
                 continue
             lines += [
                 f"![{_title(one)}]({_stem(one)}.png)",
@@ -183,7 +185,7 @@ def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
         for one in group:
             parts.append(f"<h3 id='{_stem(one)}'>{html.escape(_title(one))}</h3>")
             if one["error"]:
-                parts.append(f"<p class='failed'>failed after {one['seconds']} s: {html.escape(one['error'])}</p>")
+                parts.append(f"<p class='{_state(one)}'>{_state(one)} after {one['seconds']} s: {html.escape(one['error'])}</p>")
                 continue
             image = base64.b64encode((folder / f"{_stem(one)}.png").read_bytes()).decode()
             parts.append(f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>")

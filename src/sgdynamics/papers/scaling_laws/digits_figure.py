@@ -99,7 +99,8 @@ def pixels() -> tuple[dict[str, np.ndarray], np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ImportError('this figure is skipped: its digits come with scikit-learn, pip install "sgdynamics[data]"') from None
+        missing = 'the digits of this figure come with scikit-learn, which is not installed: pip install "sgdynamics[data]"'
+        raise ImportError(missing, name="sklearn") from None
     found: Any = load_digits()
     x, labels = np.asarray(found.data, dtype=float) / 16, np.where(found.target % 2 == 1, 1.0, -1.0)
     centred, spread = x - x.mean(axis=0), x.std(axis=0)
