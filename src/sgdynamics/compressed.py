@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.algorithms.one_pass import Rows, Stride, take_step
-from sgdynamics.algorithms.updates import Law, copies
+from sgdynamics.algorithms.one_pass import Stride, take_step
+from sgdynamics.algorithms.updates.ground import Ground, Rows
+from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
@@ -53,6 +54,7 @@ class Grouping:
     single: bool = False  # one step at a time, for averages over one step
     update: Law | None = None  # None: plain SGD
     raw: tuple[int, ...] = ()  # sizes of the blocks whose coordinates are kept, 0 for the others; () where there are none
+    spare: int = 0  # more new columns, of no input
 
     @property
     def wide_batch(self) -> bool:
@@ -68,12 +70,17 @@ class Grouping:
     def steps(self) -> int:
         if self.wide_batch or self.single:
             return 1
-        return max(1, max(LEAST_COLUMNS, self.structure.width) // self.inputs)
+        return max(1, max(LEAST_COLUMNS, self.structure.width) // (self.inputs + self.kicks))
+
+    @property
+    def kicks(self) -> int:
+        """Rows of noise of an update's own in a step."""
+        return self.structure.width if self.update is not None and self.update.noise else 0
 
     @property
     def columns(self) -> int:
         """New columns of a block of steps."""
-        return self.structure.width if self.wide_batch else self.steps * self.inputs
+        return (self.structure.width if self.wide_batch else self.steps * self.inputs) + self.steps * self.kicks + self.spare
 
     @property
     def folds(self) -> int:
@@ -128,28 +135,41 @@ class SpanDraws(NamedTuple):
     noise: Float[Numeric, "folds steps batch ..."]
     outside: Float[Numeric, "folds blocks columns columns"]
     strip: Any = None
+    kicks: Any = None  # of an update's own noise: inside (folds, steps, p, blocks, K + p)
+    strip_kicks: Any = None
 
 
-def initial_rows(grouping: Grouping, T: Float[Numeric, "blocks p K"], L: Float[Numeric, "blocks p p"], head: Float[Numeric, " p"]) -> Rows:
-    """[strip | T L 0 | ...] from (blocks, p, K) and (blocks, p, p)."""
-    more = (copies(grouping.update) - 1) * T.shape[1]
-    # the velocity is 0, and so is what W has along its columns
+def initial_rows(
+    grouping: Grouping,
+    T: Float[Numeric, "blocks rows K"],
+    L: Float[Numeric, "blocks rows rows"],
+    head: Float[Numeric, " rows"],
+    scalars: tuple[Any, ...] = (),
+) -> Rows:
+    """[strip | T L 0 | ...] from (blocks, rows, K) and (blocks, rows, rows), rows of all sets or of the weights: then the others are 0."""
+    more = copies(grouping.update) * grouping.structure.width - T.shape[1]
+    # rows that are 0, and what the others have along their columns
     room = more + grouping.columns
     every = jnp.moveaxis(jnp.pad(jnp.concatenate([T, L], axis=-1), ((0, 0), (0, more), (0, room))), 0, 1)
     strip, blocks = every[:, grouping.strip, grouping.strip_place], every[:, grouping.wide]
-    return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), first_scalars(grouping.update))
-
-
-def first_scalars(law: Law | None) -> tuple[Any, ...]:
-    """The scalars of an update before the first step."""
-    return () if law is None else tuple(jnp.zeros(()) for _ in law.scalars)
+    return Rows(grouping.joined(strip, blocks), jnp.pad(head, (0, more)), scalars)
 
 
 def overlaps(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
-    """M, Q (block by block) and a."""
+    """M, Q (block by block) and a of the weights."""
     p = grouping.structure.width
     Q, M = _gram_and_overlaps(grouping, parameters, state.rows[:p])
     return {"M": M, "Q": Q, "a": state.head[:p]}
+
+
+def overlaps_of_sets(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
+    """The same with those of all sets of rows, where an update keeps others, and its scalars."""
+    Q, M = _gram_and_overlaps(grouping, parameters, state.rows)
+    p = grouping.structure.width
+    found = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[:p]}
+    if len(state.head) > p:
+        found |= {"rows_M": M, "rows_Q": Q, "rows_a": state.head}
+    return found | ({"scalars": jnp.stack(state.scalars)} if state.scalars else {})
 
 
 def _gram_and_overlaps(grouping: Grouping, parameters: Numbers, rows: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
@@ -191,10 +211,12 @@ def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"])
     lower_shape = (folds, blocks, columns * (columns - 1) // 2)
     chi_shape = (folds, blocks, columns)
     strip_shape = (*inside_shape[:-2], len(grouping.strip))
-    counts = [int(np.prod(shape)) for shape in (inside_shape, noise_shape, lower_shape, chi_shape, strip_shape)]
+    kick_shape = (folds, grouping.steps, grouping.kicks, blocks, grouping.inside)
+    shapes = (inside_shape, noise_shape, lower_shape, chi_shape, strip_shape, kick_shape, (*kick_shape[:3], len(grouping.strip)))
+    counts = [int(np.prod(shape)) for shape in shapes]
     edges = np.cumsum(counts)
     # one call for all of it: many small calls to the generator cost more than the numbers
-    normals, uniform = normals_and_uniforms(key, int(edges[4]), counts[3])
+    normals, uniform = normals_and_uniforms(key, int(edges[-1]), counts[3])
     uniform = uniform.reshape(chi_shape)
     inside = normals[: edges[0]].reshape(inside_shape)
     noise = normals[edges[0] : edges[1]].reshape(noise_shape)
@@ -203,7 +225,12 @@ def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"])
     free = (sizes - grouping.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
     lengths = chi(key, free, proposal, uniform)
     outside = bartlett(lower, lengths, free, columns)
-    return SpanDraws(inside, noise, outside, normals[edges[3] :].reshape(strip_shape))
+    strip, kicks, strip_kicks = (
+        normals[low:high].reshape(shape) for low, high, shape in zip(edges[3:], edges[4:], shapes[4:], strict=False)
+    )
+    if not grouping.kicks:
+        return SpanDraws(inside, noise, outside, strip)
+    return SpanDraws(inside, noise, outside, strip, kicks, strip_kicks)
 
 
 def run_span(
@@ -221,13 +248,14 @@ def run_span(
     def block(carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
         inputs, labels = block_inputs(grouping, parameters, part)
+        kicks = block_kicks(grouping, part)
 
-        def step(carry: tuple[Rows, Any], sample: tuple[Any, Any, Any, Any]) -> tuple[tuple[Rows, Any], None]:
+        def step(carry: tuple[Rows, Any], sample: tuple[Any, ...]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
-            x, noise, flag, index = sample
+            x, noise, kicks, flag, index = sample
             now, rates = numbers_at((parameters, algorithm), index * (grouping.batch / dimension))
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
-            moved = one_step(grouping, (now, rates), rate, state, (x, noise, part.outside), dimension, index)
+            moved = one_step(grouping, (now, rates), rate, state, (x, noise, part.outside, kicks), dimension, index)
             # a plain step of length 0 changes nothing; others have to be held
             state = moved if grouping.update is None else jax.tree.map(partial(jnp.where, flag), moved, state)
             if see is not None:
@@ -235,7 +263,7 @@ def run_span(
                 seen = jax.tree.map(partial(jnp.where, flag), found, seen)
             return (state, seen), None
 
-        (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, on, numbers))
+        (state, seen), _ = jax.lax.scan(step, carry, (inputs, labels, kicks, on, numbers))
         # a span that stops inside a block keeps its unfolded columns: where it stops then changes nothing
         return (state._replace(rows=jnp.where(on[-1], fold(grouping, state.rows), state.rows)), seen), None
 
@@ -247,7 +275,10 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
     """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them."""
     sample, wide = grouping.structure.sample, grouping.wide
     shape = (*part.inside.shape[:-1], grouping.columns)
-    outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else jnp.moveaxis(part.outside, 0, 1).reshape(shape)
+    if grouping.wide_batch:
+        outside = jnp.zeros(shape, part.inside.dtype)
+    else:
+        outside = _outside(grouping, part)[:, : grouping.inputs].reshape(shape)
     draws = sample.drawn(parameters, part.noise)
     lead = (grouping.steps, grouping.inputs)
     if not grouping.raw:
@@ -257,6 +288,18 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
     place = Place(spread(parameters)[grouping.strip], np.arange(len(grouping.strip)), strip_signals(grouping, parameters))
     strip = sample.inputs_in_space(parameters, part.strip, draws, place)
     return grouping.joined(strip.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), sample.given(draws)
+
+
+def _outside(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps inputs blocks columns"]:
+    """What lies outside of the frame, in the new columns: in every step that of its inputs (of a wide batch: combinations), then of kicks."""
+    return jnp.moveaxis(part.outside, 0, 1).reshape(grouping.steps, -1, len(grouping.wide), grouping.columns)
+
+
+def block_kicks(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps p columns"] | None:
+    """The rows of noise of an update's own, standard normals in every direction; None where it has none."""
+    if not grouping.kicks:
+        return None
+    return grouping.joined(part.strip_kicks, jnp.concatenate([part.kicks, _outside(grouping, part)[:, -grouping.kicks :]], axis=-1))
 
 
 def sample_moves(
@@ -292,25 +335,27 @@ def sample_gradients(
     return sample_moves(structure, parameters, fields, signals, head, noise)[:2]
 
 
-def one_step(
-    grouping: Grouping,
-    numbers: tuple[Any, Any],
-    rate: Scalar,
-    state: Rows,
-    sample: tuple[Any, Any, Any],
-    dimension: Scalar | None = None,
-    number: Whole = 0,
-) -> Rows:
-    """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
+@dataclass(frozen=True, eq=False)
+class ChainBatch(Ground):
+    """A batch seen from the compressed frame: inputs x (inputs, columns), what the loss takes beside them, what lies outside, kicks."""
 
-    `sample`: inputs x (inputs, columns) as seen from there, what the loss takes beside them, and what lies outside.
-    """
-    structure, (parameters, algorithm), (x, noise, outside) = grouping.structure, numbers, sample
-    p = structure.width
+    grouping: Grouping
+    parameters: Any
+    dimension: Any
+    x: Any
+    given: Any
+    outside: Any
+    kicks: Any = None
 
-    def gradient(rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
+    def _moves(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any, Any, Any, Any]:
+        grouping, parameters, x = self.grouping, self.parameters, self.x
+        structure = grouping.structure
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
         fields = jnp.sum(rows[None] * x[:, None], axis=-1)
+        if shift is not None:
+            # apart, so that a small shift along large inputs is not rounded away
+            fields, rows = fields + jnp.sum(shift[None] * x[:, None], axis=-1), rows + shift
+        head = head if head_shift is None else head + head_shift
         in_strip, in_blocks = grouping.split(x)
         frame = parameters["frame"][grouping.wide] if grouping.raw else parameters["frame"]
         signals = jnp.sum(frame * in_blocks[:, :, None, : structure.signals], axis=(1, 3))
@@ -321,13 +366,17 @@ def one_step(
             reading = structure.loss.reading(parameters, *_gram_and_overlaps(grouping, parameters, rows))
         if structure.loss.reads_lengths:
             tokens = x.reshape(grouping.batch, -1, x.shape[1])
-            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / dimension
-        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
+        return rows, head, *sample_moves(structure, reading, fields, signals, head, self.given, lengths)
+
+    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+        grouping, parameters, x, p = self.grouping, self.parameters, self.x, self.grouping.structure.width
+        rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
         found = h[0, :, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None] * x[:, None], axis=0) / grouping.batch
         if grouping.wide_batch:
-            combined = jnp.linalg.qr(structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / grouping.batch
-            new = spread(parameters)[grouping.wide, None, None] * (combined @ outside)
+            combined = jnp.linalg.qr(grouping.structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / grouping.batch
+            new = spread(parameters)[grouping.wide, None, None] * (combined @ self.outside[:, :p])
             strip, blocks = grouping.split(found)
             found = grouping.joined(strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1)))
         if pulls is not None:
@@ -335,8 +384,36 @@ def one_step(
             found = found + pull[:, :p] @ rows + pull[:, p:] @ _signal_rows(grouping, parameters)
         return found, jnp.mean(head_gradient, axis=0)
 
-    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    return take_step(grouping.update, algorithm, state, gradient, stride, dimension, number)
+    def each(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+        grouping, p = self.grouping, self.grouping.structure.width
+        rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
+        found = jnp.sum((h[:, :, None] * self.x[:, None]).reshape(grouping.batch, -1, p, self.x.shape[1]), axis=1)
+        if pulls is not None:
+            found = found + pulls[..., :p] @ rows + pulls[..., p:] @ _signal_rows(grouping, self.parameters)
+        return found, head_gradient
+
+    def noise(self) -> Any:
+        return self.kicks
+
+
+def one_step(
+    grouping: Grouping,
+    numbers: tuple[Any, Any],
+    rate: Scalar,
+    state: Rows,
+    sample: tuple[Any, ...],
+    dimension: Scalar | None = None,
+    number: Whole = 0,
+) -> Rows:
+    """One step on the compressed rows, with the numbers of problem and algorithm. Plain SGD needs no dimension.
+
+    `sample`: inputs x (inputs, columns) as seen from there, what the loss takes beside them, what lies outside, and the update's kicks.
+    """
+    parameters, algorithm = numbers
+    stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], grouping.structure)
+    return take_step(
+        grouping.update, algorithm, state, ChainBatch(grouping, parameters, dimension, *sample), stride, dimension, number
+    )
 
 
 def fold(grouping: Grouping, rows: Float[Numeric, "rows columns"]) -> Float[Numeric, "rows columns"]:

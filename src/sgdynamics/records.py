@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sgdynamics import checks
-from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.updates.law import MAKERS, Update
 from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
@@ -50,11 +50,18 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
         # netCDF has no bool: a result records 0 or 1
         values["rescale"] = bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
     if isinstance(values.get("update"), Mapping):
-        numbers = dict(values["update"])
-        update = _kind("update", numbers, updates.MAKERS)
-        _names("update", update, numbers, updates.MAKERS[update])
-        values["update"] = updates.MAKERS[update](**numbers)
+        values["update"] = update_from(values["update"])
     return KINDS[kind](**values)
+
+
+def update_from(record: Mapping[str, Any]) -> Update:
+    """The update that a record states: {"kind": "momentum", "beta": 0.9}, with another inside where it has one."""
+    numbers = dict(record)
+    update = _kind("update", numbers, MAKERS)
+    _names("update", update, numbers, MAKERS[update])
+    if isinstance(numbers.get("of"), Mapping):
+        numbers["of"] = update_from(numbers["of"])
+    return MAKERS[update](**numbers)
 
 
 def _with_schedules(what: str, values: dict[str, Any], names: tuple[str, ...]) -> None:

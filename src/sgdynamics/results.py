@@ -7,6 +7,7 @@ import math
 import os
 from collections import namedtuple
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.clock import Clock
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.starts import Start
+from sgdynamics.problems.starts import Beside, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.reach import check_memory
 from sgdynamics.records import algorithm_from, problem_from
@@ -52,7 +53,7 @@ def trajectory(
         (variables if part[0][:1] == ("run",) else coordinates)[name] = part
     # many answers of one definition need not each say what it is
     attributes = record(dynamics.problem, dynamics.algorithm, method, attributes) if made is xr.Dataset else attributes | {"method": method}
-    return made(variables, coordinates | dynamics.coordinates(), attributes)
+    return made(variables, coordinates | dynamics.coordinates() | dynamics.named(values), attributes)
 
 
 def time_coordinates(
@@ -234,7 +235,30 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     bad = ~np.all([np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()], axis=0)
     if bad.any():
         raise ValueError(f"runs {np.flatnonzero(bad).tolist()} have diverged by then: drop them with result.isel(run=...) first")
-    return values if kind is None else kind(*values.values())
+    if kind is None:
+        return values
+    found = kind(*values.values())
+    return replace(found, beside=_beside(result.isel(time=index), found)) if kind is Start else found
+
+
+def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
+    """What an update kept beside the weights, at one save point."""
+    if not {"rows_a", "scalars", "squares"} & set(point.variables):
+        return None
+    p, tail = begin.a.shape[1], "_block" if "M_block" in point else ""
+    names = tuple(tuple(str(one) for one in point[axis].values) if axis in point.coords else () for axis in ("scalar", "square"))
+    if "rows_a" in point:
+        sets = tuple(str(one) for one in point["row_set"].values[p::p])
+        blocks = ("block",) if tail else ()
+        M = _values(point, f"rows_M{tail}", ("run", *blocks, "row", "signal"))
+        Q = _values(point, f"rows_Q{tail}", ("run", *blocks, "row", "row_other"))
+        a = _values(point, "rows_a", ("run", "row"))
+        M, Q = (M, Q) if tail else (M[:, None], Q[:, None])
+    else:
+        sets, M, Q, a = (), begin.M_blocks, begin.Q_blocks, begin.a
+    scalars = _values(point, "scalars", ("run", "scalar")) if "scalars" in point else np.zeros((begin.runs, 0))
+    squares = _values(point, "squares", ("run", "square", "unit")) if "squares" in point else np.zeros((begin.runs, 0, p))
+    return Beside((sets, *names), M, Q, a, scalars, squares)
 
 
 def _states_of(result: xr.Dataset, lead: tuple[str, ...]) -> tuple[Any, dict[str, np.ndarray]]:

@@ -15,26 +15,29 @@ KINDS: dict[str, str] = {
     "rule": "a loss that reads overlaps, or a Rule",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
-    "other update": "one-pass SGD with another update than plain steps",
+    "other update": "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)",
+    "coordinatewise update": "one-pass SGD with an update of each coordinate by itself (sign, Adam, AdaGrad, RMSprop)",
     "fixed data": "an algorithm on a fixed data set",
 }
 _JUMPS = "without noise the drift jumps where a unit is orthogonal to a cluster, and {what}"
 _FIELDS = "this question is answered for problems with Gaussian inputs, not for {what}"
 _PLAIN = (
-    "this is made for plain SGD, update=None; other updates are for sgd.simulate, and for sgd.exit_time with "
-    'method="exact" or "direct", of problems that are stated by fields'
+    "this is made for plain SGD, update=None; other updates are for sgd.solve_ode, sgd.simulate, sgd.exit_time and sgd.certify, of "
+    "problems that are stated by fields"
 )
+_DATA = "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm"
 _FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
 _MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
 _PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
 _LINEAR = "exact means without stepping are those of linear students, sgd.TeacherStudent(activation='linear', ...)"
 _WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
 _SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
-_THEORY = {"other update": _PLAIN, "fixed data": _FRESH}
+_UPDATES = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
+_THEORY = {**_UPDATES, "fixed data": _FRESH}
 
 # question -> kind -> why not, and what to do instead; what is not here is answered
 REFUSED: dict[str, Mapping[str, str]] = {
-    "solve_ode": {"other update": _PLAIN, "fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
+    "solve_ode": {"fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
     "solve_sde": {
         **_THEORY,
         "snr = inf": _JUMPS.format(
@@ -51,7 +54,8 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "own dynamics": _WIDE,
     },
     "solve_dmft": {
-        "other update": "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm",
+        "other update": _DATA,
+        "coordinatewise update": _DATA,
         "rule": _PULLS,
         "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
         "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
@@ -66,7 +70,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     },
     "simulate": {},
     "exit_time by the ODE": {
-        **_THEORY,
+        "fixed data": _FRESH,
         "snr = inf": _JUMPS.format(what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'),
     },
     "exit_time by runs": {
@@ -101,7 +105,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
 }
 WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
-_ARGUMENT = {"other update": "update", "fixed data": "algorithm"}
+_ARGUMENT = {"other update": "update", "coordinatewise update": "update", "fixed data": "algorithm"}
 
 
 def require(question: str, problem: object, algorithm: object = None) -> None:
@@ -113,7 +117,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
         reason = REFUSED[question].get(kind)
         if kind == "rule" and "fixed data" in getattr(algorithm, "kinds", ()):
             reason = _PULLS  # whatever the question
-        if kind == "other update" and "fields" not in kinds:
+        if kind in _UPDATES and "fields" not in kinds:
             reason = _PLAIN  # of problems that have no fields, whatever the question
         if reason is not None:
             argument = _ARGUMENT.get(kind, "problem")

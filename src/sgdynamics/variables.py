@@ -32,13 +32,20 @@ VARIABLES: dict[str, Variable] = {
     "Q_block": Variable("Gram matrix, block by block", ("block", "unit", "unit_other"), compared=False),
     "M_fields": Variable("covariance of fields and signals, sum_b l_b M_b", ("unit", "signal"), "covariance with the signals"),
     "Q_fields": Variable("covariance of the fields, sum_b l_b Q_b", ("unit", "unit_other"), "covariance of the fields"),
+    "rows_M": Variable("overlaps of all sets of rows with the signals", ("row", "signal"), compared=False),
+    "rows_Q": Variable("Gram matrix of all sets of rows", ("row", "row_other"), compared=False),
+    "rows_a": Variable("heads of all sets of rows", ("row",), compared=False),
+    "rows_M_block": Variable("overlaps of all sets, block by block", ("block", "row", "signal"), compared=False),
+    "rows_Q_block": Variable("Gram matrix of all sets, block by block", ("block", "row", "row_other"), compared=False),
+    "scalars": Variable("numbers that the update keeps", ("scalar",), "numbers of the update"),
+    "squares": Variable("mean squares that the update keeps", ("square", "unit"), "mean squares of the update"),
     "C": Variable("two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), compared=False),
     "R": Variable("response of W(t) to a kick of W(t')", ("time_other", "unit", "unit_other"), compared=False),
 }
 TIMES = ("t", "alpha", "step")
 AXES = ("run", "time", *dict.fromkeys(axis for one in VARIABLES.values() for axis in one.axes))
 # names of a result that nothing else may have
-TAKEN = frozenset((*AXES, *VARIABLES, *TIMES, "t_sgd", "eigenvalue", "diverged_at", "ran_out_at", "stopped_at"))
+TAKEN = frozenset((*AXES, *VARIABLES, *TIMES, "t_sgd", "eigenvalue", "row_set", "diverged_at", "ran_out_at", "stopped_at"))
 STANDARD_ERROR = "_standard_error"  # what the name of a variable's standard error ends with
 
 

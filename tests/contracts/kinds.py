@@ -48,6 +48,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
     "other update": phase,
+    "coordinatewise update": phase,
     "fixed data": phase,
 }
 
@@ -55,11 +56,13 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 def algorithm_of(kind: str, question: str) -> Any:
     if kind == "other update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
+    if kind == "coordinatewise update":
+        return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
     return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=LR)
 
 
 def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
-    if question == "solve_mean_field" and kind in ("fields", "other update", "fixed data"):
+    if question == "solve_mean_field" and kind in ("fields", "other update", "coordinatewise update", "fixed data"):
         return sgd.mean_field_random_start(problem, dimension=50)
     if kind == "own dynamics":
         return {"m": 0.5}

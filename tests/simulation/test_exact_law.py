@@ -12,7 +12,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import compressed
-from sgdynamics.algorithms.one_pass import Rows
+from sgdynamics.algorithms.updates.ground import Rows
 from sgdynamics.problems.starts import factor, placed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law

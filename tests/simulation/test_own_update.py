@@ -80,7 +80,3 @@ def test_refused():
     algorithm = sgd.OnePassSGD(update=sgd.updates.own(plain))
     assert algorithm.describe()["update"]["function"] == "plain"
     assert algorithm.describe()["rerunnable"] is False
-    problem = sgd.TeacherStudent(width=1)
-    begin = sgd.random_start(problem, dimension=10)
-    with pytest.raises(ValueError, match="update = own"):
-        sgd.solve_ode(problem, algorithm, begin, times=[1.0])

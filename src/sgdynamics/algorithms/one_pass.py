@@ -6,7 +6,6 @@ Any update that commutes with rotations of the input space closes in the compres
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics import checks, trees
-from sgdynamics.algorithms import updates
+from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments
+from sgdynamics.algorithms.updates.law import Law, Update, checked_update
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
 from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, stretched
 from sgdynamics.samples.spectra import UNITS
@@ -42,8 +42,7 @@ class OnePassSGD:
     head_rate : float, default 1.0
         The rate of a trained head relative to ``lr``.
     update : sgd.updates.Update, optional
-        Plain steps unless given; one of ``sgd.updates`` (momentum, reuse, normalised, clipped, sam, own) is for simulation at finite
-        dimension only.
+        How a gradient becomes a step: plain steps unless given, or one of ``sgd.updates`` (momentum, adam, muon, own, ...).
     per : str, default "dimension"
         What D is: "dimension", D = d; "trace", the trace of the inputs' covariance (d for the identity), so that lr = O(1) is right for
         any spectrum; "step", D = 1: lr is the step itself, for problems whose covariance is a ``sgd.Spectrum``.
@@ -65,7 +64,7 @@ class OnePassSGD:
     lr: Any = 0.1
     batch: int = 1
     head_rate: float = 1.0
-    update: updates.Update | None = None
+    update: Update | None = None
     per: str = "dimension"
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
     unit: Any = field(default=1.0, init=False, repr=False)  # D/d there
@@ -74,7 +73,7 @@ class OnePassSGD:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
-        updates.checked_update(self.update)
+        checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
     def replace(self, **changes: object) -> OnePassSGD:
@@ -99,6 +98,7 @@ class OnePassSGD:
 
     def on(self, problem: Any) -> OnePassSGD:
         """The same algorithm with its learning rate in units of the problem's d: t = lr steps/D is the same in all units."""
+        self._fits(problem)
         spectrum = getattr(problem, "spectrum", None)
         infinite = spectrum is not None and spectrum.infinite
         if self.per == "dimension":
@@ -122,20 +122,32 @@ class OnePassSGD:
         object.__setattr__(found, "unit", 1 / factor)
         return found
 
+    def _fits(self, problem: Any) -> None:
+        """Refuse an update that cannot train what the problem trains."""
+        structure = getattr(problem, "structure", None)
+        if self.law is None or structure is None:
+            return
+        if structure.trained and not self.law.trains_head:
+            raise checks.reject("update", self.update, 'it is for the rows, not for a head: take head="fixed", or another update')
+        if structure.sphere and not self.law.holds_sphere:
+            raise checks.reject("update", self.update, "an average of rows does not stay on the sphere: take constraint=None")
+
     @property
     def scheduled(self) -> bool:
         """Whether the learning rate is a function of alpha."""
         return isinstance(self.lr, Schedule)
 
     @property
-    def law(self) -> updates.Law | None:
+    def law(self) -> Law | None:
         """The law of its update; None for plain SGD."""
         return None if self.update is None else self.update.law
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """What it is, in the table of what is supported."""
-        return () if self.update is None else ("other update",)
+        if self.update is None:
+            return ()
+        return ("coordinatewise update",) if self.update.law.coordinatewise else ("other update",)
 
     @property
     def flow(self) -> bool:
@@ -211,9 +223,6 @@ def checked_algorithm(value: object, question: str | None = None, problem: Any =
     return value if problem is None else value.on(problem)
 
 
-Gradient = Callable[[Any, Any], tuple[Any, Any]]
-
-
 class Stride(NamedTuple):
     """How far a step goes: its size, the head's rate beside it, weight decay, and what moves or is held (a problem's structure)."""
 
@@ -242,38 +251,20 @@ class Stride(NamedTuple):
         return rows, head
 
 
-class Rows(NamedTuple):
-    """The state of a run: rows of all its sets, p each (weights first), their heads, and the scalars of its update."""
-
-    rows: Any
-    head: Any
-    scalars: Any = ()
-
-
 def take_step(
-    law: updates.Law | None, algorithm: Numbers, state: Rows, gradient: Gradient, stride: Stride, dimension: Scalar | None, number: Whole
+    law: Law | None, algorithm: Numbers, state: Rows, ground: Ground, stride: Stride, dimension: Scalar | None, number: Whole
 ) -> Rows:
-    """One step of the algorithm on one batch, whose gradient(rows, head) is given; plain SGD unless an update has its `law`."""
+    """One step of the algorithm on one batch; plain SGD unless an update has its `law`."""
     if law is None:
-        return Rows(*stride.move(state.rows, state.head, gradient(state.rows, state.head)))
-
-    def move(
-        rows: Float[Numeric, "p columns"],
-        head: Float[Numeric, " p"],
-        G: Float[Numeric, "p columns"],
-        g: Float[Numeric, " p"],
-        decay: Scalar,
-        **kicks: Any,
-    ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
-        return stride._replace(weight_decay=decay).move(rows, head, (G, g), **kicks)
-
+        return Rows(*stride.move(state.rows, state.head, ground.mean(state.rows, state.head, None, None)), signals=state.signals)
     lr, D = algorithm["lr"], dimension
     if "unit" in algorithm:
         lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
-    setting = (stride.weight_decay, lr, algorithm["head_rate"], D, number, stride.structure.trained)
-    ground = updates.Ground(gradient, move, *setting)
-    parts = updates.copies(law)
-    sets = list(zip(jnp.split(state.rows, parts), jnp.split(state.head, parts), strict=True))
-    sets, scalars = law.step(algorithm["update"], ground, sets, state.scalars)
-    rows, heads = zip(*sets, strict=True)
-    return Rows(jnp.concatenate(rows), jnp.concatenate(heads), scalars)
+    setting = Setting(lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure)
+    more = increments(law, algorithm["update"], state, ground, setting)
+    rows, p = state.rows + more.rows, stride.structure.width
+    if stride.structure.sphere:
+        rows = rows.at[:p].divide(jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True)))
+    scalars, squares = (tuple(one + other for one, other in zip(*pair, strict=True)) for pair in zip(state[2:4], more[2:4], strict=True))
+    head = state.head + more.head if stride.structure.trained else state.head
+    return Rows(rows, head, scalars, squares, state.signals)

@@ -27,7 +27,7 @@ from scipy import stats
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.updates import copies
+from sgdynamics.algorithms.updates.law import copies
 from sgdynamics.analysis.certificate import Certificate, Check
 from sgdynamics.analysis.on_data import checked_samples, gap_on_data
 from sgdynamics.arrays import Given
@@ -44,6 +44,7 @@ from sgdynamics.solvers.ode import solve_ode
 
 SMALL = 50  # dimension of the test in law, where the rows and signals fit
 GROWING = (100, 400, 1600)
+GROWING_DIRECT = (100, 200, 400, 800)  # of updates that are simulated directly, whose cost grows with d
 GROWING_FIXED = (50, 100, 200)  # on a fixed data set the cost of a run grows with d
 ALPHA = (1.0, 2.0, 4.0)  # save points unless given: samples/d
 STEPS = (4, 8, 16)  # and on a fixed data set
@@ -88,8 +89,8 @@ def certify(
     problem : Problem
         What is learned, with Gaussian inputs.
     algorithm : OnePassSGD or an algorithm on fixed data
-        How. The theory is ``solve_ode`` (with schedules and batches) or, on a fixed data set, ``solve_dmft``; other updates than plain SGD
-        have none, and only the law is tested.
+        How. The theory is ``solve_ode`` (with schedules, batches and updates) or, on a fixed data set, ``solve_dmft``. Of an update without
+        an ODE only the law is tested; of a coordinatewise one, which has no chain, direct runs are compared with the ODE.
     start : Start
         Where, of one run.
     times : array_like, optional
@@ -159,19 +160,26 @@ def certify(
         when = {"alpha": np.atleast_1d(given) * (dynamics.algorithm.batch / small)}
     setting = _SharedRuns(dynamics, begin, runs, seed, when)
     setting.steps(small)  # refuses bad times before anything is computed
-    limit = "other update" not in algorithm.kinds and problem.spectrum is None
-    with meter("certificate", 2.0 + (1 + len(growing)) * limit, progress) as bar:
-        pair = []
-        for number, method in enumerate(("exact", "direct")):
-            pair.append(setting.simulate(small, method, seed_shift=number)[0])
-            bar.advance(1)
-        found, comparisons = _law(pair[0], pair[1], level / TESTS)
+    no_ode = None if fixed else dynamics.without_ode
+    limit, chain = no_ode is None and problem.spectrum is None, "coordinatewise update" not in algorithm.kinds
+    if not limit and not chain:
+        raise checks.reject("update", algorithm.update, "there is neither an exact chain nor a growing dimension to compare runs with")  # type: ignore[union-attr]
+    with meter("certificate", 2.0 * chain + (1 + len(growing)) * limit, progress) as bar:
+        found, comparisons = [], 0
         numbers: dict[str, Any] = {}
         remarks = []
+        if chain:
+            pair = []
+            for number, method in enumerate(("exact", "direct")):
+                pair.append(setting.simulate(small, method, seed_shift=number)[0])
+                bar.advance(1)
+            found, comparisons = _law(pair[0], pair[1], level / TESTS)
+        else:
+            remarks.append(f"{algorithm.update} has no exact chain: direct runs are compared with the ODE")  # type: ignore[union-attr]
         if limit:
             chains = []
             for number, d in enumerate(growing):
-                chains.append(setting.simulate(d, "exact", seed_shift=2 + number))
+                chains.append(setting.simulate(d, "exact" if chain else "direct", seed_shift=2 + number))
                 bar.advance(1)
             theory = _dmft(setting, paths) if fixed else _ode(setting, [chain[1] for chain in chains])
             bar.advance(1)
@@ -179,7 +187,7 @@ def certify(
             found += more
         else:
             growing = ()
-            why = f"no ODE is known for update = {algorithm.update}"  # type: ignore[union-attr]
+            why = f"no ODE is known for update = {algorithm.update}: {no_ode}"  # type: ignore[union-attr]
             if problem.spectrum is not None:
                 why = "a spectrum fixes the dimension, and there is none to grow"
             remarks.append(f"{why}: only the law at finite dimension is tested")
@@ -216,7 +224,7 @@ def _dimensions(dynamics: Dynamics, dimension: int | None, dimensions: Sequence[
     least = problem.signals + copies(None if fixed else algorithm.law) * problem.width
     needed = max(math.ceil(least / fraction) + 1 for fraction in problem.parameters["fractions"])
     small = max(SMALL, needed) if dimension is None else checks.whole("dimension", dimension, 1)
-    default = GROWING_FIXED if fixed else GROWING
+    default = GROWING_FIXED if fixed else GROWING_DIRECT if "coordinatewise update" in algorithm.kinds else GROWING
     enlarge = math.ceil(needed / default[0])
     given = (
         tuple(enlarge * d for d in default)

@@ -10,6 +10,7 @@ from sgdynamics.dynamics.fields import FieldDynamics, FixedDataDynamics
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_dynamics import SpikedDynamics
+from sgdynamics.dynamics.updates import UpdateDynamics
 from sgdynamics.support import require
 
 
@@ -24,4 +25,6 @@ def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:
         return problem.bound(algorithm)
     if "fields" not in problem.kinds:
         return SpikedDynamics(problem, algorithm)
+    if algorithm.update is not None:
+        return UpdateDynamics(problem, algorithm)
     return (SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics)(problem, algorithm)

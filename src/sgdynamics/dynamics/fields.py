@@ -104,12 +104,23 @@ class FieldDynamics(Dynamics):
         floor = 0.0
         if rtol is None:
             rtol = RTOL
-            if expectation_of(self.structure).sampled(self.algorithm.flow):
+            if self._sampled:
                 rtol = max(RTOL, _error_at_start(case))
                 floor = KINKED_TOLERANCE if self.structure.kinks else 0.0
+        floor = max(floor, self._roughness)
         atol = rtol * (ATOL / RTOL) if atol is None else atol
-        scale = max(1.0, float(np.abs(case.states["Q"]).max()))
+        scale = max(1.0, *(float(np.abs(case.states[name]).max()) for name in case.field.symmetric))
         return {"rtol": np.float64(max(MARGIN * rtol, floor)), "atol": np.float64(max(MARGIN * atol, floor) * scale)}
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether the drift is an average over replicates of points."""
+        return expectation_of(self.structure).sampled(self.algorithm.flow)
+
+    @property
+    def _roughness(self) -> float:
+        """The local tolerance below which an integrator would follow jumps of single points."""
+        return 0.0
 
     def risks(self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int) -> list[Risks]:
         timed = [one.dynamics.timed(state, one.when) for one, state in zip(group, states, strict=True)]
@@ -178,7 +189,7 @@ class FieldDynamics(Dynamics):
         if method == "exact":
             check_room(self.definition, self.algorithm, sizes)
             return ExactChain(self.definition, self.algorithm, begin, dimension, sizes)
-        return DirectSGD(self.definition, self.algorithm, begin, dimension, sizes, dtype)
+        return DirectSGD(self.definition, self.algorithm, begin, dimension, sizes, dtype, more.get("seed", 0))
 
     def paths_of_sde(self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool) -> SdePaths:
         """Paths of the SDE, as a simulator whose steps have lengths."""

@@ -298,7 +298,7 @@ class Dynamics:
 
         `error_integrator` is measured at a few cases of a group, and the largest of them stands for all.
         """
-        every = run_cases([one.case for one in group], size)
+        every = self._solved(group, size)
         failed = {place: one for place, one in enumerate(every) if isinstance(one, ValueError)}
         good = [place for place in range(len(group)) if place not in failed]
         if not good:
@@ -316,7 +316,7 @@ class Dynamics:
             return [found[place] for place in range(len(group))]
         some = [rows[place] for place in sorted(set(np.linspace(0, len(rows) - 1, SHORT).round().astype(int).tolist()))]
         looser = [replace(kept[row], case=_looser(kept[row].case)) for row in some]
-        others = [over_replicates(or_raise(one).states) for one in run_cases([one.case for one in looser], size)]
+        others = [over_replicates(or_raise(one).states) for one in self._solved(looser, size)]
         shares = zip(self.risks(looser, others, size), some, strict=True)
         integrator = max(largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares)
         spreads = self._sampling([kept[row] for row in rows], [solved[row] for row in rows], [risks[row].worst for row in rows], size)
@@ -334,6 +334,14 @@ class Dynamics:
             found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts))
         return [found[place] for place in range(len(group))]
 
+    def _solved(self, group: list[Prepared], size: int) -> list[Any]:
+        every = run_cases([one.case for one in group], size)
+        return [one if isinstance(one, ValueError) else one._replace(states=self.unpacked(one.states)) for one in every]
+
+    def unpacked(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The states of a solution as results have them, where others are integrated."""
+        return states
+
     def _sampling(self, group: list[Prepared], solved: list[Solved], worst: list[float], size: int) -> list[tuple[float, float]]:
         """`error_quadrature` and `error_quadrature_risk` of each; that of pairs and grids alone where nothing is sampled."""
         if len(next(iter(solved[0].states.values()))) == 1:
@@ -350,6 +358,11 @@ class Dynamics:
         if not self.has("risk"):
             return np.full(next(iter(states.values())).shape[:2], np.nan), 0.0
         return np.asarray(_own_risks(self.definition, self.numbers(dimension), states, self.place(when))), 0.0
+
+    @property
+    def without_ode(self) -> str | None:
+        """Why there is no ODE; None where there is one."""
+        return None
 
     def finer(self, prepared: Prepared, states: dict[str, np.ndarray]) -> Prepared | None:
         """The same path with finer expectations, where there are any."""
@@ -401,6 +414,10 @@ class Dynamics:
 
     def coordinates(self) -> dict[str, Any]:
         """Coordinates of a result beside times and ends."""
+        return {}
+
+    def named(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Names along the axes of these variables, where they have any."""
         return {}
 
 
@@ -462,7 +479,7 @@ def solve(prepared: list[Prepared], size: int = 1) -> list[Path | ValueError]:
 
 def risk_of_path(prepared: Prepared) -> np.ndarray:
     """The risk along one path, without its errors."""
-    states = over_replicates(or_raise(run_cases([prepared.case])[0]).states)
+    states = over_replicates(or_raise(prepared.dynamics._solved([prepared], 1)[0]).states)
     return prepared.dynamics.risks([prepared], [states], 1)[0].risk
 
 

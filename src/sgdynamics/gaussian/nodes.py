@@ -91,8 +91,11 @@ def safe_ratio(numerator: Float[Numeric, "..."], denominator: Float[Numeric, "..
     return jnp.where(nonzero, numerator / jnp.where(nonzero, denominator, 1.0), 0.0)
 
 
-def lower_root(matrix: Float[Numeric, "n n"]) -> Float[Numeric, "n n"]:
-    """Lower-triangular L with L L^T = matrix, also where the matrix is singular (a null pivot leaves a null column)."""
+def lower_root(matrix: Float[Numeric, "n n"], *, unrolled: bool = False) -> Float[Numeric, "n n"]:
+    """Lower-triangular L with L L^T = matrix, also where the matrix is singular (a null pivot leaves a null column).
+
+    `unrolled`: without a loop, for small matrices of which there are very many.
+    """
     size = matrix.shape[-1]
     index = jnp.arange(size)
 
@@ -103,7 +106,12 @@ def lower_root(matrix: Float[Numeric, "n n"]) -> Float[Numeric, "n n"]:
         scaled = rest / jnp.sqrt(jnp.where(good, pivot, 1.0))
         return L.at[:, j].set(jnp.where(good & (index >= j), scaled, 0.0))
 
-    return jax.lax.fori_loop(0, size, column, jnp.zeros_like(matrix))
+    if not unrolled:
+        return jax.lax.fori_loop(0, size, column, jnp.zeros_like(matrix))
+    L = jnp.zeros_like(matrix)
+    for j in range(size):
+        L = column(j, L)
+    return L
 
 
 def solve_lower(L: Float[Numeric, "n n"], right: Float[Numeric, "m n"]) -> Float[Numeric, "m n"]:

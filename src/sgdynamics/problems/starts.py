@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,21 @@ TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the s
 TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's
 
 
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What an update kept beside the weights of a run: overlaps of all its sets of rows (weights first), scalars and squares."""
+
+    names: tuple[tuple[str, ...], ...]  # of the sets, the scalars and the squares
+    M: np.ndarray  # (run, block, row, signal)
+    Q: np.ndarray
+    a: np.ndarray
+    scalars: np.ndarray  # (run, scalar)
+    squares: np.ndarray  # (run, set, unit)
+
+    def repeated(self, runs: int) -> Beside:
+        return Beside(self.names, *(np.repeat(part, runs, axis=0) for part in (self.M, self.Q, self.a, self.scalars, self.squares)))
+
+
 @dataclass(frozen=True)
 class Start:
     """Where one or more runs start: overlaps and head.
@@ -37,6 +52,8 @@ class Start:
         Gram matrices of the rows in each block, (run, block, unit, unit).
     a : ndarray
         The heads, (run, unit).
+    beside : Beside, optional
+        What an update kept beside the weights (velocities, averages, scalars), where ``sgd.start_from`` found it in a result.
 
     Raises
     ------
@@ -54,6 +71,7 @@ class Start:
     M_blocks: np.ndarray
     Q_blocks: np.ndarray
     a: np.ndarray
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         fix = "give an array of numbers; sgd.start makes a start from overlaps and checks them"
@@ -228,9 +246,11 @@ def broadcast_runs(begin: Any, runs: int | None) -> Any:
         return begin
     if begin.runs != 1:
         raise checks.reject("runs", runs, f"the start has {begin.runs} runs: leave runs out, or give {begin.runs} or a start of one")
-    parts = [getattr(begin, part.name) for part in fields(begin)]
-    check_memory("runs", runs, 4.0 * runs * sum(part.nbytes for part in parts), "the overlaps", "give fewer runs")
-    return type(begin)(*(np.repeat(part, runs, axis=0) for part in parts))
+    parts = {part.name: getattr(begin, part.name) for part in fields(begin)}
+    beside = parts.pop("beside", None)
+    check_memory("runs", runs, 4.0 * runs * sum(part.nbytes for part in parts.values()), "the overlaps", "give fewer runs")
+    found = type(begin)(**{name: np.repeat(part, runs, axis=0) for name, part in parts.items()})
+    return found if beside is None else replace(found, beside=beside.repeated(runs))
 
 
 def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray:
@@ -289,10 +309,10 @@ def check_dimension(problem: Problem, dimension: int | float | None, small: bool
     return d, sizes
 
 
-def _small(problem: Problem, sizes: np.ndarray | None) -> list[tuple[int, int]]:
+def _small(problem: Problem, sizes: np.ndarray | None, rows: int | None = None) -> list[tuple[int, int]]:
     """The blocks with fewer coordinates than signals and rows, and how many: there these are written in the coordinates themselves."""
     every = () if sizes is None else enumerate(sizes.tolist())
-    return [(block, size) for block, size in every if size < problem.signals + problem.width]
+    return [(block, size) for block, size in every if size < problem.signals + (rows or problem.width)]
 
 
 def frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
@@ -312,29 +332,30 @@ def frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
     return result
 
 
-def factor(problem: Problem, begin: Start, sizes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The compressed rows [T | L] of a start: M = T C^T with C C^T = P, and L L^T = Q - T T^T, block by block.
+def factor(problem: Problem, begin: Any, sizes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The compressed rows [T | L] of a start, or of overlaps of more rows: M = T C^T with C C^T = P, and L L^T = Q - T T^T, by block.
 
     In a small block of n coordinates only the first n of these columns are in use, whatever their number along the signals.
     """
-    frame, k = frames(problem, sizes), problem.signals
-    T = begin.M_blocks @ np.swapaxes(np.linalg.pinv(frame, rcond=1e-12), -1, -2)
-    rest = begin.Q_blocks - T @ np.swapaxes(T, -1, -2)
+    M, Q = (begin.M_blocks, begin.Q_blocks) if isinstance(begin, Start) else (begin.M, begin.Q)
+    frame, k, rows = frames(problem, sizes), problem.signals, M.shape[2]
+    T = M @ np.swapaxes(np.linalg.pinv(frame, rcond=1e-12), -1, -2)
+    rest = Q - T @ np.swapaxes(T, -1, -2)
     values, vectors = np.linalg.eigh((rest + np.swapaxes(rest, -1, -2)) / 2)
     # the start was accepted as positive semi-definite to 1e-9: what is below zero here is that rounding
     L = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
-    for block, size in _small(problem, sizes):
+    for block, size in _small(problem, sizes, rows):
         along = int(np.count_nonzero(frame[block].any(axis=0)))
-        free = min(size - along, problem.width)
-        lost = values[:, block, : problem.width - free]
+        free = min(size - along, rows)
+        lost = values[:, block, : rows - free]
         if lost.max(initial=0.0) > TOLERANCE_AGAIN * max(1.0, float(values[:, block].max())):
             raise ValueError(
                 f"start has overlaps of rank {along + free + 1} or more in block {block}, which has {size} coordinates: give M and Q "
                 "block by block with no larger rank, as sgd.random_start(..., dimension=) does; solve_ode knows no coordinates there"
             )
-        rows = np.concatenate([T[:, block, :, :along], L[:, block, :, ::-1][..., :free]], axis=-1)
-        rows = np.pad(rows, ((0, 0), (0, 0), (0, k + problem.width - rows.shape[-1])))
-        T[:, block], L[:, block] = rows[..., :k], rows[..., k:]
+        there = np.concatenate([T[:, block, :, :along], L[:, block, :, ::-1][..., :free]], axis=-1)
+        there = np.pad(there, ((0, 0), (0, 0), (0, k + rows - there.shape[-1])))
+        T[:, block], L[:, block] = there[..., :k], there[..., k:]
     return T, L
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, Rows, Stride, take_step
-from sgdynamics.algorithms.updates import Law, copies
+from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
+from sgdynamics.algorithms.updates.beginning import beginning
+from sgdynamics.algorithms.updates.ground import Ground, Rows
+from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.compressed import first_scalars, sample_moves
+from sgdynamics.compressed import sample_moves
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.losses import Seen
 from sgdynamics.problems.problem import Problem, Structure
@@ -23,15 +26,26 @@ from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import step_key
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach, moves_a_step
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach
+
+
+FRAMES = 71  # marks the random numbers of frames
 
 
 class DirectSGD(Simulator):
     """Runs in d dimensions. The data are isotropic in each covariance block, so the signals may lie along its first K axes and
-    the rest of the rows along the next p: any other position is a rotation of this one."""
+    the rest of the rows along the next p: any other position is a rotation of this one. A coordinatewise update is not the same after a
+    rotation: for it every run draws a random orthonormal frame in each block."""
 
     def __init__(
-        self, problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray, dtype: str = "float64"
+        self,
+        problem: Problem,
+        algorithm: OnePassSGD,
+        begin: Start,
+        dimension: int,
+        sizes: np.ndarray,
+        dtype: str = "float64",
+        seed: int = 0,
     ) -> None:
         self.structure = problem.structure
         self.batch = algorithm.batch
@@ -40,21 +54,44 @@ class DirectSGD(Simulator):
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
+        self.moves_a_step = 1.0 if algorithm.update is None else algorithm.update.moves
         self.dimension = dimension
         check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
-        self.rows = np.concatenate(factor(problem, begin, sizes), axis=-1)
-        self.head = begin.a
+        self.begin = beginning(algorithm.update, begin)
+        self.rows = np.concatenate(factor(problem, self.begin, sizes), axis=-1)
+        self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
         self.place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, sizes)))
 
+    @property
+    def turned(self) -> bool:
+        """Whether every run has a frame of its own."""
+        return self.law is not None and self.law.coordinatewise
+
     def initial(self, chosen: np.ndarray) -> Rows:
         p, sets = self.structure.width, copies(self.law)
-        weights = np.zeros((len(chosen), sets * p, self.dimension), self.dtype)  # the velocity, if any, is 0
-        head = np.zeros((len(chosen), sets * p), self.dtype)
-        head[:, :p] = self.head[chosen]
-        weights[:, :p] = first_rows(self.rows[chosen], self.edges)
-        scalars = jax.tree.map(lambda one: jnp.broadcast_to(one.astype(self.dtype), (len(chosen),)), first_scalars(self.law))
-        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars)
+        rows, runs = self.rows[chosen], len(chosen)
+        weights = np.zeros((runs, sets * p, self.dimension), self.dtype)  # rows that are not given are 0
+        head = np.zeros((runs, sets * p), self.dtype)
+        head[:, : self.begin.a.shape[1]] = self.begin.a[chosen]
+        signals = None
+        if self.turned:
+            signals = np.zeros((runs, self.structure.signals, self.dimension), self.dtype)
+            frame = np.asarray(self.parameters["frame"])
+            for run, number in enumerate(chosen):
+                for low, axes in _random_frames(self.seed, int(number), self.edges, rows.shape[-1]):
+                    block = self.edges.index(low)
+                    there = slice(low, low + axes.shape[1])
+                    weights[run, : rows.shape[2], there] = rows[run, block, :, : len(axes)] @ axes
+                    count = min(self.structure.signals, len(axes))
+                    signals[run, :, there] = frame[block][:, :count] @ axes[:count]
+        else:
+            weights[:, : rows.shape[2]] = first_rows(rows, self.edges)
+        scalars = tuple(jnp.asarray(self.begin.scalars[chosen].astype(self.dtype).T))
+        variances = np.asarray(self.place.spread) ** 2
+        squares = tuple(jnp.asarray((one[..., None] * variances).astype(self.dtype)) for one in self.begin.squares[chosen].swapaxes(0, 1))
+        placed_signals = None if signals is None else jnp.asarray(signals)
+        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, placed_signals)
 
     def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.place)
@@ -62,9 +99,20 @@ class DirectSGD(Simulator):
         return _advance_weights(plan, watch.see, numbers, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Rows) -> dict[str, Any]:
-        weights, head = (np.asarray(part, dtype=np.float64)[:, : self.structure.width] for part in state[:2])
-        M, Q = direct_overlaps(np, self.structure.signals, self.edges, np.asarray(self.parameters["frame"], dtype=np.float64), weights)
-        return {"M": M, "Q": Q, "a": head}
+        rows, head = (np.asarray(part, dtype=np.float64) for part in state[:2])
+        frame = np.asarray(self.parameters["frame"], dtype=np.float64)
+        signals = None if state.signals is None else np.asarray(state.signals, dtype=np.float64)
+        M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
+        p = self.structure.width
+        found = {"M": M[..., :p, :], "Q": Q[..., :p, :p], "a": head[:, :p]}
+        if head.shape[1] > p:
+            found |= {"rows_M": M, "rows_Q": Q, "rows_a": head}
+        if state.scalars:
+            found["scalars"] = np.stack([np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1)
+        if state.squares:
+            weights = np.asarray(self.place.spread, dtype=np.float64) ** -2 / self.dimension
+            found["squares"] = np.stack([np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1)
+        return found
 
     @property
     def grain(self) -> int:
@@ -79,10 +127,23 @@ class DirectSGD(Simulator):
 
     @property
     def moves(self) -> float:
-        return moves_a_step(self.algorithm)
+        return self.moves_a_step
 
     def bytes_a_run(self, steps: float = 0.0) -> int:
-        return self.dimension * (2 * copies(self.law) * self.structure.width + 3 * self.batch) * self.dtype.itemsize
+        p, law = self.structure.width, self.law
+        more = 0 if law is None else 2 * p * len(law.squares) + 2 * p * law.noise + 2 * self.structure.signals * law.coordinatewise
+        samples = 2 * self.batch * p if law is not None and law.rereads else 0  # gradients sample by sample
+        return self.dimension * (2 * copies(law) * p + 3 * self.batch + more + samples) * self.dtype.itemsize
+
+
+def _random_frames(seed: int, run: int, edges: tuple[int, ...], most: int) -> list[tuple[int, np.ndarray]]:
+    """The first coordinate of each block, and orthonormal rows (as many as are needed, or there is room for) in random directions."""
+    found = []
+    for block, (low, high) in enumerate(pairwise(edges)):
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run, block, FRAMES)))
+        count = min(most, high - low)
+        found.append((low, np.linalg.qr(generator.standard_normal((high - low, count)))[0].T if count else np.zeros((0, 0))))
+    return found
 
 
 def first_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
@@ -95,13 +156,21 @@ def first_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
 
 
 def direct_overlaps(
-    numpy: ModuleType, signals: int, edges: tuple[int, ...], frame: Float[Numeric, "blocks K K"], weights: Float[Numeric, "runs p d"]
+    numpy: ModuleType,
+    signals: int,
+    edges: tuple[int, ...],
+    frame: Float[Numeric, "blocks K K"],
+    weights: Float[Numeric, "runs p d"],
+    placed: Float[Numeric, "runs K d"] | None = None,
 ) -> tuple[Float[Numeric, "runs blocks p K"], Float[Numeric, "runs blocks p p"]]:
-    """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy."""
+    """M and Q, block by block, of weights (..., p, d), in NumPy or jax.numpy; `placed` are the signals, if not along the first axes."""
     M, Q = [], []
     for block, (low, high) in enumerate(pairwise(edges)):
         part = weights[..., low:high]
-        M.append(part[..., :signals] @ frame[block][:, : high - low].T)
+        if placed is not None:
+            M.append(part @ numpy.swapaxes(placed[..., low:high], -1, -2))
+        else:
+            M.append(part[..., :signals] @ frame[block][:, : high - low].T)
         Q.append(part @ numpy.swapaxes(part, -1, -2))
     return numpy.stack(M, axis=-3), numpy.stack(Q, axis=-3)
 
@@ -125,11 +194,15 @@ def _advance_weights(
         data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
         draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
-        x = sample.inputs_in_space(parameters, normals, draws, place)
+        here = own_place(place, state)
+        x = sample.inputs_in_space(parameters, normals, draws, here)
         now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
-        state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, x, sample.given(draws), place, law, number)
+        kicks = kicks_of(law, noise_key, (structure.width, dimension), dtype)
+        state = direct_step(
+            structure, (now, rates), rates["lr"] / dimension, state, x, sample.given(draws), here, law, number, kicks=kicks
+        )
         if see is not None:
-            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width])
+            M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width], state.signals)
             seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.width]})
         return state, seen
 
@@ -138,11 +211,74 @@ def _advance_weights(
         state, seen = jax.vmap(partial(one, number))(state, keys, seen)
         # the first few coordinates carry the signals and the start: cheap to watch, and a diverging run blows up there
         limit = jnp.asarray(LARGEST if dtype == jnp.float64 else 1e15, dtype)
-        watched = jnp.abs(state.rows[:, :, place.axes]) < limit
+        watched = jnp.abs(state.rows if state.signals is not None else state.rows[:, :, place.axes]) < limit
         fine = jnp.all(watched, axis=(1, 2)) & jnp.all(jnp.abs(state.head) < limit, axis=1)
         return state, jnp.where(fine, number + 1, good), seen
 
     return jax.lax.fori_loop(since, end, step, (state, jnp.broadcast_to(since, keys.shape), seen))
+
+
+def own_place(place: Place, state: Rows) -> Place:
+    """Where the samples of one run lie: a run that has its signals in a frame of its own has coordinates of them along all axes."""
+    return place if state.signals is None else Place(place.spread, jnp.arange(place.spread.shape[0]), state.signals)
+
+
+def kicks_of(law: Law | None, key: OneKey, shape: tuple[int, int], dtype: Any) -> Any:
+    """The rows of noise of an update's own; None where it has none."""
+    return jax.random.normal(jax.random.fold_in(key, 1), shape, dtype) if law is not None and law.noise else None
+
+
+@dataclass(frozen=True, eq=False)
+class DirectBatch(Ground):
+    """A batch of inputs x (inputs, d), what the loss takes beside them, and where the signals are."""
+
+    structure: Structure
+    parameters: Any
+    x: Any
+    given: Any
+    place: Place
+    kicks: Any = None
+
+    def _moves(self, weights: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any, Any, Any]:
+        structure, parameters, x, place = self.structure, self.parameters, self.x, self.place
+        fields = x @ weights.T
+        if shift is not None:
+            fields, weights = fields + x @ shift.T, weights + shift
+        head = head if head_shift is None else head + head_shift
+        reading, lengths = parameters, None
+        if structure.loss.pulls:
+            Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
+            reading = {**parameters, "overlaps": Seen(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))}
+        if structure.loss.reads_lengths:
+            tokens = x.reshape(self.samples, -1, x.shape[1])
+            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
+        signals = x[:, place.axes] @ place.signals.T
+        return weights, *sample_moves(structure, reading, fields, signals, head, self.given, lengths)
+
+    @property
+    def samples(self) -> int:
+        return self.x.shape[0] // self.structure.sample.inputs_a_sample
+
+    def _pulled(self, pull: Any, weights: Any) -> Any:
+        """What a loss of overlaps moves rows along, with coefficients (..., p, p + K) on rows and signals."""
+        p = len(weights)
+        along = pull[..., p:] @ self.place.signals.astype(weights.dtype)
+        return (pull[..., :p] @ weights).at[..., self.place.axes].add(along)
+
+    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+        weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
+        found = h.T @ self.x / self.samples
+        if pulls is not None:
+            found = found + self._pulled(jnp.mean(pulls, axis=0), weights)
+        return found, jnp.mean(head_gradient, axis=0)
+
+    def each(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+        weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
+        found = jnp.einsum("btp,btd->bpd", *(one.reshape(self.samples, -1, one.shape[1]) for one in (h, self.x)))
+        return found if pulls is None else found + self._pulled(pulls, weights), head_gradient
+
+    def noise(self) -> Any:
+        return self.kicks
 
 
 def direct_step(
@@ -155,27 +291,10 @@ def direct_step(
     place: Place,
     law: Law | None = None,
     number: Whole = 0,
+    *,
+    kicks: Any = None,
 ) -> Rows:
     """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
     parameters, algorithm = numbers
-    signals, batch = x[:, place.axes] @ place.signals.T, x.shape[0] // structure.sample.inputs_a_sample
-
-    def gradient(weights: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> tuple[Float[Numeric, "p d"], Float[Numeric, " p"]]:
-        fields = x @ weights.T
-        reading, lengths = parameters, None
-        if structure.loss.pulls:
-            Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
-            reading = {**parameters, "overlaps": Seen(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))}
-        if structure.loss.reads_lengths:
-            tokens = x.reshape(batch, -1, x.shape[1])
-            lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
-        h, head_gradient, pulls = sample_moves(structure, reading, fields, signals, head, noise, lengths)
-        found = h.T @ x / batch
-        if pulls is not None:
-            pull = jnp.mean(pulls, axis=0)
-            found = found + pull[:, : len(weights)] @ weights
-            found = found.at[:, place.axes].add(pull[:, len(weights) :] @ place.signals.astype(found.dtype))
-        return found, jnp.mean(head_gradient, axis=0)
-
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    return take_step(law, algorithm, state, gradient, stride, x.shape[1], number)
+    return take_step(law, algorithm, state, DirectBatch(structure, parameters, x, noise, place, kicks), stride, x.shape[1], number)

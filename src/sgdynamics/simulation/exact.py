@@ -11,13 +11,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics import checks, compressed
-from sgdynamics.algorithms.one_pass import OnePassSGD, Rows
-from sgdynamics.algorithms.updates import copies
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.updates.beginning import beginning
+from sgdynamics.algorithms.updates.ground import Rows
+from sgdynamics.algorithms.updates.law import copies
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
 from sgdynamics.random import step_key
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, moves_a_step
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64
 GROUP_BYTES = 1 << 28
@@ -31,13 +33,15 @@ class ExactChain(Simulator):
         self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law).at(sizes)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
+        self.moves_a_step = 1.0 if algorithm.update is None else algorithm.update.moves
         self.dimension = np.float64(dimension)
         self.sizes = sizes.astype(np.float64)
-        self.T, self.L = factor(problem, begin, sizes)
-        self.head = begin.a
+        every = beginning(algorithm.update, begin)
+        self.T, self.L = factor(problem, every, sizes)
+        self.head, self.scalars = every.a, every.scalars
 
     def initial(self, chosen: np.ndarray) -> Any:
-        return _initial(self.grouping, self.T[chosen], self.L[chosen], self.head[chosen])
+        return _initial(self.grouping, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen])
 
     def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         numbers = (self.parameters, self.algorithm, self.dimension)
@@ -66,7 +70,7 @@ class ExactChain(Simulator):
 
     @property
     def moves(self) -> float:
-        return moves_a_step(self.algorithm)
+        return self.moves_a_step
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
         grouping, blocks, strip = self.grouping, len(self.grouping.wide), len(self.grouping.strip)
@@ -94,13 +98,14 @@ def _initial(
     T: Float[Numeric, "runs blocks p K"],
     L: Float[Numeric, "runs blocks p p"],
     head: Float[Numeric, "runs p"],
+    scalars: Float[Numeric, "runs n"],
 ) -> Any:
-    return jax.vmap(partial(compressed.initial_rows, grouping))(T, L, head)
+    return jax.vmap(partial(compressed.initial_rows, grouping))(T, L, head, tuple(scalars.T))
 
 
 @partial(jax.jit, static_argnums=0)
 def _overlaps(grouping: compressed.Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
-    return jax.vmap(partial(compressed.overlaps, grouping, parameters))(state)
+    return jax.vmap(partial(compressed.overlaps_of_sets, grouping, parameters))(state)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.algorithms.one_pass import OnePassSGD, Rows
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.updates.ground import Rows
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Tree, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
 from sgdynamics.random import step_key
-from sgdynamics.simulation.direct import DirectSGD, direct_step
+from sgdynamics.simulation.direct import DirectSGD, direct_step, kicks_of
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, Watched
 
@@ -54,7 +55,8 @@ def _advance(
         which = jax.random.randint(which_key, (batch,), 0, n)
         noise = jax.random.normal(noise_key, (batch,), z.dtype) if draws is None else draws[which]
         now, rates = numbers_at((parameters, algorithm), number * (batch / dimension))
-        return direct_step(structure, (now, rates), rates["lr"] / dimension, state, z[which], noise, place, law, number)
+        kicks = kicks_of(law, noise_key, (structure.width, dimension), z.dtype)
+        return direct_step(structure, (now, rates), rates["lr"] / dimension, state, z[which], noise, place, law, number, kicks=kicks)
 
     def step(number: Whole, carry: tuple[Rows, Any]) -> tuple[Rows, Any]:
         state, good = carry

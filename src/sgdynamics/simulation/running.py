@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sgdynamics.arrays import Keys, Numbers, Tree
+from sgdynamics.arrays import Keys, Tree
 from sgdynamics.precision import float64
 from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
@@ -37,11 +37,6 @@ class Watched(NamedTuple):
 
 
 UNSEEN = Watched()
-
-
-def moves_a_step(algorithm: Numbers) -> float:
-    """How many moves one step of an algorithm with these numbers makes: `reuse` makes several."""
-    return float(algorithm.get("update", {}).get("times", 1.0))
 
 
 class Simulator(ABC):

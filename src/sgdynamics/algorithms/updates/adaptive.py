@@ -1,0 +1,236 @@
+"""Updates that measure the gradient's size: one number for all of it, or one for each coordinate of the input space.
+
+The coordinatewise ones do not commute with rotations, and so have no exact chain. Where weights and signals spread over all coordinates
+they have a limit, by the same lines: there ``gradient.squares`` and ``gradient.sign`` are what these are of a Gaussian coordinate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from sgdynamics import checks
+from sgdynamics.algorithms.updates.law import Law, Update, maker
+
+SIZES = {"coordinatewise": True, "trains_head": False}
+
+
+def _adagrad_norm(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, start: Any) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    more = jnp.sum(G**2) / D**2
+    return {"weights": -lr / D * G / jnp.sqrt(state["sum"] + more), "sum": more}
+
+
+@maker
+def adagrad_norm(start: float) -> Update:
+    """AdaGrad with one number for the whole gradient.
+
+    ::
+
+        b^2 <- b^2 + |(G, g)|^2,     W <- W - lr G/b,     from b^2 = D^2 start
+
+    Parameters
+    ----------
+    start : float
+        b^2/D^2 at first, above 0: from a smaller b than of order D the first steps are too long for a limit.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If start is not above 0.
+
+    Notes
+    -----
+    The scalar ``sum`` of a result is b^2/D^2. Source: Ward, Wu and Bottou 2019.
+
+    Examples
+    --------
+    >>> sgd.updates.adagrad_norm(0.1)
+    adagrad_norm(start=0.1)
+    """
+    law = Law("adagrad_norm", _adagrad_norm, scalars=("sum",), first=(("sum", "start"),), memory="slow", linear=True)
+    return Update(law, {"start": checks.number("start", start, above=0.0)})
+
+
+def _sign(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
+    return {"weights": -lr / D * gradient.sign(gradient(state["weights"]))}
+
+
+@maker
+def sign() -> Update:
+    """Sign SGD: every coordinate of every row moves by lr/D against the sign of its gradient.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Notes
+    -----
+    Coordinatewise: in the limit and by direct simulation only. The head is not trained. Source: Bernstein et al. 2018.
+
+    Examples
+    --------
+    >>> sgd.updates.sign()
+    sign()
+    """
+    return Update(Law("sign", _sign, jumps=True, **SIZES))
+
+
+def _adam(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any, eps: Any, weight_decay: Any, beta: Any) -> Any:
+    W, rate, steps = state["weights"], memory / D, D * state["age"] + 1
+    G = gradient(W)
+    # the velocity is kept corrected for its start at 0: V/(1 - beta^steps) follows this
+    more = (1 - beta) / (1 - beta**steps) * (G - state["velocity"])
+    larger = rate * (gradient.squares(G) - state["squares"])
+    seen = -jnp.expm1(steps * jnp.log1p(-rate))  # 1 - (1 - c/D)^steps, without cancellation
+    step = (state["velocity"] + more) / (jnp.sqrt((state["squares"] + larger) / seen) + eps)
+    return {"weights": -lr / D * (step + weight_decay * W), "velocity": more, "squares": larger, "age": 1 / D}
+
+
+@maker
+def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: float = 0.9) -> Update:
+    """Adam, and with weight decay AdamW.
+
+    ::
+
+        V <- beta V + (1 - beta) G,     S <- (1 - c/D) S + (c/D) G^2 (each coordinate),     W <- W - (lr/D) (V^/(sqrt(S^) + eps) + wd W)
+
+    Parameters
+    ----------
+    memory : float
+        c, above 0: 1 - beta2 = c/D.
+    eps : float, default 1e-08
+        What is added to the root, 0 or more.
+    weight_decay : float, default 0.0
+        Decoupled weight decay, as in AdamW.
+    beta : float, default 0.9
+        beta1, what is left of the velocity after a step; a fixed one changes nothing in the limit.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+
+    Notes
+    -----
+    V^ and S^ are corrected for their start at 0. Coordinatewise: in the limit and by direct simulation only. The head is not trained. In
+    results ``squares`` is, for each unit, the mean of S over coordinates, each in units of its input's variance.
+    Source: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
+
+    Examples
+    --------
+    >>> sgd.updates.adam(4.0, eps=0.02)
+    adam(memory=4, eps=0.02, weight_decay=0, beta=0.9)
+    """
+    beta = checks.number("beta", beta, 0.0)
+    if beta >= 1:
+        raise checks.reject("beta", beta, "give a number of 0 or more and below 1")
+    numbers = {
+        "memory": checks.number("memory", memory, above=0.0),
+        "eps": checks.number("eps", eps, 0.0),
+        "weight_decay": checks.number("weight_decay", weight_decay, 0.0),
+        "beta": beta,
+    }
+    law = Law("adam", _adam, rows=("velocity",), squares=("squares",), scalars=("age",), memory="fast", linear=True, **SIZES)
+    return Update(law, numbers)
+
+
+def _rmsprop(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any, eps: Any) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    more = memory / D * (gradient.squares(G) - state["squares"])
+    return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
+
+
+@maker
+def rmsprop(memory: float, eps: float) -> Update:
+    """RMSprop: Adam without a velocity and without a correction for the start at 0.
+
+    ::
+
+        S <- (1 - c/D) S + (c/D) G^2,     W <- W - (lr/D) G/(sqrt(S) + eps)
+
+    Parameters
+    ----------
+    memory : float
+        c, above 0: the average of squares is over D/c steps.
+    eps : float
+        What is added to the root, above 0: from S = 0 the first steps would have no limit without it.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not above 0.
+
+    Notes
+    -----
+    Coordinatewise: in the limit and by direct simulation only. The head is not trained. Source: Tieleman and Hinton 2012, lecture 6.5.
+
+    Examples
+    --------
+    >>> sgd.updates.rmsprop(4.0, eps=0.1)
+    rmsprop(memory=4, eps=0.1)
+    """
+    numbers = {"memory": checks.number("memory", memory, above=0.0), "eps": checks.number("eps", eps, above=0.0)}
+    return Update(Law("rmsprop", _rmsprop, squares=("squares",), memory="slow", linear=True, **SIZES), numbers)
+
+
+def _adagrad(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, start: Any, eps: Any) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    more = gradient.squares(G) / D
+    return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
+
+
+@maker
+def adagrad(start: float, eps: float = 0.0) -> Update:
+    """AdaGrad: every coordinate divided by the root of the sum of its squared gradients.
+
+    ::
+
+        S <- S + G^2/D,     W <- W - (lr/D) G/(sqrt(S) + eps),     from S = start times the variance of the coordinate's input
+
+    Parameters
+    ----------
+    start : float
+        The sum of squares at first, over D; above 0, as from 0 the first steps have no limit.
+    eps : float, default 0.0
+        What is added to the root, in these units (PyTorch's over sqrt(D)).
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If start is not above 0, or eps is negative.
+
+    Notes
+    -----
+    Coordinatewise: in the limit and by direct simulation only. The head is not trained. Source: Duchi, Hazan and Singer 2011.
+
+    Examples
+    --------
+    >>> sgd.updates.adagrad(0.5)
+    adagrad(start=0.5, eps=0)
+    """
+    numbers = {"start": checks.number("start", start, above=0.0), "eps": checks.number("eps", eps, 0.0)}
+    law = Law("adagrad", _adagrad, squares=("squares",), first=(("squares", "start"),), memory="slow", linear=True, **SIZES)
+    return Update(law, numbers)

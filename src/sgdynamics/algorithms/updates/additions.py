@@ -1,0 +1,130 @@
+"""What is added to another update: weight decay, and noise on the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sgdynamics import checks
+from sgdynamics.algorithms.updates.law import Law, Update, maker
+
+
+def _plain(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
+    return {"weights": -lr / D * gradient(state["weights"])}
+
+
+PLAIN = Update(Law("plain", _plain, linear=True))
+
+
+def _inner(of: Any) -> Update:
+    if of is None:
+        return PLAIN
+    if not isinstance(of, Update):
+        raise checks.reject("of", of, "give another update, such as sgd.updates.momentum(0.9), or leave it out for plain steps")
+    return of
+
+
+@dataclass(frozen=True)
+class _Decayed:
+    law: Law
+    decoupled: bool
+
+    def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, rate: Any, of: Any = None) -> dict[str, Any]:
+        if not self.decoupled:
+            return self.law.step(state, gradient.with_decay(rate), lr, D, number, **(of or {}))
+        found, moved = dict(self.law.step(state, gradient, lr, D, number, **(of or {}))), self.law.moved
+        pull = gradient.stepped(rate * state[moved]) if self.law.explicit_head_rate else -lr / D * rate * state[moved]
+        found[moved] = found[moved] + pull
+        return found
+
+
+@maker
+def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) -> Update:
+    """Weight decay of the algorithm's own, beside any of the problem's: W <- W - (lr/D) rate W in every step.
+
+    Parameters
+    ----------
+    rate : float
+        The rate of decay, 0 or more.
+    of : Update, optional
+        What it is added to; plain steps unless given.
+    decoupled : bool, default True
+        Beside the step, as in AdamW; False: rate W is part of every gradient, as in PyTorch's SGD.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If the rate is negative, or ``of`` is no update.
+
+    Notes
+    -----
+    With plain steps both are the weight decay of a problem. Source: Loshchilov and Hutter 2019.
+
+    Examples
+    --------
+    >>> sgd.updates.weight_decay(0.1, of=sgd.updates.momentum(0.9))
+    weight_decay(rate=0.1, of=momentum(beta=0.9))
+    """
+    inner = _inner(of)
+    law = replace(inner.law, name="weight_decay", step=_Decayed(inner.law, checks.flag("decoupled", decoupled)))
+    numbers = {"rate": checks.number("rate", rate, 0.0)} | ({} if of is None else {"of": of})
+    if of is not None and law.first:
+        raise checks.reject("of", of, "its start is a number of its own: give weight decay to the problem instead")
+    return Update(law, numbers, () if decoupled else (("decoupled", False),))
+
+
+@dataclass(frozen=True)
+class _Noisy:
+    law: Law
+
+    def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, sigma: Any, of: Any = None) -> dict[str, Any]:
+        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
+        found["weights"] = found["weights"] - lr / D * sigma * gradient.noise()
+        return found
+
+
+@maker
+def gradient_noise(sigma: float, of: Update | None = None) -> Update:
+    """Gaussian noise on every coordinate of the gradient: after clipping each sample's, this is DP-SGD.
+
+    ::
+
+        W <- W - (lr/D) (image of G + sigma N(0, I))
+
+    Parameters
+    ----------
+    sigma : float
+        The noise's standard deviation in a coordinate, 0 or more.
+    of : Update, optional
+        An update without memory whose steps it is added to, such as ``sgd.updates.clipped(1.0, over="sample")``; plain ones unless given.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If sigma is negative, or ``of`` keeps a memory.
+
+    Notes
+    -----
+    A trained head has no noise. DP-SGD with noise multiplier z clips each sample to threshold sqrt(D) and has
+    sigma = z threshold sqrt(D)/batch. Source: Abadi et al. 2016, Algorithm 1.
+
+    Examples
+    --------
+    >>> sgd.updates.gradient_noise(0.5, of=sgd.updates.clipped(1.0, over="sample"))
+    gradient_noise(sigma=0.5, of=clipped(threshold=1, over='sample'))
+    """
+    inner = _inner(of)
+    if inner.law.memory != "none" or inner.law.coordinatewise:
+        raise checks.reject("of", of, "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...")
+    law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
+    return Update(law, {"sigma": checks.number("sigma", sigma, 0.0)} | ({} if of is None else {"of": of}))

@@ -1,0 +1,210 @@
+"""Problems of fields under another update than plain steps: its ODE from its own lines, and what it keeps beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.algorithms.updates.beginning import beginning
+from sgdynamics.clock import Clock
+from sgdynamics.controls import scheduled
+from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
+from sgdynamics.dynamics.interface import Dynamics, Prepared
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.expectation import Rule
+from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
+from sgdynamics.gaussian.risk import rule_for
+from sgdynamics.limits.integration import Case, Watch, in_units
+from sgdynamics.limits.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, field_points, slow_rows
+from sgdynamics.problems.losses import label_noise
+from sgdynamics.problems.starts import Start
+from sgdynamics.samples.spectrum import eigenvalues
+from sgdynamics.simulation.running import Simulator
+from sgdynamics.variables import VARIABLES
+
+SAME = 1e-3  # how close the mean steps at the two large D have to be, relative to the largest of them
+SMALLEST = 1e-3  # what counts as no motion at all there
+AVERAGED_TOLERANCE = 1e-4  # wanted of overlaps where a step is averaged over points: more would cost more than it is worth
+JUMP_TOLERANCE = 3e-5  # of an integrator where single points jump: their share of a mean
+TRIED_TAU = 0.1  # steps/d at which they are compared: away from the start, where a memory is empty
+KEPT = ("rows_M", "rows_Q", "rows_a", "scalars", "squares")  # states of the ODE
+
+
+class UpdateDynamics(FieldDynamics):
+    """A `Problem` under one-pass SGD with an update."""
+
+    def states(self, begin: Start) -> dict[str, np.ndarray]:
+        return super().states(begin) | self._kept(begin)
+
+    def _kept(self, begin: Start) -> dict[str, np.ndarray]:
+        """All slow sets of a start, with a leading axis of runs."""
+        every, p = beginning(self.algorithm.update, begin), self.structure.width
+        rows = p * (1 + len(slow_rows(self.algorithm.law)))
+        more = max(0, rows - every.M.shape[2])
+        M = np.pad(every.M, ((0, 0), (0, 0), (0, more), (0, 0)))[:, :, :rows]
+        Q = np.pad(every.Q, ((0, 0), (0, 0), (0, more), (0, more)))[:, :, :rows, :rows]
+        a = np.pad(every.a, ((0, 0), (0, more)))[:, :rows]
+        return dict(zip(KEPT, (M, Q, a, every.scalars, every.squares), strict=True))
+
+    def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
+        return super().public_states({name: states[name] for name in ("M", "Q", "a")}, lead)
+
+    def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
+        if method == "exact" and self.algorithm.law.coordinatewise:
+            fix = "it acts on each coordinate of the input space by itself, does not commute with rotations, and so does not close on overlaps"
+            raise checks.reject("method", method, f"{self.algorithm.update}: {fix} at finite d: take method='direct', or solve_ode")
+        return super().simulator(method, begin, dimension, sizes, **more)
+
+    # ------------------------------------------------------------------------------------------------------------- the ODE
+
+    def prepare(
+        self, begin: Start, when: Clock, dimension: int | None, rtol: Any = None, atol: Any = None, rule: Rule | None = None
+    ) -> Prepared:
+        algorithm, law, structure = self.algorithm, self.algorithm.law, self.structure
+        self._has_limit(dimension)
+        rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
+        shared: dict[str, Any] = {"problem": self.parameters, "algorithm": algorithm.parameters, "large": np.float64(LARGE)}
+        if self.definition.spectrum is not None:
+            found = np.asarray(eigenvalues(self.parameters))[:, None, None]
+            of_blocks = 1 / np.where(found > 0, found, 1.0)
+            units = {name: np.float64(1.0) for name in KEPT}
+            shared["units"] = units | {"rows_M": of_blocks, "rows_Q": of_blocks}
+        states = in_units(shared, self._kept(begin))
+        field = UpdateStep(structure, rule, algorithm.batch, law, self._by_noise())
+        each = {"nodes": expectation_of(structure).nodes(rule, False)}
+        if not law.linear:
+            reads = count_reads(field, shared, {name: value[0] for name, value in states.items()})
+            each = field_points(structure, algorithm.batch, reads, quiet=field.by_noise or self._quiet())
+        case = Case(field, each, shared, states, self.variable(when), {})
+        if not law.scales:
+            self._try_limit(case)
+        wanted = AVERAGED_TOLERANCE if rtol is None and not law.linear else rtol
+        return Prepared(self, begin, when, dimension, rtol, atol, replace(case, tolerance=self._tolerance(case, wanted, atol)))
+
+    def _has_limit(self, dimension: int | None) -> None:
+        """Refuse what has no ODE, with the reason."""
+        algorithm = self.algorithm
+        if "snr = inf" in self.definition.kinds:
+            raise checks.reject("update", algorithm.update, "at snr = infinity the drift jumps, and only plain SGD slides: give a finite snr")
+        if algorithm.flow:
+            raise checks.reject("lr", algorithm.lr, "gradient flow knows no updates: give a learning rate above 0")
+        if dimension is not None and self.definition.spectrum is None:
+            fix = "the mean step of an update is known as d -> infinity: leave dimension out, or take sgd.simulate at this d"
+            raise checks.reject("dimension", dimension, fix)
+        if self.without_ode is not None:
+            raise checks.reject("update", algorithm.update, self.without_ode)
+
+    @property
+    def without_ode(self) -> str | None:
+        law = self.algorithm.law
+        if law.no_limit or law.memory != "fast" or law.linear:
+            return law.no_limit or None
+        return (
+            "it remembers O(1) steps and is not linear in the gradient: the mean of one step is not its ODE, as what it remembers is "
+            'correlated with what comes; take sgd.simulate, or a memory of O(D) steps ("memory=c")'
+        )
+
+    def _plain_noise(self) -> bool:
+        """Whether the loss takes one standard normal, as label noise."""
+        return self.structure.sample.plain and "noise" in {**self.parameters, **self.parameters.get("user", {})}
+
+    def _quiet(self) -> bool:
+        """Whether there is no label noise to average over."""
+        if not self._plain_noise() or not self.structure.has_excess:
+            return False
+        noise = label_noise(self.parameters)
+        return not scheduled(noise) and float(noise) == 0.0
+
+    def _by_noise(self) -> bool:
+        """Whether label noise is summed by hand: of one sample, whose gradient is linear in it."""
+        one = self.algorithm.batch == 1 and self.structure.has_excess and self._plain_noise()
+        return self.algorithm.law.jumps and one and not self._quiet()
+
+    def _try_limit(self, case: Case) -> None:
+        """Refuse an update whose mean step is another at another large D."""
+        place = TRIED_TAU * (self.algorithm.batch if self.algorithm.scheduled else float(self.algorithm.lr))
+        one = [jax.tree.map(lambda leaf: leaf[0], part) for part in (case.each, case.states)]
+        both = [_rates(case.field, one[0], case.shared | {"large": np.float64(D)}, place, one[1]) for D in (LARGE, LESS_LARGE)]
+        flat = [np.concatenate([np.asarray(value).reshape(-1) for value in rates.values()]) for rates in both]
+        size = np.abs(flat[0]).max(initial=SMALLEST)
+        if not np.all(np.isfinite(flat)) or np.abs(flat[0] - flat[1]).max(initial=0.0) > SAME * size:
+            fix = (
+                f"its mean step is another at D = {LARGE:g} than at D = {LESS_LARGE:g}: with these numbers it has no limit in the units of lr/D. "
+                "Count lengths of gradients in sqrt(D), memories in c/D (fixed ones are memory='fast'), sam's ascent as reach="
+            )
+            raise checks.reject("update", self.algorithm.update, fix)
+
+    @property
+    def _sampled(self) -> bool:
+        return not self.algorithm.law.linear or super()._sampled
+
+    @property
+    def _roughness(self) -> float:
+        law = self.algorithm.law
+        return JUMP_TOLERANCE if law.jumps and not law.linear and not self._by_noise() else 0.0
+
+    def unpacked(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        p = self.structure.width
+        found = {name: value for name, value in states.items() if value.size}
+        rows = states["rows_a"].shape[-1]
+        if rows == p:
+            found = {name: value for name, value in found.items() if not name.startswith("rows_")}
+        return found | {"M": states["rows_M"][..., :p, :], "Q": states["rows_Q"][..., :p, :p], "a": states["rows_a"][..., :p]}
+
+    def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
+        return None if begin.beside is not None else super().coarser(begin)
+
+    def watched(self, criterion: Any, begin: Start, dimension: int | None) -> tuple[Watch, Any]:
+        watch, numbers = super().watched(criterion, begin, dimension)
+        return WeightsWatch(watch.structure, watch.rule, watch.criterion), numbers  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------------------------------------------------- results
+
+    def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
+        found = super().observed(states, risk, when)
+        for name in ("rows_M", "rows_Q"):
+            if name in states:
+                found[name] = states[name].sum(axis=2)
+                if self.structure.blocks > 1:
+                    found[f"{name}_block"] = states[name]
+        return found | {name: states[name] for name in KEPT[2:] if name in states and states[name].size}
+
+    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
+        return VARIABLES
+
+    def named(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        law, p, found = self.algorithm.law, self.structure.width, {}
+        if "rows_a" in values:
+            sets = ["weights", *law.rows][: values["rows_a"].shape[-1] // p]
+            found["row_set"] = ("row", np.repeat(sets, p), {"long_name": "which set of rows"})
+        for name, names in (("scalar", law.scalars), ("square", law.squares)):
+            if f"{name}s" in values:
+                found[name] = (name, np.array(names), {"long_name": "what the update keeps"})
+        return found
+
+
+@partial(jax.jit, static_argnums=0)
+def _rates(field: UpdateStep, each: Any, shared: Any, place: Any, state: Any) -> Any:
+    return field(each, shared, place, state)
+
+
+@dataclass(frozen=True)
+class WeightsWatch(FieldWatch):
+    """The same of the weights among all sets of rows."""
+
+    criterion: str | Callable[[dict[str, Any]], Any]
+
+    def value(self, shared: Any, state: dict[str, Any]) -> Any:
+        if "rows_M" not in state:  # of a simulation
+            return super().value(shared, state)
+        p = self.structure.width
+        units = {name: value for name, value in shared.items() if name != "units"}
+        scale = shared.get("units", {})
+        rows = {name: state[f"rows_{name}"] * scale.get(f"rows_{name}", 1.0) for name in ("M", "Q", "a")}
+        return super().value(units, {"M": rows["M"][..., :p, :], "Q": rows["Q"][..., :p, :p], "a": rows["a"][..., :p]})
