@@ -10,6 +10,7 @@ from sgdynamics.algorithms.fixed_data import GradientDescent as GradientDescent
 from sgdynamics.algorithms.fixed_data import Langevin as Langevin
 from sgdynamics.algorithms.fixed_data import MultiPassSGD as MultiPassSGD
 from sgdynamics.algorithms.fixed_data import PersistentSGD as PersistentSGD
+from sgdynamics.algorithms.from_torch import from_torch as from_torch
 from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
 from sgdynamics.analysis.certificate import Certificate as Certificate
 from sgdynamics.analysis.certify import certify as certify
@@ -71,6 +72,7 @@ from sgdynamics.samples.real_data import spectrum_of as spectrum_of
 from sgdynamics.samples.spectra import Spectrum as Spectrum
 from sgdynamics.samples.spectra import power_law as power_law
 from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
+from sgdynamics.solvers.large_batch import solve_large_batch as solve_large_batch
 from sgdynamics.solvers.linear import solve_linear as solve_linear
 from sgdynamics.solvers.ode import solve_ode as solve_ode
 from sgdynamics.solvers.sde import solve_sde as solve_sde

@@ -12,6 +12,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.beginning import beginning
+from sgdynamics.algorithms.updates.law import copies
 from sgdynamics.clock import Clock
 from sgdynamics.controls import scheduled
 from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
@@ -44,13 +45,10 @@ class UpdateDynamics(FieldDynamics):
 
     def _kept(self, begin: Start) -> dict[str, np.ndarray]:
         """All slow sets of a start, with a leading axis of runs."""
-        every, p = beginning(self.algorithm.update, begin), self.structure.width
-        rows = p * (1 + len(slow_rows(self.algorithm.law)))
-        more = max(0, rows - every.M.shape[2])
-        M = np.pad(every.M, ((0, 0), (0, 0), (0, more), (0, 0)))[:, :, :rows]
-        Q = np.pad(every.Q, ((0, 0), (0, 0), (0, more), (0, more)))[:, :, :rows, :rows]
-        a = np.pad(every.a, ((0, 0), (0, more)))[:, :rows]
-        return dict(zip(KEPT, (M, Q, a, every.scalars, every.squares), strict=True))
+        every = all_rows(self.algorithm.update, begin, self.structure.width)
+        rows = self.structure.width * (1 + len(slow_rows(self.algorithm.law)))
+        cut = {"rows_M": every["rows_M"][:, :, :rows], "rows_Q": every["rows_Q"][:, :, :rows, :rows], "rows_a": every["rows_a"][:, :rows]}
+        return every | cut
 
     def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
         return super().public_states({name: states[name] for name in ("M", "Q", "a")}, lead)
@@ -187,6 +185,15 @@ class UpdateDynamics(FieldDynamics):
             if f"{name}s" in values:
                 found[name] = (name, np.array(names), {"long_name": "what the update keeps"})
         return found
+
+
+def all_rows(update: Any, begin: Start, p: int) -> dict[str, np.ndarray]:
+    """All sets of a start, with a leading axis of runs: those that it does not have are 0."""
+    every = beginning(update, begin)
+    more = p * copies(update.law) - every.M.shape[2]
+    M, a = np.pad(every.M, ((0, 0), (0, 0), (0, more), (0, 0))), np.pad(every.a, ((0, 0), (0, more)))
+    Q = np.pad(every.Q, ((0, 0), (0, 0), (0, more), (0, more)))
+    return dict(zip(KEPT, (M, Q, a, every.scalars, every.squares), strict=True))
 
 
 @partial(jax.jit, static_argnums=0)

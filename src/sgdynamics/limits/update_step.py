@@ -226,20 +226,36 @@ class _MeanBatch(Ground):
         return self.frame.sign(G)
 
 
-def _linear_rates(
-    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, frame: _Frame, setting: Setting, reads: list[Any]
-) -> dict[str, Any]:
+def _mean_batch(field: UpdateStep, each: Tree, parameters: Numbers, frame: _Frame, reads: list[Any], samples: Any) -> _MeanBatch:
+    """A batch of so many samples."""
     (R, head), structure, p = reads[0], field.structure, frame.p
     at = {"M": R @ jnp.swapaxes(frame.S, -1, -2), "Q": R @ jnp.swapaxes(R, -1, -2)}
     found = expectation_of(structure).moments(field.rule, each["nodes"], parameters, overlaps_at(structure, parameters, at), head)
     coefficients = found.coefficients(parameters)
     G = coefficients[..., :p] @ R + coefficients[..., p:] @ frame.S
-    spread = jnp.sqrt(frame.eigenvalues * frame.sizes / field.batch)[:, None, None] * lower_root(found.noise)
+    spread = jnp.sqrt(frame.eigenvalues * frame.sizes / samples)[:, None, None] * lower_root(found.noise)
     G = frame.flat(G.at[..., frame.inside : frame.inside + p].set(spread))
-    ground = _MeanBatch(frame, G, found.head_gradient)
+    return _MeanBatch(frame, G, found.head_gradient)
+
+
+def map_step(
+    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, share: Scalar, number: Scalar, state: State
+) -> dict[str, Any]:
+    """The state after one step on a batch of `share` d samples, with D = 1 in the update's units: deterministic as d -> infinity."""
+    frame = _Frame(field, parameters, jnp.asarray(1.0), state)
+    setting = Setting(algorithm["lr"], 1.0, number, algorithm["head_rate"], parameters["weight_decay"], field.structure)
+    reads = _read_at(field.law, algorithm["update"], frame, setting)
+    ground = _mean_batch(field, each, parameters, frame, reads, share)
+    return jax.tree.map(jnp.add, state, frame.rates(increments(field.law, algorithm["update"], frame.begin(), ground, setting)))
+
+
+def _linear_rates(
+    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, frame: _Frame, setting: Setting, reads: list[Any]
+) -> dict[str, Any]:
+    ground = _mean_batch(field, each, parameters, frame, reads, field.batch)
     state = frame.begin()
     if field.law.memory == "fast" and field.law.rows:
-        state = _stationary(field.law, algorithm["update"], state, ground, setting, p)
+        state = _stationary(field.law, algorithm["update"], state, ground, setting, frame.p)
     return frame.rates(increments(field.law, algorithm["update"], state, ground, setting))
 
 
