@@ -55,6 +55,17 @@ RUNS = {"dimension": 50, "runs": 2, "seed": 0, "progress": None}
 SIMULATE = {**RUNS, "method": "exact", "dtype": "float64"}
 DATA = {**SOLVE, "algorithm": sgd.GradientDescent()}
 
+
+def plain_step(state, gradient, lr, D, number, factor):
+    return {"weights": -factor * lr / D * gradient(state["weights"])}
+
+
+class SGD:
+    """Stands for PyTorch's."""
+
+    param_groups = ({"lr": 0.1, "momentum": 0.9},)
+
+
 CALLS = {
     "Activation": (sgd.Activation, {"f": jnp.tanh, "kinks": (), "name": None, "coefficients": None}),
     "polynomial": (sgd.polynomial, {"coefficients": [0, 1]}),
@@ -153,9 +164,33 @@ CALLS = {
     "Langevin": (sgd.Langevin, {**FIXED, "temperature": 1.0}),
     "piecewise_rate": (sgd.piecewise_rate, {"edges": [1.0], "rates": [1.0, 0.0]}),
     "updates.momentum": (updates.momentum, {"beta": 0.5}),
+    "updates.momentum, slow": (updates.momentum, {"memory": 0.5}),
+    "updates.nesterov": (updates.nesterov, {"beta": 0.5}),
+    "updates.average": (updates.average, {"memory": 0.5}),
+    "updates.schedule_free": (updates.schedule_free, {"beta": 0.5}),
+    "updates.dana": (updates.dana, {"velocity_rate": 1.0, "delta": 4.0, "offset": 0.5}),
     "updates.reuse": (updates.reuse, {"times": 2}),
-    "updates.clipped": (updates.clipped, {"threshold": 1.0}),
+    "updates.clipped": (updates.clipped, {"threshold": 1.0, "over": "row"}),
     "updates.sam": (updates.sam, {"radius": 0.1}),
+    "updates.muon": (updates.muon, {"memory": 2.0, "newton_schulz": False}),
+    "updates.adagrad_norm": (updates.adagrad_norm, {"start": 0.1}),
+    "updates.adam": (updates.adam, {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9}),
+    "updates.rmsprop": (updates.rmsprop, {"memory": 2.0, "eps": 0.1}),
+    "updates.adagrad": (updates.adagrad, {"start": 0.1, "eps": 0.0}),
+    "updates.weight_decay": (updates.weight_decay, {"rate": 0.1, "of": None, "decoupled": True}),
+    "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
+    "updates.own": (
+        updates.own,
+        {"step": plain_step, "rows": (), "scalars": (), "memory": "none", "rereads": False, "numbers": {"factor": 1.0}},
+    ),
+    "from_torch": (sgd.from_torch, {"optimiser": SGD(), "dimension": 50, "batch": 1}),
+    "solve_large_batch": (
+        sgd.solve_large_batch,
+        {
+            **{"problem": PROBLEM, "algorithm": sgd.OnePassSGD(), "start": START, "steps": [0, 3], "samples_per_dimension": 2.0},
+            **{"record": None, "evaluate": None},
+        },
+    ),
     "start": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "Q": np.eye(2), "a": None, "q": None, "m": None, "r2": None}),
     "start, wide": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "q": [1.0, 1.0], "a": None}),
     "start, spiked": (sgd.start, {"problem": SPIKED, "m": 0.1, "r2": 1.0}),

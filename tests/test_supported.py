@@ -16,6 +16,7 @@ from tests.contracts.kinds import PROBLEMS, algorithm_of, start_of
 
 CALLS = {
     "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
+    "solve_large_batch": lambda p, a, s: sgd.solve_large_batch(p, a, s, steps=[1], samples_per_dimension=1.0),
     "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),
     "solve_mean_field": lambda p, a, s: sgd.solve_mean_field(p, a, s, times=[1.0]),
     "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, steps=[1]),
@@ -31,7 +32,9 @@ CALLS = {
     "expect": lambda p, a, s: sgd.expect(s, lambda f, s, a, d: f[0], p),
     "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
     "functional": lambda p, a, s: sgd.functional.rule(p, s),
-    "sweep": lambda p, a, s: sgd.sweep("simulate", problem=p, algorithm=a, start=s, steps=[1], dimension=50, method=method(a), over={"lr": [0.1]}),
+    "sweep": lambda p, a, s: sgd.sweep(
+        "simulate", problem=p, algorithm=a, start=s, steps=[1], dimension=50, method=method(a), over={"lr": [0.1]}
+    ),
 }
 
 

@@ -275,10 +275,8 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
     """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them."""
     sample, wide = grouping.structure.sample, grouping.wide
     shape = (*part.inside.shape[:-1], grouping.columns)
-    if grouping.wide_batch:
-        outside = jnp.zeros(shape, part.inside.dtype)
-    else:
-        outside = _outside(grouping, part)[:, : grouping.inputs].reshape(shape)
+    own = _outside(grouping, part)[:, : grouping.inputs]
+    outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else own.reshape(shape)
     draws = sample.drawn(parameters, part.noise)
     lead = (grouping.steps, grouping.inputs)
     if not grouping.raw:
@@ -291,7 +289,7 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
 
 
 def _outside(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps inputs blocks columns"]:
-    """What lies outside of the frame, in the new columns: in every step that of its inputs (of a wide batch: combinations), then of kicks."""
+    """What lies outside of the frame, in the new columns: of every step's inputs (of a wide batch: combinations), then of its kicks."""
     return jnp.moveaxis(part.outside, 0, 1).reshape(grouping.steps, -1, len(grouping.wide), grouping.columns)
 
 
@@ -411,9 +409,7 @@ def one_step(
     """
     parameters, algorithm = numbers
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], grouping.structure)
-    return take_step(
-        grouping.update, algorithm, state, ChainBatch(grouping, parameters, dimension, *sample), stride, dimension, number
-    )
+    return take_step(grouping.update, algorithm, state, ChainBatch(grouping, parameters, dimension, *sample), stride, dimension, number)
 
 
 def fold(grouping: Grouping, rows: Float[Numeric, "rows columns"]) -> Float[Numeric, "rows columns"]:

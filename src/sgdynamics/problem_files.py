@@ -29,6 +29,7 @@ from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.records import algorithm_from, problem_from, start_of
 from sgdynamics.results import decode, encode, groups_in, load, start_from
 from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.large_batch import solve_large_batch
 from sgdynamics.solvers.linear import solve_linear
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.sde import solve_sde
@@ -44,6 +45,7 @@ METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] =
     "mean_field": (solve_mean_field, {}, ()),
     "dmft": (solve_dmft, {}, ("seed",)),
     "linear": (solve_linear, {}, ("dimension",)),
+    "large_batch": (solve_large_batch, {}, ()),
     "exact": (simulate, {"method": "exact"}, COMMON),
     "direct": (simulate, {"method": "direct"}, COMMON),
     "tensor": (simulate, {"method": "tensor"}, COMMON),

@@ -39,7 +39,7 @@ _THEORY = {**_UPDATES, "fixed data": _FRESH}
 REFUSED: dict[str, Mapping[str, str]] = {
     "solve_ode": {"fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
     "solve_large_batch": {
-        "coordinatewise update": "in large batches a coordinate's sign or size depends on its own mean: only updates that commute with rotations close",
+        "coordinatewise update": "in large batches each coordinate has a mean of its own: only updates that commute with rotations close",
         "fixed data": _FRESH,
         "snr = inf": _JUMPS.format(what="the map jumps too: give a finite snr"),
         "spiked tensor": _SPIKED,

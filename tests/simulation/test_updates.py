@@ -12,9 +12,9 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics import compressed
 from sgdynamics.algorithms import updates
-from sgdynamics.algorithms.updates.law import copies as copies_of
 from sgdynamics.algorithms.one_pass import Stride, take_step
 from sgdynamics.algorithms.updates.ground import Ground, Rows
+from sgdynamics.algorithms.updates.law import copies as copies_of
 from sgdynamics.problems.starts import factor, placed
 from sgdynamics.records import algorithm_from
 from sgdynamics.samples.sample import Place

@@ -55,7 +55,9 @@ class UpdateDynamics(FieldDynamics):
 
     def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
         if method == "exact" and self.algorithm.law.coordinatewise:
-            fix = "it acts on each coordinate of the input space by itself, does not commute with rotations, and so does not close on overlaps"
+            fix = (
+                "it acts on each coordinate by itself, does not commute with rotations of the inputs, and does not close on overlaps"
+            )
             raise checks.reject("method", method, f"{self.algorithm.update}: {fix} at finite d: take method='direct', or solve_ode")
         return super().simulator(method, begin, dimension, sizes, **more)
 
@@ -89,7 +91,9 @@ class UpdateDynamics(FieldDynamics):
         """Refuse what has no ODE, with the reason."""
         algorithm = self.algorithm
         if "snr = inf" in self.definition.kinds:
-            raise checks.reject("update", algorithm.update, "at snr = infinity the drift jumps, and only plain SGD slides: give a finite snr")
+            raise checks.reject(
+                "update", algorithm.update, "at snr = infinity the drift jumps, and only plain SGD slides: give a finite snr"
+            )
         if algorithm.flow:
             raise checks.reject("lr", algorithm.lr, "gradient flow knows no updates: give a learning rate above 0")
         if dimension is not None and self.definition.spectrum is None:
@@ -133,7 +137,7 @@ class UpdateDynamics(FieldDynamics):
         size = np.abs(flat[0]).max(initial=SMALLEST)
         if not np.all(np.isfinite(flat)) or np.abs(flat[0] - flat[1]).max(initial=0.0) > SAME * size:
             fix = (
-                f"its mean step is another at D = {LARGE:g} than at D = {LESS_LARGE:g}: with these numbers it has no limit in the units of lr/D. "
+                f"its mean step is another at D = {LARGE:g} than at D = {LESS_LARGE:g}: these numbers have no limit in units of lr/D. "
                 "Count lengths of gradients in sqrt(D), memories in c/D (fixed ones are memory='fast'), sam's ascent as reach="
             )
             raise checks.reject("update", self.algorithm.update, fix)

@@ -166,7 +166,10 @@ class _Frame:
         size = jnp.sqrt(jnp.einsum("bpp->bp", gram))
         ratio = 1 / jnp.where(size > 0, size, 1.0)
         correlation = jnp.clip(gram * ratio[:, :, None] * ratio[:, None, :], -1.0, 1.0)
-        root = jax.vmap(partial(lower_root, unrolled=self.p <= UNROLLED))(2 / jnp.pi * jnp.arcsin(correlation)) * jnp.sqrt(self.sizes)[:, None, None]
+        root = (
+            jax.vmap(partial(lower_root, unrolled=self.p <= UNROLLED))(2 / jnp.pi * jnp.arcsin(correlation))
+            * jnp.sqrt(self.sizes)[:, None, None]
+        )
         mean = jnp.sqrt(2 / jnp.pi) * ratio[..., None] * self.by_block(G)[..., : self.inside]
         return self.flat(jnp.concatenate([mean, jnp.pad(root, ((0, 0), (0, 0), (0, self.new - self.p)))], axis=-1))
 
@@ -292,7 +295,7 @@ class _LimitBatch(compressed.ChainBatch):
 def _averaged_rates(
     field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, frame: _Frame, setting: Setting, reads: list[Any]
 ) -> dict[str, Any]:
-    structure, grouping, sample = field.structure, frame.grouping, field.structure.sample
+    grouping, sample = frame.grouping, field.structure.sample
     # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows read), C C^T their fields' covariance
     X = jnp.concatenate([frame.S, *(R for R, _ in reads)], axis=1)[..., : frame.inside]
     C = lower_root(spectrum.variance(parameters, X @ jnp.swapaxes(X, -1, -2)))
@@ -377,8 +380,8 @@ def _two_points(low: Any, high: Any) -> list[tuple[Any, Any]]:
 def field_points(structure: Structure, batch: int, reads: int, *, quiet: bool, fine: float = 1.0) -> dict[str, np.ndarray]:
     """Points of the fields of a batch and of its draws, (replicates, chunks, points, ...), and their weights.
 
-    `reads`: how many sets of rows gradients are taken at. `quiet`: the label noise is 0, or summed by hand. Few dimensions have a lattice, whose
-    second replicate is shifted by half a step, more have Sobol points; `fine` > 1 makes both finer.
+    `reads`: how many sets of rows gradients are taken at. `quiet`: the label noise is 0, or summed by hand. Few dimensions have a lattice,
+    whose second replicate is shifted by half a step, more have Sobol points; `fine` > 1 makes both finer.
     """
     sample = structure.sample
     of_fields = batch * sample.inputs_a_sample * (structure.signals + reads * structure.width)

@@ -28,7 +28,6 @@ from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach
 
-
 FRAMES = 71  # marks the random numbers of frames
 
 
@@ -198,9 +197,7 @@ def _advance_weights(
         x = sample.inputs_in_space(parameters, normals, draws, here)
         now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
         kicks = kicks_of(law, noise_key, (structure.width, dimension), dtype)
-        state = direct_step(
-            structure, (now, rates), rates["lr"] / dimension, state, x, sample.given(draws), here, law, number, kicks=kicks
-        )
+        state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, x, sample.given(draws), here, law, number, kicks=kicks)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width], state.signals)
             seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.width]})

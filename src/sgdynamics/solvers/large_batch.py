@@ -53,8 +53,8 @@ def solve_large_batch(
     problem : Problem
         What is learned.
     algorithm : OnePassSGD
-        How, with any update that commutes with rotations and reads a batch once; ``lr`` is the step itself (D = 1 in the update's units), and
-        ``batch`` is left at 1. A learning rate may depend on alpha = samples/d.
+        How, with any update that commutes with rotations and reads a batch once; ``lr`` is the step itself (D = 1 in the update's units),
+        and ``batch`` is left at 1. A learning rate may depend on alpha = samples/d.
     start : Start
         Where, of one run or several.
     steps : array_like
@@ -166,7 +166,9 @@ def _dataset(door: Any, found: dict[str, np.ndarray]) -> xr.Dataset:
     risk, error = dynamics.risk_of(states, door.when, None)
     replicates = len(found["rows_a"])
     if replicates > 1:
-        each = np.stack([dynamics.risk_of({name: part[index] for name, part in weights.items()}, door.when, None)[0] for index in range(replicates)])
+        each = np.stack(
+            [dynamics.risk_of({name: part[index] for name, part in weights.items()}, door.when, None)[0] for index in range(replicates)]
+        )
         error = sampling_errors(weights, each, error, 0.0)[0]
     attributes = {"assumptions": f"{dynamics.assumptions}, batches proportional to d, d -> infinity", "error_quadrature": error}
     lost = int(np.isfinite(last).sum())

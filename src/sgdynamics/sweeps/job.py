@@ -21,6 +21,7 @@ from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.records import algorithm_from, problem_from, start_of
 from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.large_batch import solve_large_batch
 from sgdynamics.solvers.linear import solve_linear
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.sde import solve_sde
@@ -34,6 +35,7 @@ SOLVERS: dict[str, Callable[..., Any]] = {
     "solve_mean_field": solve_mean_field,
     "solve_dmft": solve_dmft,
     "solve_linear": solve_linear,
+    "solve_large_batch": solve_large_batch,
     "simulate": simulate,
     "exit_time": exit_time,
 }

@@ -47,8 +47,8 @@ def sweep(
     Parameters
     ----------
     solver : str or callable
-        "solve_ode", "solve_sde", "solve_mean_field", "solve_dmft", "solve_linear", "simulate", "exit_time", or a function of the parameters
-        that returns a Dataset, a dataclass, a dictionary of numbers or a number.
+        "solve_ode", "solve_sde", "solve_mean_field", "solve_dmft", "solve_linear", "solve_large_batch", "simulate", "exit_time", or a
+        function of the parameters that returns a Dataset, a dataclass, a dictionary of numbers or a number.
     over : dict or list of dict
         A grid ``{"lr": [...], "problem.noise": [...]}``, or a list of points ``[{"lr": 0.1, ...}, ...]``. Names are dotted
         ("problem.noise", "algorithm.lr", "start.seed"), or bare where one thing has them; "dimension", "seed", "runs" are the solver's

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import Law, Update, maker
 
-SIZES = {"coordinatewise": True, "trains_head": False}
+SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
 
 def _adagrad_norm(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, start: Any) -> dict[str, Any]:

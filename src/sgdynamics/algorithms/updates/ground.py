@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 class Ground(ABC):
     """A batch: its gradients at rows + shift (p, columns) and head + head_shift, in some orthonormal frame."""
 
-    def note(self, rows: Any) -> None:
+    def note(self, rows: Any) -> None:  # noqa: B027  most do not listen
         """Hear at which rows a gradient is asked for, as the step gives them."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """What a step asks for: ``gradient(rows, shift)`` is dloss/dW of the batch at rows + shift, where the head is trained with its column."""
+    """What a step asks for: ``gradient(rows, shift)`` is dloss/dW of the batch at rows + shift, with the head's column if it is trained."""
 
     ground: Ground
     setting: Setting

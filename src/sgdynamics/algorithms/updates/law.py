@@ -92,9 +92,7 @@ class Update:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers, as a dictionary that JAX can trace."""
-        return {
-            name: value.parameters if isinstance(value, Update) else trees.traced(value) for name, value in self.numbers.items()
-        }
+        return {name: value.parameters if isinstance(value, Update) else trees.traced(value) for name, value in self.numbers.items()}
 
     @property
     def moves(self) -> float:
@@ -227,7 +225,7 @@ def own(
     >>> sgd.updates.own(halved, rereads=False).kind
     'own'
     """
-    names = {"rows": tuple(rows), "scalars": tuple(scalars)}
+    names: dict[str, Any] = {"rows": tuple(rows), "scalars": tuple(scalars)}
     every = ("weights", *names["rows"], *names["scalars"])
     if not all(isinstance(name, str) for name in every) or len(set(every)) < len(every):
         raise checks.reject("rows and scalars", names, 'give different names, such as rows=("velocity",), scalars=("norm",)')

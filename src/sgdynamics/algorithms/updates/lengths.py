@@ -207,7 +207,9 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
     (sam(radius=0.05), sam(reach=0.5))
     """
     if (radius is None) == (reach is None):
-        raise checks.reject("radius and reach", (radius, reach), "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)")
+        raise checks.reject(
+            "radius and reach", (radius, reach), "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)"
+        )
     if reach is not None:
         return Update(Law("sam", _sam_in_reach, rereads=True, jumps=True), {"reach": checks.number("reach", reach, 0.0)})
     why = "its ascent moves the field of a sample by radius sqrt(D), which has no limit: give sam(reach=...), radius = reach/sqrt(D)"

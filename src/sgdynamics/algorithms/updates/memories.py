@@ -43,7 +43,7 @@ def _slow_nesterov(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, m
     return {"weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + more)), "velocity": more}
 
 
-BALL = {"rows": ("velocity",), "linear": True, "decay_inside": True}
+BALL: dict[str, Any] = {"rows": ("velocity",), "linear": True, "decay_inside": True}
 
 
 @maker
@@ -133,7 +133,7 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
 
 
 # the weights are the average, which is the network; the iterate moves
-AVERAGED = {
+AVERAGED: dict[str, Any] = {
     "rows": ("iterate",),
     "begins_as_weights": ("iterate",),
     "moved": "iterate",

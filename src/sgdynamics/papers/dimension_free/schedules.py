@@ -94,7 +94,8 @@ def _solved(name: str, case: Case, pieces: int, seed: int) -> xr.Dataset:
     every = max(1, pieces // SAVES)
     alpha = best.edges[::every]
     repeats = case.runs // case.begin.runs
-    many = Start(*(np.repeat(part, repeats, axis=0) for part in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a)))
+    M, Q, a = (np.repeat(part, repeats, axis=0) for part in (case.begin.M_blocks, case.begin.Q_blocks, case.begin.a))
+    many = Start(M, Q, a)
     groups, medians = [], []
     for index, algorithm in enumerate(_both(best)):
         chain = simulate(case.problem, algorithm, many, alpha=alpha, dimension=DIMENSION, seed=seed + 1 + index)
