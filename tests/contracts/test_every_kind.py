@@ -38,6 +38,7 @@ CALLS = {
     "direct": lambda *asked: sgd.simulate(*asked, steps=STEPS, dimension=D, runs=40, seed=2, method="direct"),
     "solve_dmft": lambda *asked: sgd.solve_dmft(*asked, steps=FEW, paths=4096, replicates=4, seed=4),
 }
+BY_COORDINATE = {"simulate": CALLS["direct"]}  # no exact chain
 ON_DATA = {
     "simulate": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=1),
     "direct": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=2, method="direct"),
@@ -55,7 +56,7 @@ def solved(kind, method):
     """A result, computed once for all that is asked of it."""
     problem = PROBLEMS[kind]()
     question = "simulate" if method == "direct" else method
-    calls = CALLS | ON_DATA if kind == "fixed data" else CALLS
+    calls = CALLS | {"fixed data": ON_DATA, "coordinatewise update": BY_COORDINATE}.get(kind, {})
     with optimised() if question == "simulate" else nullcontext():
         return calls[method](problem, algorithm_of(kind, question), start_of(kind, problem, question))
 
@@ -87,7 +88,8 @@ def moves(theory):
 def test_the_ode_is_the_mean_of_runs(kind):
     theory = solved(kind, "solve_ode")
     assert moves(theory) > 5 * SLACK
-    assert theory.attrs["error_integrator"] < 1e-6
+    # where a step is averaged over points that jump, steps are as long as these allow
+    assert theory.attrs["error_integrator"] < (1e-5 if "update" in kind else 1e-6)
     for method in ("simulate", "direct") if kind != "own dynamics" else ("simulate",):
         agree(theory, solved(kind, method), SLACK)
 
@@ -134,7 +136,10 @@ def test_the_mean_field_is_the_ode_of_small_steps(kind):
 
 
 # a program of its own each, and for these the slow tests compile it
-@pytest.mark.parametrize("kind", slow(answered("exit_time by the ODE"), ("mixture", "rule", "spiked tensor", *COMPILES_LONG)))
+@pytest.mark.parametrize(
+    "kind",
+    slow(answered("exit_time by the ODE"), ("mixture", "rule", "spiked tensor", "other update", "coordinatewise update", *COMPILES_LONG)),
+)
 def test_runs_leave_when_the_ode_does(kind):
     problem, chain = PROBLEMS[kind](), solved(kind, "simulate")
     risk = (chain.excess_risk if "excess_risk" in chain else chain.risk).values.mean(axis=0)
@@ -142,8 +147,9 @@ def test_runs_leave_when_the_ode_does(kind):
     asked = (problem, algorithm_of(kind, "exit_time"), start_of(kind, problem))
     setting = {"threshold": float(1 - risk[1:].mean() / risk[0]), "max_time": 1.0}
     ode = sgd.exit_time(*asked, **setting)
-    count = 16 if kind in COMPILES_LONG else 100  # a sampled risk is asked for after every step
-    runs = sgd.exit_time(*asked, **setting, method="exact", dimension=D, runs=count, seed=5)
+    count = 16 if kind in COMPILES_LONG else 40 if kind == "coordinatewise update" else 100  # a sampled risk is asked for after every step
+    method = "direct" if kind == "coordinatewise update" else "exact"
+    runs = sgd.exit_time(*asked, **setting, method=method, dimension=D, runs=count, seed=5)
     assert ode.left == 1
     assert runs.left == count
     assert TIMES[1] < ode.mean < TIMES[2]
@@ -195,6 +201,7 @@ def test_a_sweep_is_its_calls(kind):
     problem = PROBLEMS[kind]()
     rest = dict(problem=problem, start=start_of(kind, problem), runs=200, seed=1, dimension=D)
     rest |= {"steps": FEW, "runs": 40} if kind == "fixed data" else {"steps": STEPS}
+    rest |= {"method": "direct", "runs": 40, "seed": 2} if kind == "coordinatewise update" else {}
     swept = sgd.sweep("simulate", algorithm=algorithm_of(kind, "sweep"), over={"lr": [LR / 2, LR]}, **rest)
     alone = solved(kind, "simulate")
     for name in numbers(alone):

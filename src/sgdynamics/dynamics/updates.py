@@ -55,9 +55,7 @@ class UpdateDynamics(FieldDynamics):
 
     def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, **more: Any) -> Simulator:
         if method == "exact" and self.algorithm.law.coordinatewise:
-            fix = (
-                "it acts on each coordinate by itself, does not commute with rotations of the inputs, and does not close on overlaps"
-            )
+            fix = "it acts on each coordinate by itself, does not commute with rotations of the inputs, and does not close on overlaps"
             raise checks.reject("method", method, f"{self.algorithm.update}: {fix} at finite d: take method='direct', or solve_ode")
         return super().simulator(method, begin, dimension, sizes, **more)
 

@@ -30,7 +30,7 @@ from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.controls import numbers_at, scheduled
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward
+from sgdynamics.gaussian.nodes import lower_root, safe_ratio, sobol_normals, solve_forward
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.limits.integration import Field, from_units, in_units
 from sgdynamics.problems.problem import Structure
@@ -77,7 +77,8 @@ def update_rates(
 ) -> dict[str, Any]:
     """d(state)/dtau of the overlaps of all slow rows, the head, the scalars and squares."""
     law = field.law
-    frame = _Frame(field, parameters, D, state)
+    oblique = law.lengthless and not law.noise and not field.structure.sphere
+    frame = (_Oblique if oblique else _Frame)(field, parameters, D, state)
     lr, unit = algorithm["lr"], algorithm.get("unit", 1.0)
     setting = Setting(lr * unit, D * unit, tau * D, algorithm["head_rate"], parameters["weight_decay"], field.structure)
     reads = _read_at(law, algorithm["update"], frame, setting)
@@ -99,10 +100,10 @@ class _Frame:
         spare = max(0, self.p - field.batch * structure.sample.inputs_a_sample) if law.coordinatewise else 0
         self.grouping = compressed.Grouping(structure, field.batch, single=True, update=law, spare=spare)
         self.inside = self.grouping.inside
-        self.new = 2 * self.p if law.linear else self.grouping.columns
+        self.new = (1 + law.noise) * self.p if law.linear else self.grouping.columns
         C = jnp.broadcast_to(parameters["frame"], (self.blocks, self.k, self.k))
-        T = jnp.swapaxes(jax.vmap(solve_forward)(C, jnp.swapaxes(M, -1, -2)), -1, -2)
-        L = jax.vmap(lower_root)(Q - T @ jnp.swapaxes(T, -1, -2))
+        T = _over(M, C)
+        L = _root(Q - T @ jnp.swapaxes(T, -1, -2))
         self.Z = self._wide(jnp.concatenate([T, L], axis=-1))  # (blocks, rows, columns)
         self.S = self._wide(C)
         self.sizes = parameters["fractions"] * D
@@ -143,6 +144,14 @@ class _Frame:
         found = {"rows_M": dZ @ jnp.swapaxes(self.S, -1, -2), "rows_Q": dQ, **rest, "squares": self._gathered(step.squares)}
         return jax.tree.map(lambda value: self.D * value, found)
 
+    def overlaps(self, rows: Float[Numeric, "blocks n columns"]) -> dict[str, Any]:
+        """M and Q of rows in this frame."""
+        return {"M": rows @ jnp.swapaxes(self.S, -1, -2), "Q": rows @ jnp.swapaxes(rows, -1, -2)}
+
+    def noisy(self, noise: Float[Numeric, "p p"], samples: Any) -> Float[Numeric, "blocks p p"]:
+        """The noise of a gradient, of covariance E[h h^T] over so many samples, along new columns."""
+        return jnp.sqrt(self.eigenvalues * self.sizes / samples)[:, None, None] * _root(noise)
+
     def _gathered(self, squares: tuple[Any, ...]) -> Any:
         """Increments of squares as numbers of the units: their mean over coordinates in units of the input's variance."""
         if not squares:
@@ -172,6 +181,68 @@ class _Frame:
         )
         mean = jnp.sqrt(2 / jnp.pi) * ratio[..., None] * self.by_block(G)[..., : self.inside]
         return self.flat(jnp.concatenate([mean, jnp.pad(root, ((0, 0), (0, 0), (0, self.new - self.p)))], axis=-1))
+
+
+class _Oblique(_Frame):
+    """The same for updates that form no lengths: columns are coefficients on the rows, the signals and the noise, whose products are known.
+
+    No root of a matrix is needed, which is most of the cost of the other frame.
+    """
+
+    def __init__(self, field: UpdateStep, parameters: Numbers, D: Scalar, state: State) -> None:
+        structure, law = field.structure, field.law
+        self.structure, self.law, self.parameters, self.D, self.state = structure, law, parameters, D, state
+        self.p, self.k, self.blocks = structure.width, structure.signals, structure.blocks
+        M, Q = state["rows_M"], state["rows_Q"]
+        self.rows, self.new = Q.shape[-1], self.p
+        self.inside = self.rows + self.k
+        gram = jnp.broadcast_to(parameters["gram"], (self.blocks, self.k, self.k))
+        across = jnp.concatenate([jnp.swapaxes(M, -1, -2), gram], axis=-1)
+        self.products = jnp.concatenate([jnp.concatenate([Q, M], axis=-1), across], axis=-2)
+        every = jnp.broadcast_to(jnp.eye(self.inside, self.inside + self.new), (self.blocks, self.inside, self.inside + self.new))
+        self.Z, self.S = every[:, : self.rows], every[:, self.rows :]
+        self.sizes = parameters["fractions"] * D
+        self.eigenvalues = spectrum.eigenvalues(parameters)
+
+    def overlaps(self, rows: Float[Numeric, "blocks n columns"]) -> dict[str, Any]:
+        inside = rows[..., : self.inside]
+        along = inside @ self.products
+        return {"M": along[..., self.rows :], "Q": along @ jnp.swapaxes(inside, -1, -2)}
+
+    def noisy(self, noise: Float[Numeric, "p p"], samples: Any) -> Float[Numeric, "blocks p p"]:
+        self.noise = (self.eigenvalues * self.sizes / samples)[:, None, None] * noise
+        return jnp.broadcast_to(jnp.eye(self.p), (self.blocks, self.p, self.p))
+
+    def rates(self, step: Rows) -> dict[str, Any]:
+        dZ = self.by_block(step.rows[: self.rows])
+        inside, new = dZ[..., : self.inside], dZ[..., self.inside :]
+        along = inside @ self.products
+        both = jnp.swapaxes(along[..., : self.rows], -1, -2)
+        square = along @ jnp.swapaxes(inside, -1, -2) + new @ self.noise @ jnp.swapaxes(new, -1, -2)
+        head = step.head[: self.rows] if self.structure.trained else jnp.zeros(self.rows)
+        found = {
+            "rows_M": along[..., self.rows :],
+            "rows_Q": both + jnp.swapaxes(both, -1, -2) + square,
+            "rows_a": head,
+            "scalars": jnp.stack(step.scalars) if step.scalars else self.state["scalars"] * 0,
+            "squares": self.state["squares"] * 0,
+        }
+        return jax.tree.map(lambda value: self.D * value, found)
+
+
+def _root(matrix: Float[Numeric, "... n n"]) -> Any:
+    """Some L with L L^T = matrix, which may be singular: one call of LAPACK, where a triangular one would be a loop."""
+    if matrix.shape[-1] == 1:
+        return jnp.sqrt(jnp.maximum(matrix, 0.0))
+    values, vectors = jnp.linalg.eigh(matrix)
+    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]
+
+
+def _over(M: Float[Numeric, "blocks n K"], C: Float[Numeric, "blocks K K"]) -> Any:
+    """T with M = T C^T, 0 along null pivots of the lower-triangular C."""
+    if C.shape[-1] == 1:
+        return safe_ratio(M, C)
+    return jnp.swapaxes(jax.vmap(solve_forward)(C, jnp.swapaxes(M, -1, -2)), -1, -2)
 
 
 class _Recorder(Ground):
@@ -232,12 +303,11 @@ class _MeanBatch(Ground):
 def _mean_batch(field: UpdateStep, each: Tree, parameters: Numbers, frame: _Frame, reads: list[Any], samples: Any) -> _MeanBatch:
     """A batch of so many samples."""
     (R, head), structure, p = reads[0], field.structure, frame.p
-    at = {"M": R @ jnp.swapaxes(frame.S, -1, -2), "Q": R @ jnp.swapaxes(R, -1, -2)}
+    at = frame.overlaps(R)
     found = expectation_of(structure).moments(field.rule, each["nodes"], parameters, overlaps_at(structure, parameters, at), head)
     coefficients = found.coefficients(parameters)
     G = coefficients[..., :p] @ R + coefficients[..., p:] @ frame.S
-    spread = jnp.sqrt(frame.eigenvalues * frame.sizes / samples)[:, None, None] * lower_root(found.noise)
-    G = frame.flat(G.at[..., frame.inside : frame.inside + p].set(spread))
+    G = frame.flat(G.at[..., frame.inside : frame.inside + p].set(frame.noisy(found.noise, samples)))
     return _MeanBatch(frame, G, found.head_gradient)
 
 

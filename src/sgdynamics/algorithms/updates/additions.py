@@ -13,7 +13,7 @@ def _plain(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str,
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
-PLAIN = Update(Law("plain", _plain, linear=True))
+PLAIN = Update(Law("plain", _plain, linear=True, lengthless=True))
 
 
 def _inner(of: Any) -> Update:

@@ -33,6 +33,7 @@ class Law:
     squares: tuple[str, ...] = ()  # one number a coordinate of the input space and unit: what only coordinatewise updates keep
     memory: str = "none"  # how long it remembers: not at all, O(D) steps ("slow"), O(1) steps ("fast")
     linear: bool = False  # the rows' increments are affine in the gradient: its ODE needs means and the noise only
+    lengthless: bool = False  # linear in the rows too, without a length or product of rows: any frame will do for its ODE
     rereads: bool = False  # a batch is seen again after a move along it, or sample by sample: the Gram matrix of all samples is needed
     begins_as_weights: tuple[str, ...] = ()  # rows that start there; the others start at 0
     first: tuple[tuple[str, str], ...] = ()  # scalars or squares and the number at which they start; the others start at 0

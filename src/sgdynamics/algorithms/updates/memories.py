@@ -43,7 +43,7 @@ def _slow_nesterov(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, m
     return {"weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + more)), "velocity": more}
 
 
-BALL: dict[str, Any] = {"rows": ("velocity",), "linear": True, "decay_inside": True}
+BALL: dict[str, Any] = {"rows": ("velocity",), "linear": True, "lengthless": True, "decay_inside": True}
 
 
 @maker
@@ -139,6 +139,7 @@ AVERAGED: dict[str, Any] = {
     "moved": "iterate",
     "memory": "slow",
     "linear": True,
+    "lengthless": True,
     "decay_inside": True,
     "explicit_head_rate": True,
     "holds_sphere": False,
