@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, spectra, updates, DMFT.
+"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, spectra, updates.
 
     make bench            everything (a few minutes on 2 cores)
 

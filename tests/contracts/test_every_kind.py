@@ -136,10 +136,10 @@ def test_the_mean_field_is_the_ode_of_small_steps(kind):
 
 
 # a program of its own each, and for these the slow tests compile it
-@pytest.mark.parametrize(
-    "kind",
-    slow(answered("exit_time by the ODE"), ("mixture", "rule", "spiked tensor", "other update", "coordinatewise update", *COMPILES_LONG)),
-)
+LEAVE_LATER = ("mixture", "rule", "spiked tensor", "other update", "coordinatewise update", *COMPILES_LONG)
+
+
+@pytest.mark.parametrize("kind", slow(answered("exit_time by the ODE"), LEAVE_LATER))
 def test_runs_leave_when_the_ode_does(kind):
     problem, chain = PROBLEMS[kind](), solved(kind, "simulate")
     risk = (chain.excess_risk if "excess_risk" in chain else chain.risk).values.mean(axis=0)

@@ -187,7 +187,7 @@ def certify(
             found += more
         else:
             growing = ()
-            why = f"no ODE is known for update = {algorithm.update}: {no_ode}"  # type: ignore[union-attr]
+            why = f"update = {algorithm.update} has no ODE ({no_ode})"  # type: ignore[union-attr]
             if problem.spectrum is not None:
                 why = "a spectrum fixes the dimension, and there is none to grow"
             remarks.append(f"{why}: only the law at finite dimension is tested")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import Law, Update, maker
+from sgdynamics.algorithms.updates.law import MAKERS, Law, Update, maker
 
 
 def _plain(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
@@ -19,6 +20,8 @@ PLAIN = Update(Law("plain", _plain, linear=True, lengthless=True))
 def _inner(of: Any) -> Update:
     if of is None:
         return PLAIN
+    if isinstance(of, Mapping) and of.get("kind") in MAKERS:  # a record, of which a sweep varies a part
+        return MAKERS[of["kind"]](**{name: value for name, value in of.items() if name != "kind"})
     if not isinstance(of, Update):
         raise checks.reject("of", of, "give another update, such as sgd.updates.momentum(0.9), or leave it out for plain steps")
     return of
@@ -72,7 +75,7 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) 
     """
     inner = _inner(of)
     law = replace(inner.law, name="weight_decay", step=_Decayed(inner.law, checks.flag("decoupled", decoupled)))
-    numbers = {"rate": checks.number("rate", rate, 0.0)} | ({} if of is None else {"of": of})
+    numbers = {"rate": checks.number("rate", rate, 0.0)} | ({} if of is None else {"of": inner})
     if of is not None and law.first:
         raise checks.reject("of", of, "its start is a number of its own: give weight decay to the problem instead")
     return Update(law, numbers, () if decoupled else (("decoupled", False),))
@@ -127,4 +130,4 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     if inner.law.memory != "none" or inner.law.coordinatewise:
         raise checks.reject("of", of, "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...")
     law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
-    return Update(law, {"sigma": checks.number("sigma", sigma, 0.0)} | ({} if of is None else {"of": of}))
+    return Update(law, {"sigma": checks.number("sigma", sigma, 0.0)} | ({} if of is None else {"of": inner}))
