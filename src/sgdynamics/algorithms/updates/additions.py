@@ -32,7 +32,10 @@ class _Decayed:
     def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, rate: Any, of: Any = None) -> dict[str, Any]:
         if not self.decoupled:
             return self.law.step(state, gradient.with_decay(rate), lr, D, number, **(of or {}))
-        found, moved = dict(self.law.step(state, gradient, lr, D, number, **(of or {}))), self.law.moved
+        moved = self.law.moved
+        if moved != "weights":  # the weights are an average of it, after its decay
+            return self.law.step(state, gradient.with_pull(rate * state[moved]), lr, D, number, **(of or {}))
+        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         pull = gradient.stepped(rate * state[moved]) if self.law.explicit_head_rate else -lr / D * rate * state[moved]
         found[moved] = found[moved] + pull
         return found
