@@ -44,7 +44,8 @@ class Law:
     noise: bool = False  # it takes gradient.noise()
     coordinatewise: bool = False  # acts on each coordinate of the input space by itself
     jumps: bool = False  # where the gradient vanishes
-    bends: str = ""  # the number at which it does, as a norm of the gradient over sqrt(D)
+    bends: str = ""  # the number at which it bends, as a norm of the gradient over sqrt(D)
+    bends_by_row: bool = False  # as a norm of every row by itself
     no_limit: str = ""  # why it has no ODE, where that is known
     scales: bool = True  # known to have a limit in its units; a user's is tried
 
