@@ -1,0 +1,291 @@
+"""The ODE of every update, from the lines that simulate it: against closed formulas on the same points, reference values, and plain SGD.
+
+Closed formulas: an update that commutes with rotations and keeps no memory acts on h = dloss/dfields alone, as the inputs of a batch are
+orthogonal. With H (p x B) its image of h/B, Lam (p + K) x B the fields, Om their covariance sum_b l_b Om_b, + T the transpose:
+
+    A = E[H Lam^T] Om^-1,   dM_b = -lr l_b (A Om_b)_signals,   dQ_b = -lr l_b (A Om_b)_students + T + lr^2 l_b f_b E[H H^T]
+
+On the same points both are finite sums, which agree to rounding (1e-10). Reference values: to what the points are good for, said at each.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+import sgdynamics as sgd
+from sgdynamics.algorithms.updates.beginning import beginning
+from sgdynamics.gaussian.choice import expectation_of
+from sgdynamics.gaussian.risk import rule_for
+from sgdynamics.limits.update_step import UpdateStep, field_points, slow_rows, update_rates
+from tests.conftest import Z as SIGMAS
+from tests.conftest import slow
+
+U = sgd.updates
+NOISE = 0.25
+M0, Q0 = np.array([[0.4], [0.1]]), np.array([[1.0, 0.2], [0.2, 0.8]])
+EIGENVALUES, FRACTIONS = np.array([2.0, 0.5]), np.array([0.4, 0.6])
+
+
+@cache
+def setting(blocks=False, noise=NOISE, **options):
+    """The start S of the reference values, or one in two blocks of eigenvalues."""
+    more = {"covariance": list(zip(EIGENVALUES, FRACTIONS, strict=True))} if blocks else {}
+    problem = sgd.TeacherStudent(width=2, teacher_width=1, **{"activation": "erf", **options}, noise=noise, **more)
+    if not blocks:
+        return problem, sgd.start(problem, M=M0, Q=Q0)
+    off = np.array([[0.0, 0.05], [0.05, 0.0]])
+    return problem, sgd.start(problem, M=np.stack([M0 / 2, M0 / 2]), Q=np.stack([0.4 * Q0, 0.6 * Q0 + off]))
+
+
+def state_of(update, begin):
+    """What the ODE of an update moves, at its start."""
+    first, p = beginning(update, begin), begin.M.shape[-2]
+    rows = p * (1 + len(slow_rows(update.law)))
+    n = min(rows, first.M.shape[2])
+    blocks = first.M.shape[1]
+    M, Q, a = np.zeros((blocks, rows, first.M.shape[3])), np.zeros((blocks, rows, rows)), np.zeros(rows)
+    M[:, :n], Q[:, :n, :n], a[:n] = first.M[0, :, :n], first.Q[0, :, :n, :n], first.a[0, :n]
+    return {"rows_M": M, "rows_Q": Q, "rows_a": a, "scalars": first.scalars[0], "squares": first.squares[0]}
+
+
+def points_of(problem, batch=1, reads=1, quiet=False, fine=1.0):
+    return jax.tree.map(lambda part: part[0], field_points(problem.structure, batch, reads, quiet=quiet, fine=fine))
+
+
+def rates(update, lr, problem, begin, batch=1, points=None, by_noise=False, state=None, tau=0.0, D=1e14, **options):
+    """d(state)/dtau by the library, on the given points; a linear update has none."""
+    algorithm = sgd.OnePassSGD(lr=lr, batch=batch, update=update, **options).on(problem)
+    rule = rule_for(problem, begin.Q_blocks, 2.0)
+    field = UpdateStep(problem.structure, rule, batch, update.law, by_noise)
+    if points is None:
+        points = {"nodes": jax.tree.map(lambda part: part[0], expectation_of(problem.structure).nodes(rule, False))}
+    state = state_of(update, begin) if state is None else state
+    with jax.enable_x64(True):
+        ask = jax.jit(lambda state, points: update_rates(field, points, problem.parameters, algorithm.parameters, D, tau, state))
+        return {name: np.asarray(value) for name, value in ask(state, points).items()}
+
+
+# ------------------------------------------------------------------------------------------------------- closed formulas
+
+
+def activation(x):
+    return special.erf(x / np.sqrt(2))
+
+
+def slope(x):
+    return np.sqrt(2 / np.pi) * np.exp(-(x**2) / 2)
+
+
+def covariance(M, Q):
+    """Of (signal, students), P = the identity times fractions over blocks; sums over blocks too."""
+    blocks = len(M)
+    fractions, eigenvalues = (FRACTIONS, EIGENVALUES) if blocks == 2 else (np.ones(1), np.ones(1))
+    every = [np.block([[np.array([[f]]), m.T], [m, q]]) for f, m, q in zip(fractions, M, Q, strict=True)]
+    return np.array(every), np.einsum("b,bij->ij", eigenvalues, every), eigenvalues, fractions
+
+
+def h_of(fields, signal, noise):
+    """dloss/dfields (..., p) of erf networks with heads 1."""
+    error = activation(fields).mean(axis=-1) - activation(signal) - np.sqrt(NOISE) * noise
+    return error[..., None] * slope(fields) / fields.shape[-1]
+
+
+def closed(image, lr, points, problem, begin, batch=1, update=None):
+    """The formula above; `image(h, again)` is H (points, p, B) of h, where again(shift) is h at fields moved by a shift."""
+    every, Om, eigenvalues, fractions = covariance(begin.M_blocks[0], begin.Q_blocks[0])
+    zeta, noise, weights = (points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights"))
+    zeta = zeta.reshape(len(zeta), batch, -1)
+    Lam = zeta @ np.linalg.cholesky(Om).T
+    signal, fields = Lam[..., 0], Lam[..., 1:]
+
+    def again(shift):
+        return np.swapaxes(h_of(fields + np.swapaxes(shift, 1, 2), signal, noise.reshape(len(zeta), batch)), 1, 2)
+
+    h = again(np.zeros((len(zeta), fields.shape[-1], batch)))
+    H = image(h / batch, again, eigenvalues @ fractions, batch)
+    A = np.einsum("n,npb,nbf->pf", weights, H, Lam) @ np.linalg.inv(Om)
+    both = np.einsum("n,npb,nqb->pq", weights, H, H)
+    drift = -lr * eigenvalues[:, None, None] * (A @ every)
+    dQ = drift[..., 1:] + np.swapaxes(drift[..., 1:], 1, 2) + lr**2 * (eigenvalues * fractions)[:, None, None] * both
+    return drift[..., :1], dQ
+
+
+def sizes(h, axis):
+    """Norms; where there is no gradient there is no step."""
+    return np.maximum(np.sqrt(np.sum(h**2, axis=axis, keepdims=True)), 1e-300)
+
+
+def of_values(h, function):
+    left, s, right = np.linalg.svd(h, full_matrices=False)
+    return np.einsum("nij,nj,njk->nik", left, function(s), right)
+
+
+def quintic(s):
+    s = s / sizes(s, -1)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return s
+
+
+# H of h/B; l1 = sum_b f_b l_b is the squared length of an input over d
+CLOSED = {
+    "clipped": (U.clipped(0.2), lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * sizes(h, (1, 2))))),
+    "clipped, row": (U.clipped(0.1, over="row"), lambda h, again, l1, B: h * np.minimum(1, 0.1 / (np.sqrt(l1) * sizes(h, 2)))),
+    "clipped, sample": (U.clipped(0.2, over="sample"), lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * B * sizes(h, 1)))),
+    "normalised": (U.normalised(), lambda h, again, l1, B: h / (np.sqrt(l1) * sizes(h, (1, 2)))),
+    "sam": (U.sam(reach=0.5), lambda h, again, l1, B: again(0.5 * np.sqrt(l1) * h / sizes(h, (1, 2))) / B),
+    "reuse": (U.reuse(3), None),
+    "muon": (U.muon(), lambda h, again, l1, B: of_values(h, lambda s: 1.0 * (s > 1e-9 * s[:, :1])) / np.sqrt(l1)),
+    "muon, newton_schulz": (U.muon(newton_schulz=True), lambda h, again, l1, B: of_values(h, quintic) / np.sqrt(l1)),
+}
+
+
+def reused(lr):
+    def image(h, again, l1, B):
+        total = h
+        for _ in range(2):
+            total = total + again(-lr * l1 * total) / B
+        return total
+
+    return image
+
+
+@pytest.mark.parametrize("blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow(CLOSED, [name for name in CLOSED if name != "clipped, row"]))
+def test_mean_steps_are_the_closed_formula_on_the_same_points(name, batch, blocks):
+    (update, image), (problem, begin), lr = CLOSED[name], setting(blocks), 0.7
+    points = points_of(problem, batch, fine=0.6 if batch == 1 else 1.0)
+    found = rates(update, lr, problem, begin, batch, points)
+    dM, dQ = closed(image or reused(lr), lr, points, problem, begin, batch)
+    assert np.abs(dM).max() > 0.01
+    # a polar factor divides by the smaller singular value, down to 1e-6 of the larger one
+    tolerance = 1e-8 if name == "muon" and batch == 2 else 1e-10
+    np.testing.assert_allclose(found["rows_M"], dM, atol=tolerance)
+    np.testing.assert_allclose(found["rows_Q"], dQ, atol=tolerance)
+
+
+@pytest.mark.parametrize("blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_signs_are_the_closed_formula_on_the_same_points(batch, blocks):
+    """Given h, the coordinates of a gradient are Gaussian: g = h/|h| row by row; sqrt(2 l_b/pi) for l_b, (2/pi) asin(g g^T) for products."""
+    (problem, begin), lr = setting(blocks), 0.7
+    points = points_of(problem, batch, fine=0.6 if batch == 1 else 1.0)
+    found = rates(U.sign(), lr, problem, begin, batch, points)
+    every, Om, eigenvalues, fractions = covariance(begin.M_blocks[0], begin.Q_blocks[0])
+    zeta, noise, weights = (points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights"))
+    Lam = zeta.reshape(len(zeta), batch, 3) @ np.linalg.cholesky(Om).T
+    h = np.swapaxes(h_of(Lam[..., 1:], Lam[..., 0], noise.reshape(len(zeta), batch)), 1, 2)
+    g = h / sizes(h, 2)
+    A = np.einsum("n,npb,nbf->pf", weights, g, Lam) @ np.linalg.inv(Om)
+    drift = -lr * np.sqrt(2 * eigenvalues / np.pi)[:, None, None] * (A @ every)
+    arcs = np.einsum("n,npq->pq", weights, 2 / np.pi * np.arcsin(np.clip(np.einsum("npb,nqb->npq", g, g), -1, 1)))
+    dQ = drift[..., 1:] + np.swapaxes(drift[..., 1:], 1, 2) + lr**2 * fractions[:, None, None] * arcs
+    np.testing.assert_allclose(found["rows_M"], drift[..., :1], atol=1e-10)
+    # arcsin near 1 has the root of rounding
+    np.testing.assert_allclose(found["rows_Q"], dQ, atol=3e-8)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "clipped, row" else pytest.mark.slow)
+        for name in CLOSED
+        if name not in ("reuse", "clipped, sample")
+    ],
+)
+def test_label_noise_summed_by_hand(name):
+    """Of one sample: between where h vanishes or is bent, piece by piece, against a fine rule in the noise on the same field points."""
+    (update, image), (problem, begin), lr = CLOSED[name], setting(), 0.7
+    points = points_of(problem, quiet=True, fine=0.4)
+    found = rates(update, lr, problem, begin, 1, points, by_noise=True)
+    fields, weights = points["fields"].reshape(-1, 3), points["weights"].reshape(-1)
+    fields, weights = fields[weights > 1e-9], weights[weights > 1e-9]
+    noise = np.linspace(-8, 8, 6401)
+    density = np.exp(-0.5 * noise**2)
+    density /= density.sum()
+    dM = dQ = 0.0
+    for one in np.array_split(np.arange(len(fields)), 1 + len(fields) // 40):
+        part = {"fields": np.repeat(fields[one], len(noise), axis=0)[None], "noise": np.tile(noise, len(one))[None, :, None]}
+        part["weights"] = np.outer(weights[one], density).reshape(1, -1)
+        more = closed(image, lr, part, problem, begin)
+        dM, dQ = dM + more[0], dQ + more[1]
+    # its step is 1/400: a jump costs a share of it at every field, with either sign
+    np.testing.assert_allclose(found["rows_M"], dM, atol=1e-4)
+    np.testing.assert_allclose(found["rows_Q"], dQ, atol=1e-4)
+
+
+def lattice(step=0.25, reach=8.0):
+    axis = np.arange(-reach, reach + step / 2, step)
+    zeta = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
+    weights = np.exp(-0.5 * np.sum(zeta**2, axis=1))
+    return zeta, weights / weights.sum()
+
+
+def gradient_of(M, Q, noise=NOISE):
+    """Coefficients A of the mean gradient on (signal, rows), and N = E[h h^T], for rows with overlaps M, Q, by the trapezoidal rule."""
+    every, Om, eigenvalues, fractions = covariance(M, Q)
+    zeta, weights = lattice()
+    Lam = zeta @ np.linalg.cholesky(Om).T
+    error = activation(Lam[:, 1:]).mean(axis=1) - activation(Lam[:, 0])
+    s = slope(Lam[:, 1:]) / 2
+    A = np.einsum("n,np,nf->pf", weights * error, s, Lam) @ np.linalg.inv(Om)
+    return A, np.einsum("n,np,nq->pq", weights * (error**2 + noise), s, s)
+
+
+# Z' = Z + (A Z + b G(e.Z))/d: A, b, e of each, at lr and what it keeps (a time tau = 0.7 for scalars that are ages)
+TAU, RATE = 0.7, 1.3
+LINEAR = {
+    "momentum": (U.momentum(memory=1.5), [[0, -RATE], [0, -1.5]], [0, 1.5], [1, 0]),
+    "nesterov": (U.nesterov(memory=1.5), [[0, -RATE], [0, -1.5]], [0, 1.5], [1, 0]),
+    "average": (U.average(2.0), [[-2, 2], [0, 0]], [0, -RATE], [0, 1]),
+    "polyak": (U.polyak(), [[-1 / TAU, 1 / TAU], [0, 0]], [0, -RATE], [0, 1]),
+    "schedule_free": (U.schedule_free(0.9), [[-1 / TAU, 1 / TAU], [0, 0]], [0, -RATE], [0.9, 0.1]),
+    "dana": (U.dana(1.1, delta=4.0, offset=0.5), [[0, -1.1], [0, -4 / (0.5 + TAU)]], [-RATE, 1], [1, 0]),
+    "decay": (U.weight_decay(0.4), [[-0.4 * RATE]], [-RATE], [1]),
+    "decay, average": (U.weight_decay(0.4, of=U.average(2.0)), [[-2, 2], [0, -0.4 * RATE]], [0, -RATE], [0, 1]),
+    "decay inside, momentum": (
+        U.weight_decay(0.4, of=U.momentum(memory=1.5), decoupled=False), [[0, -RATE], [1.5 * 0.4, -1.5]], [0, 1.5], [1, 0]
+    ),
+    "momentum, beta": (U.momentum(0.75), [[0]], [-4 * RATE], [1]),
+    "nesterov, beta": (U.nesterov(0.75), [[0]], [-4 * RATE], [1]),
+    "decay inside, momentum beta": (U.weight_decay(0.4, of=U.momentum(0.75), decoupled=False), [[-1.6 * RATE]], [-4 * RATE], [1]),
+    "decay, momentum beta": (U.weight_decay(0.4, of=U.momentum(0.75)), [[-0.4 * RATE]], [-4 * RATE], [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow(LINEAR, [name for name in LINEAR if name not in ("schedule_free", "decay inside, momentum beta")]))
+def test_linear_updates_are_their_matrix_form(name):
+    """d(Z W*^T) = A Z W*^T + b E[h lam*^T], d(Z Z^T) = A Z Z^T + b E[h lam_Z^T] + T + b b^T N/B, moments at e.Z by a rule of our own."""
+    update, A, b, e = LINEAR[name]
+    A, b, e = (np.asarray(part, dtype=float) for part in (A, b, e))
+    sets, batch = len(b), 3
+    for blocks in (False, True):
+        problem, begin = setting(blocks)
+        generator = np.random.default_rng(4)
+        count = 2 if blocks else 1
+        fractions, eigenvalues = (FRACTIONS, EIGENVALUES) if blocks else (np.ones(1), np.ones(1))
+        # rows of all sets in d = 9 coordinates of every block, the signal along the first
+        Z = 0.4 * generator.standard_normal((count, sets, 2, 9))
+        wstar = np.sqrt(fractions)[:, None] * np.eye(9)[0]
+        flat = Z.reshape(count, -1, 9)
+        first = state_of(update, begin)
+        state = first | {"rows_M": flat @ wstar[..., None], "rows_Q": flat @ np.swapaxes(flat, 1, 2), "scalars": first["scalars"] * 0 + TAU}
+        found = rates(update, RATE, problem, begin, batch, state=state, tau=TAU)
+        R = np.einsum("s,bspd->bpd", e, Z)
+        G, N = gradient_of(R @ wstar[..., None], R @ np.swapaxes(R, 1, 2))
+        mean = eigenvalues[:, None, None] * (G[:, :1] * wstar[:, None] + np.einsum("pq,bqd->bpd", G[:, 1:], R))
+        dZ = (np.einsum("st,btpd->bspd", A, Z) + b[:, None, None] * mean[:, None]).reshape(flat.shape)
+        noise = np.kron(np.outer(b, b), N / batch) * (eigenvalues * fractions)[:, None, None]
+        dQ = flat @ np.swapaxes(dZ, 1, 2)
+        # the lattice is good for 1e-10
+        np.testing.assert_allclose(found["rows_M"], dZ @ wstar[..., None], atol=1e-9)
+        np.testing.assert_allclose(found["rows_Q"], dQ + np.swapaxes(dQ, 1, 2) + noise, atol=1e-9)
+        if update.law.scalars:
+            np.testing.assert_allclose(found["scalars"], 1.0, rtol=1e-12)
