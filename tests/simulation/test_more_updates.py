@@ -357,7 +357,9 @@ def test_float32_stays_float32(name):
     problem = sgd.TeacherStudent(width=2, activation="square", head="trained" if update.law.trains_head else "fixed")
     rows, cast = 2 * copies_of(update.law), partial(np.asarray, dtype=np.float32)
     numbers = [jax.tree.map(cast, part) for part in (problem.parameters, sgd.OnePassSGD(update=update).parameters)]
-XX    state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
+    scalars = tuple(np.ones((), np.float32) for _ in update.law.scalars)
+    squares = tuple(np.ones((2, D), np.float32) for _ in update.law.squares)
+    state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
     place = Place(*(cast(part) if part.dtype.kind == "f" else part for part in placed(problem, np.array([D]))))
 
     def step(parameters, algorithm, state, x, noise, kicks):

@@ -130,6 +130,6 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     if inner.law.memory != "none" or inner.law.coordinatewise:
         raise checks.reject("of", of, "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...")
     if inner.law.noise:
-        raise checks.reject("of", of, "it has noise already, and two of them would be the same: give one, of the root of the sum of squares")
+        raise checks.reject("of", of, "it has noise already, and a second would be the same draw: give one sigma for both")
     law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
     return Update(law, {"sigma": checks.number("sigma", sigma, 0.0)} | ({} if of is None else {"of": of}))
