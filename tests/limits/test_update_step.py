@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
@@ -22,6 +23,7 @@ from sgdynamics.algorithms.updates.beginning import beginning
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.risk import rule_for
 from sgdynamics.limits.update_step import UpdateStep, field_points, slow_rows, update_rates
+from tests.conftest import Z as SIGMAS
 from tests.conftest import slow
 
 U = sgd.updates
@@ -409,7 +411,7 @@ def heavy_ball(state, gradient, lr, D, number):
 
 @pytest.mark.slow
 def test_heavy_balls_are_plain_sgd_at_a_larger_rate():
-    """Of fixed beta, the library's and a user's: lr/(1 - beta), noise included, also with batches, decay, a trained head and on the sphere."""
+    """Of fixed beta, the library's and a user's: lr/(1 - beta), noise included; with batches, decay, a trained head, on the sphere."""
     own = U.own(heavy_ball, rows=("velocity",), memory="fast", rereads=False)
     assert own.law.linear
     for options in ({"head": "trained", "weight_decay": 0.2}, {"constraint": "sphere"}, {"covariance": [(2.0, 0.4), (0.5, 0.6)]}):
