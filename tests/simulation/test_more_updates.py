@@ -404,10 +404,9 @@ def limit_and_runs(update, dimensions, runs, covariance=None, lr=0.5, batch=1, t
     begin = sgd.start(problem, M=S_M, Q=S_Q)
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, update=update)
     theory = sgd.solve_ode(problem, algorithm, begin, times=list(times))
-    found = [
-        sgd.simulate(problem, algorithm, begin, times=list(times), dimension=d, runs=runs, seed=d, method="direct") for d in dimensions
-    ]
-    return theory, found
+    ask = partial(sgd.simulate, problem, algorithm, begin, times=list(times), runs=runs, method="direct")
+    with optimised():
+        return theory, [ask(dimension=d, seed=d) for d in dimensions]
 
 
 def gaps(theory, result):
