@@ -396,8 +396,11 @@ def _averaged_rates(
         slope = jnp.where(flat, 1.0, slope)
         edges = [-jnp.sum(h0 * (h1 - h0)) / slope**2]
         if field.law.bends:
-            reach = _inner_number(algorithm["update"], field.law.bends) / (slope * jnp.sqrt(spectrum.trace(parameters)))
-            edges = [edges[0] - reach, edges[0], edges[0] + reach]
+            most = _inner_number(algorithm["update"], field.law.bends) / jnp.sqrt(spectrum.trace(parameters))
+            slopes = jnp.sqrt(jnp.sum((h1 - h0) ** 2, axis=0)) if field.law.bends_by_row else slope[None]
+            # a row that does not feel the noise does not bend by it
+            reach = jnp.where(slopes > 0, most / jnp.where(slopes > 0, slopes, 1.0), jnp.inf)
+            edges = list(jnp.sort(jnp.concatenate([edges[0] - reach, jnp.array(edges), edges[0] + reach])))
         total = None
         for low, high in zip([-jnp.inf, *edges], [*edges, jnp.inf], strict=True):
             for z, share in _two_points(low, high):

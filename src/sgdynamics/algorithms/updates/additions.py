@@ -35,7 +35,10 @@ class _Decayed:
     def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, rate: Any, of: Any = None) -> dict[str, Any]:
         if not self.decoupled:
             return self.law.step(state, gradient.with_decay(rate), lr, D, number, **(of or {}))
-        found, moved = dict(self.law.step(state, gradient, lr, D, number, **(of or {}))), self.law.moved
+        moved = self.law.moved
+        if moved != "weights":  # the weights are an average of it, after its decay
+            return self.law.step(state, gradient.with_pull(rate * state[moved]), lr, D, number, **(of or {}))
+        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         pull = gradient.stepped(rate * state[moved]) if self.law.explicit_head_rate else -lr / D * rate * state[moved]
         found[moved] = found[moved] + pull
         return found
@@ -114,7 +117,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     Raises
     ------
     ValueError
-        If sigma is negative, or ``of`` keeps a memory.
+        If sigma is negative, or ``of`` keeps a memory or has noise already.
 
     Notes
     -----
@@ -129,5 +132,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     inner = _inner(of)
     if inner.law.memory != "none" or inner.law.coordinatewise:
         raise checks.reject("of", of, "noise is added to updates without a memory that commute with rotations: clipped, normalised, ...")
+    if inner.law.noise:
+        raise checks.reject("of", of, "it has noise already, and a second would be the same draw: give one sigma for both")
     law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
     return Update(law, {"sigma": checks.number("sigma", sigma, 0.0)} | ({} if of is None else {"of": inner}))

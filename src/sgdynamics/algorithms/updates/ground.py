@@ -72,6 +72,7 @@ class Gradient:
     setting: Setting
     head: Any  # of the weights, where it is not trained
     decay: Any = 0.0  # of the rows, as part of the loss
+    beside: Any = 0.0  # what `stepped` adds to a gradient
 
     @property
     def trained(self) -> bool:
@@ -105,7 +106,7 @@ class Gradient:
 
     def stepped(self, G: Float[Numeric, "p columns"]) -> Any:
         """-(lr/D) G, with the head's own rate in its column."""
-        found = -self.setting.lr / self.setting.D * G
+        found = -self.setting.lr / self.setting.D * (G + self.beside)
         return found.at[:, -1].multiply(self.setting.head_rate) if self.trained else found
 
     def held(self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]) -> Any:
@@ -119,6 +120,10 @@ class Gradient:
     def with_decay(self, decay: Any) -> Gradient:
         """The same with more weight decay in the loss."""
         return replace(self, decay=self.decay + decay)
+
+    def with_pull(self, pull: Any) -> Gradient:
+        """The same with a pull in every step, of an update that makes one with `stepped`."""
+        return replace(self, beside=self.beside + pull)
 
     def joined(self, rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]) -> Any:
         return jnp.concatenate([rows, head[:, None]], axis=1) if self.trained else rows

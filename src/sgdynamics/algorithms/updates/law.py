@@ -20,6 +20,7 @@ from sgdynamics.precision import float64
 MEMORIES = ("none", "slow", "fast")
 MAKERS: dict[str, Callable[..., Update]] = {}  # every update that a record can name, a user's too
 TRIED_AT = 1e12  # the D at which a user's step is tried for being linear in the gradient
+TRIED_SIZES = (0.03, 1.0, 30.0)  # of the gradient there
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Law:
     noise: bool = False  # it takes gradient.noise()
     coordinatewise: bool = False  # acts on each coordinate of the input space by itself
     jumps: bool = False  # where the gradient vanishes
-    bends: str = ""  # the number at which it does, as a norm of the gradient over sqrt(D)
+    bends: str = ""  # the number at which it bends, as a norm of the gradient over sqrt(D)
+    bends_by_row: bool = False  # as a norm of every row by itself
     no_limit: str = ""  # why it has no ODE, where that is known
     scales: bool = True  # known to have a limit in its units; a user's is tried
 
@@ -289,25 +291,38 @@ def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str
 
 
 def _linear(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str, ...], numbers: dict[str, Any]) -> bool:
-    """Whether, at large D, the increments of the rows are affine in the gradient, of which the step asks once."""
+    """Whether, at large D, the mean gradient and its noise are enough: the step asks once for the gradient, in which the increments of the
+    rows are affine, and those of the scalars are affine along rows and signals, quadratic in what is new. At several sizes of it, as a
+    bound may be anywhere."""
     generator, D, inside, new = np.random.default_rng(1), TRIED_AT, 6, 4
     state = {name: np.pad(generator.standard_normal((2, inside)), ((0, 0), (0, new))) for name in rows}
     state |= {name: np.float64(1.3) for name in scalars}
     size = np.concatenate([np.ones(inside), np.full(new, np.sqrt(D))])
     mean, spread = generator.standard_normal((2, 2, inside + new)) * size
+    along = spread * (np.arange(inside + new) < inside)
 
     def increments(G: np.ndarray) -> dict[str, Any]:
         gradient = _Fixed(lambda rows: jnp.asarray(G), 1)
         found = step(jax.tree.map(jnp.asarray, state), gradient, jnp.asarray(0.7), jnp.asarray(D), jnp.asarray(0.3 * D), **numbers)
-        return found if gradient.asked == 1 else {}
+        return {name: np.asarray(value) for name, value in found.items()} if gradient.asked == 1 else {}
 
-    plus, minus, middle = (increments(mean + sign * spread) for sign in (1, -1, 0))
-    if not plus:
-        return False
-    for name in rows:
-        for part in (slice(None, inside), slice(inside, None)):
-            bent, whole = np.asarray(plus[name] + minus[name] - 2 * middle[name])[:, part], np.asarray(plus[name])[:, part]
-            if not np.abs(bent).max() <= 1e-3 * np.abs(whole).max():
+    def small(bent: Any, whole: Any) -> bool:
+        return bool(np.abs(bent).max() <= 1e-3 * np.abs(whole).max())
+
+    for scale in TRIED_SIZES:
+        plus, minus, middle, far = (increments(scale * (mean + sign * spread)) for sign in (1, -1, 0, 2))
+        up, down = (increments(scale * (mean + sign * along)) for sign in (1, -1))
+        if not plus:
+            return False
+        for name in rows:
+            bent = plus[name] + minus[name] - 2 * middle[name]
+            if not all(small(bent[:, part], plus[name][:, part]) for part in (slice(None, inside), slice(inside, None))):
+                return False
+        for name in scalars:
+            largest = np.stack([far[name], plus[name], minus[name], middle[name]])
+            if not small(far[name] - 3 * plus[name] + 3 * middle[name] - minus[name], largest):
+                return False
+            if not small(up[name] + down[name] - 2 * middle[name], largest):
                 return False
     return True
 

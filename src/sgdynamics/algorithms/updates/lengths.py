@@ -69,7 +69,7 @@ def _clipped(axes: tuple[int, ...]) -> Any:
 
 CLIPPED = {
     "all": Law("clipped", _clipped((0, 1)), jumps=True, bends="threshold"),
-    "row": Law("clipped", _clipped((1,)), jumps=True, bends="threshold"),
+    "row": Law("clipped", _clipped((1,)), jumps=True, bends="threshold", bends_by_row=True),
     "sample": Law("clipped", _clipped((0, 1, 2)), rereads=True, jumps=True, bends="threshold"),
 }
 
