@@ -98,7 +98,7 @@ def _drawn(data: xr.Dataset) -> Any:
     for ax in axes[:2]:
         ax.set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", ylim=(0.012, 0.25))
     axes[2].axhline(1, color="k", lw=0.9)
-    axes[2].set(xlabel="$\\alpha$ = samples/$d$", ylabel="runs/ODE of plain SGD", ylim=(0.95, 1.2), title="fixed $\\beta$, two dimensions")
+    axes[2].set(xlabel="$\\alpha$ = samples/$d$", ylabel="runs/ODE of plain SGD", ylim=(0.96, 1.1), title="fixed $\\beta$, two dimensions")
     words = f"momentum at the effective rate {data.attrs['effective_rate']:g}: ODE (lines), {data.attrs['runs']} runs of the exact chain"
     finish(fig, axes, words)
     return fig

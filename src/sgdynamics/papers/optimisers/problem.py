@@ -1,4 +1,4 @@
-"""The problem of most figures here: two erf units learn one, from overlaps that are given."""
+"""The problems of the figures here: two erf units learn one, or one unit does, from overlaps that are given."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def two_units(noise: float, **more: Any) -> tuple[TeacherStudent, Any]:
     """The problem and its start."""
     problem = TeacherStudent(width=2, teacher_width=1, activation="erf", noise=noise, **more)
     return problem, start(problem, M=FIRST_M, Q=FIRST_Q)
+
+
+def one_unit(noise: float) -> tuple[TeacherStudent, Any]:
+    """The same of one unit, for updates whose ODE is an average over all its fields: with one unit less there are ten times fewer points."""
+    problem = TeacherStudent(width=1, activation="erf", noise=noise)
+    return problem, start(problem, M=[[0.4]], Q=[[1.0]])
 
 
 def spread_over(last: float, points: int, each: int) -> tuple[np.ndarray, np.ndarray]:
