@@ -10,7 +10,7 @@ from sgdynamics.gallery.entries import judge_of
 
 PER_DIMENSION = 8.0  # runs at d are on the limit to this over d, relative to what is drawn: two orders of a step, a few units
 SAME = 1e-5  # two ODEs that are one, relative: what their integration leaves
-EXPONENT = 0.15  # of the late risk in the batch, fitted from 4 to 16: what is left of batches that are not large and rates that are not small
+EXPONENT = 0.15  # of the late risk in the batch, between 16 and 64: what is left of batches that are not large and rates that are not small
 LEADING = 0.01  # of a leading order in lr, at lr = .01
 FIRST = 0.01  # of a first speed, from a finite time
 
@@ -55,12 +55,11 @@ def reused_samples(data: xr.Dataset) -> Judgement:
     each, sizes = data.attrs["every"], data.d.values
     once, twice = data.M_runs.values
     line = data.M.values[1, each::each]
-    last = np.sqrt(np.mean(once[:, :, -1] ** 2, axis=(1, 2)))
-    # of a root mean square of n numbers, here two a run
-    each_error = 1 / np.sqrt(2 * 2 * once.shape[1])
-    slope = float(np.polyfit(np.log(sizes), np.log(last), 1)[0])
-    spread = np.log(sizes) - np.log(sizes).mean()
-    error = each_error / float(np.sqrt(np.sum(spread**2)))
+    squares = np.mean(once[:, :, -1] ** 2, axis=-1)  # (d, run): the units of a run share their noise
+    last = np.sqrt(squares.mean(axis=1))
+    x = (np.log(sizes) - np.log(sizes).mean()) / np.sum((np.log(sizes) - np.log(sizes).mean()) ** 2)
+    each_error = 0.5 * squares.std(axis=1, ddof=1) / np.sqrt(once.shape[1]) / squares.mean(axis=1)
+    slope, error = float(np.log(last) @ x), float(np.sqrt(each_error**2 @ x**2))
     ratio = data.slope.values / data.slope_closed.values
     return judged(
         f"M at alpha = {data.point.values[-1]:g}, used twice, d = {listed(sizes)}: "
@@ -78,7 +77,7 @@ def reused_samples(data: xr.Dataset) -> Judgement:
             for d, runs in zip(sizes, twice, strict=True)
         ),
         counted("used once, the ODE stays at M = 0", int(np.sum(np.abs(data.M.values[0]) > 1e-9)), data.M.values[0].size),
-        agreement("used once, overlaps fall as 1/sqrt(d)", slope, error, -0.5, scale=0.25),
+        agreement("used once, overlaps fall as 1/sqrt(d)", slope, error, -0.5, scale=0.25, runs=once.shape[1]),
         agreement(
             "the first drift is its leading order in lr, to 1% at lr = .01", ratio[0], 0.0, 1.0, tolerance=LEADING, scale=0.05
         ),
@@ -147,7 +146,7 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
 
     d, names, runs = data.attrs["d"], [str(one) for one in data.optimiser.values], data.excess_risk_runs.values
     late, B = late_risks(data), data.batch.values
-    wide = B >= 4
+    wide = B >= 16
     x = np.log(B[wide]) - np.log(B[wide]).mean()
     means, errors = late.mean(axis=-1), late.std(axis=-1, ddof=1) / np.sqrt(late.shape[-1])
     fitted = np.log(means[:, wide]) @ x / np.sum(x**2)
@@ -159,7 +158,7 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
     early = data.sizes["early"]
     gap = np.abs(runs[names.index("Muon"), 0, :, :early] / data.normalised_runs.values - 1)
     return judged(
-        f"late excess risk ~ B^e from B = 4 to {B[-1]}: "
+        f"late excess risk ~ B^e from B = 16 to {B[-1]}: "
         + "; ".join(f"{name} e = {e:.3f}({s:.1g}) (expected {w:g})" for name, e, s, w in zip(names, fitted, error, expected, strict=True))
         + f"; runs of Muon with memory are off the ODE by at most {', '.join(f'{_farthest(one, line):.1%}' for _, one, line in pairs)} at "
         f"B = {listed(data.solved.values)}, d = {d}; Muon of one sample is normalised SGD to {gap.max():.1g} in each run",
