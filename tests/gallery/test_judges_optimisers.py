@@ -148,7 +148,9 @@ def level(row, by):
 
 @cache
 def halves():
-    M = np.stack([np.stack([1 - 0.5 * np.exp(-ALPHA * fast), 1 - 0.5 * np.exp(-ALPHA * slow)], -1) for fast, slow in ((0.9, 0.1), (0.6, 0.2))])
+    M = np.stack(
+        [np.stack([1 - 0.5 * np.exp(-ALPHA * fast), 1 - 0.5 * np.exp(-ALPHA * slow)], -1) for fast, slow in ((0.9, 0.1), (0.6, 0.2))]
+    )
     risk = np.stack([falling(0.3), falling(0.4)])
     runs = [one[4::4] + about(np.zeros((8, 2)), 0.03, 32, row) for row, one in enumerate(M)]
     return xr.Dataset(

@@ -78,9 +78,7 @@ def reused_samples(data: xr.Dataset) -> Judgement:
         ),
         counted("used once, the ODE stays at M = 0", int(np.sum(np.abs(data.M.values[0]) > 1e-9)), data.M.values[0].size),
         agreement("used once, overlaps fall as 1/sqrt(d)", slope, error, -0.5, scale=0.25, runs=once.shape[1]),
-        agreement(
-            "the first drift is its leading order in lr, to 1% at lr = .01", ratio[0], 0.0, 1.0, tolerance=LEADING, scale=0.05
-        ),
+        agreement("the first drift is its leading order in lr, to 1% at lr = .01", ratio[0], 0.0, 1.0, tolerance=LEADING, scale=0.05),
     )
 
 
@@ -111,14 +109,15 @@ def momentum(data: xr.Dataset) -> Judgement:
         _on_line(f"c = {c:g}: the mean of runs is its own ODE", runs, line[each::each], PER_DIMENSION / far, 0.1)
         for c, runs, line in zip(data.memory.values, data.slow_runs.values, data.slow.values, strict=True)
     ]
-    apart = np.array([mean_over_runs((runs / some)).value.max() - 1 for runs in data.slow_runs.values])
+    off = [_farthest(one, line[each::each]) for one, line in zip(data.slow_runs.values, data.slow.values, strict=True)]
+    apart = np.array([mean_over_runs(runs / some).value.max() - 1 for runs in data.slow_runs.values])
     longest = mean_over_runs(data.slow_runs.values[0] / some - 1)
     middle = int(np.argmax(longest.value))
     return judged(
         f"ODEs at fixed beta are that of plain SGD to {same:.1g}; runs at d = {listed(sizes)} are from it by at most "
         f"{', '.join(f'{_farthest(one, some):.1%}' for rows in data.fixed_runs.values for one in rows)}; with c = "
         f"{listed(data.memory.values)} runs are above it by up to {', '.join(f'{one:.0%}' for one in apart)}, and off their own ODE by "
-        f"{', '.join(f'{_farthest(one, line[each::each]):.1%}' for one, line in zip(data.slow_runs.values, data.slow.values, strict=True))}",
+        f"{', '.join(f'{one:.1%}' for one in off)}",
         agreement("at fixed beta the ODE is that of plain SGD at lr/(1 - beta)", same, 0.0, 0.0, tolerance=SAME, scale=0.01),
         *findings,
         *slow,
@@ -174,7 +173,10 @@ def muon_and_batches(data: xr.Dataset) -> Judgement:
             )
             for name, e, s, w in zip(names, fitted, error, expected, strict=True)
         ),
-        *(_on_line(f"Muon with memory, B = {one}: the mean of runs is the ODE", part, line, 2 * PER_DIMENSION / d, 0.25) for one, part, line in pairs),
+        *(
+            _on_line(f"Muon with memory, B = {one}: the mean of runs is the ODE", part, line, 2 * PER_DIMENSION / d, 0.25)
+            for one, part, line in pairs
+        ),
         counted("Muon of one sample is normalised SGD run by run, to 1e-6", int(np.sum(gap > 1e-6)), gap.size),
     )
 
@@ -195,13 +197,18 @@ def clipping(data: xr.Dataset) -> Judgement:
     ]
     first = lines[0, 0, 0]
     worse, better = (mean_over_runs(sign * (runs[row, -1, :, -1:] / first - 1)) for row, sign in ((0, 1), (1, -1)))
+    off = [
+        _farthest(one, line[each::each])
+        for rows, paths in zip(runs, lines, strict=True)
+        for one, line in zip(rows, paths, strict=True)
+    ]
     best = data.last.values.min(axis=-1)
     inside = [int(0 < np.argmin(one) < len(one) - 1) for rows in data.last.values for one in rows]
     return judged(
         f"at noise {noises[-1]:g} and lr = {data.attrs['rate']:g} the excess risk goes from {first:.3f} to {runs[0, -1, :, -1].mean():.3f} "
         f"(plain) and {runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates at noise {listed(noises)}: "
         f"{listed(best[0].round(4))} (plain), {listed(best[1].round(4))} (clipped); runs at d = {d} are off the ODE by at most "
-        f"{max(_farthest(one, line[each::each]) for rows, paths in zip(runs, lines, strict=True) for one, line in zip(rows, paths, strict=True)):.1%}",
+        f"{max(off):.1%}",
         *findings,
         worse.is_above("at the largest noise plain SGD ends above its start", scale=0.1, scale_words="10% of the first excess risk"),
         better.is_above("clipped SGD ends below it", scale=0.1, scale_words="10% of the first excess risk"),
@@ -219,18 +226,25 @@ def adam_equalises(data: xr.Dataset) -> Judgement:
     """First speeds of the two halves, overlaps and risks of direct runs against the ODE."""
     each, d = data.attrs["every"], data.attrs["d"]
     speed = data.speed.values / data.fraction.values
-    ratio, l = speed[:, 0] / speed[:, 1], data.eigenvalue.values
-    powers = np.log(ratio) / np.log(l[0] / l[1])
+    ratio, values = speed[:, 0] / speed[:, 1], data.eigenvalue.values
+    powers = np.log(ratio) / np.log(values[0] / values[1])
     lines, runs, total = data.M.values[:, each::each], data.M_runs.values, data.M.values[:, each::each].sum(axis=-1)
     names = [str(one) for one in data.optimiser.values]
     gaps = [mean_over_runs((one - line) / whole[:, None]) for one, line, whole in zip(runs, lines, total, strict=True)]
     risks = list(zip(names, data.excess_risk_runs.values, data.excess_risk.values[:, each::each], strict=True))
     return judged(
-        f"first speeds along eigenvalues {listed(l)} are in the ratio {listed(ratio.round(3))} ({', '.join(names)}), powers "
+        f"first speeds along eigenvalues {listed(values)} are in the ratio {listed(ratio.round(3))} ({', '.join(names)}), powers "
         f"{listed(powers.round(4))} of the eigenvalues; {data.sizes['run']} direct runs at d = {d} are off the ODE by at most "
         f"{', '.join(f'{np.abs(one.value).max():.1%}' for one in gaps)} of the overlap and "
         f"{', '.join(f'{_farthest(one, line):.1%}' for _, one, line in risks)} of the excess risk",
-        agreement("first speeds are in proportion to l (SGD) and sqrt(l) (Adam), to 1% in the power", powers, 0.0, [1.0, 0.5], tolerance=FIRST, scale=0.1),
+        agreement(
+            "first speeds are in proportion to l (SGD) and sqrt(l) (Adam), to 1% in the power",
+            powers,
+            0.0,
+            [1.0, 0.5],
+            tolerance=FIRST,
+            scale=0.1,
+        ),
         *(
             one.agrees(
                 f"{name}: overlaps of both halves in the runs are the ODE's, to {PER_DIMENSION / d:.1g}",
@@ -260,8 +274,8 @@ def private(data: xr.Dataset) -> Judgement:
     paid = mean_over_runs(runs[-1][:, -1:] / lines[0, -1] - 1)
     return judged(
         f"excess risk at alpha = {data.point.values[-1]:g} for sigma = {listed(sigma)}: {listed(lines[:, -1].round(4))}; the cost begins "
-        f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {listed(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are off the "
-        f"ODE by at most {max(_farthest(one, line[each::each]) for one, line in zip(runs, lines, strict=True)):.1%}",
+        f"as sigma^{power:.3f}; the growth of Q less that at sigma = 0 is {listed(grown.round(4))} of lr^2 sigma^2; runs at d = {d} are "
+        f"off the ODE by at most {max(_farthest(one, line[each::each]) for one, line in zip(runs, lines, strict=True)):.1%}",
         *(
             _on_line(f"sigma = {one:g}: the mean of runs is the ODE", part, line[each::each], 2 * PER_DIMENSION / d, 0.15)
             for one, part, line in zip(sigma, runs, lines, strict=True)
@@ -269,7 +283,12 @@ def private(data: xr.Dataset) -> Judgement:
         agreement("noise adds lr^2 sigma^2 to dQ/dtau, to 1%", grown, 0.0, 1.0, tolerance=FIRST, scale=0.1),
         # the next power is sigma^4, of the cost's own size beside the excess risk
         agreement(
-            f"the cost begins as sigma^2, to .2 in the power between {sigma[1]:g} and {sigma[2]:g}", power, 0.0, 2.0, tolerance=0.2, scale=0.5
+            f"the cost begins as sigma^2, to .2 in the power between {sigma[1]:g} and {sigma[2]:g}",
+            power,
+            0.0,
+            2.0,
+            tolerance=0.2,
+            scale=0.5,
         ),
         paid.is_above(f"at sigma = {sigma[-1]:g} it is paid", scale=1.0, scale_words="the excess risk without noise"),
     )

@@ -89,12 +89,14 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 def _drawn(data: xr.Dataset) -> Any:
     fig, axes = panels(3, 4.5, 3.9)
     for row, name in enumerate(data.optimiser.values):
-        for block, (l, f) in enumerate(zip(data.eigenvalue.values, data.fraction.values, strict=True)):
+        for block, (value, f) in enumerate(zip(data.eigenvalue.values, data.fraction.values, strict=True)):
             colour = f"C{block}"
-            axes[row].plot(data.alpha, data.M.values[row, :, block] / f, color=colour, label=f"eigenvalue {l:g}")
+            axes[row].plot(data.alpha, data.M.values[row, :, block] / f, color=colour, label=f"eigenvalue {value:g}")
             runs_on(axes[row], data.point, data.M_runs.values[row, :, :, block] / f, colour)
         lr = OPTIMISERS[name][0]
-        axes[row].set(xlabel="$\\alpha$ = samples/$d$", ylabel="$\\sum_i M_i$ in a half/its share", ylim=(0.4, 2.6), title=f"{name}, lr = {lr:g}")
+        axes[row].set(
+            xlabel="$\\alpha$ = samples/$d$", ylabel="$\\sum_i M_i$ in a half/its share", ylim=(0.4, 2.6), title=f"{name}, lr = {lr:g}"
+        )
         axes[2].plot(data.alpha, data.excess_risk.values[row], color=f"C{2 + row}", label=str(name))
         runs_on(axes[2], data.point, data.excess_risk_runs.values[row], f"C{2 + row}")
     axes[2].set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="excess risk")

@@ -64,7 +64,8 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     lr, update = OPTIMISERS["Muon, memory 3"]
     tau = np.sort(np.append(np.linspace(0.0, 24.0, 49), STEPS[STEPS > 24]))
     line = [
-        solve_ode(problem, OnePassSGD(lr=lr, batch=batch, update=update), begin, alpha=tau * batch).excess_risk.values[0] for batch in SOLVED
+        solve_ode(problem, OnePassSGD(lr=lr, batch=batch, update=update), begin, alpha=tau * batch).excess_risk.values[0]
+        for batch in SOLVED
     ]
     # the same inputs as Muon's first runs, so that steps that are the same are the same run by run
     few = steps[: len(steps) // 2]
@@ -95,7 +96,16 @@ def _drawn(data: xr.Dataset) -> Any:
     for row, (ax, name) in enumerate(zip(axes[:3], data.optimiser.values, strict=True)):
         for column, batch in enumerate(data.batch.values):
             runs, shade = data.excess_risk_runs.values[row, column], shades[column]
-            ax.plot([], [], color=shade, marker="o", ms=4, mfc="white", ls="-" if row == 2 and batch in data.solved else ":", label=f"$B$ = {batch}")
+            ax.plot(
+                [],
+                [],
+                color=shade,
+                marker="o",
+                ms=4,
+                mfc="white",
+                ls="-" if row == 2 and batch in data.solved else ":",
+                label=f"$B$ = {batch}",
+            )
             runs_on(ax, data.point, runs, shade)
             if row < 2 or batch not in data.solved:
                 ax.plot(data.point, runs.mean(axis=0), color=shade, lw=0.8, ls=":")

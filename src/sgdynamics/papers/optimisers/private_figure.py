@@ -87,7 +87,9 @@ def _drawn(data: xr.Dataset) -> Any:
     axes[1].set(xscale="log", yscale="log", xlabel="$\\sigma$", ylabel="excess risk less that without noise", title="with noise")
     axes[1].set_xticks(sigma[1:], [f"{one:g}" for one in sigma[1:]])
     axes[1].set_xticks([], minor=True)
-    words = f"clipped samples and noise on the gradient: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}"
+    words = (
+        f"clipped samples and noise on the gradient: ODE (lines), {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}"
+    )
     finish(fig, axes, words, legends=[axes[1]], loc="upper left")
     axes[0].legend(frameon=False, fontsize="small", ncols=3, loc="lower left")
     return fig

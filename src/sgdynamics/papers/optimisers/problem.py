@@ -19,7 +19,7 @@ def two_units(noise: float, **more: Any) -> tuple[TeacherStudent, Any]:
 
 
 def one_unit(noise: float) -> tuple[TeacherStudent, Any]:
-    """The same of one unit, for updates whose ODE is an average over all its fields: with one unit less there are ten times fewer points."""
+    """The same of one unit, for updates whose ODE is an average over all its fields: a tenth of the points."""
     problem = TeacherStudent(width=1, activation="erf", noise=noise)
     return problem, start(problem, M=[[0.4]], Q=[[1.0]])
 

@@ -96,10 +96,14 @@ def _drawn(data: xr.Dataset) -> Any:
         axes[1].plot(data.point, np.abs(twice[row].mean(axis=(0, 2))), "--", color=f"C{row}", lw=1)
     axes[0].set(xlabel="$\\alpha$ = samples/$d$", ylabel="$M$, mean over units", title="each sample twice")
     axes[1].plot([], [], "k--", lw=1, label="twice, $|$mean$|$")
-    axes[1].set(xlabel="$\\alpha$ = samples/$d$", ylabel="root mean square of $M$", yscale="log", ylim=(1e-3, 1.5), title="each sample once")
+    axes[1].set(
+        xlabel="$\\alpha$ = samples/$d$", ylabel="root mean square of $M$", yscale="log", ylim=(1e-3, 1.5), title="each sample once"
+    )
     ratio = data.slope.values / data.slope_closed.values
     for unit in range(2):
-        axes[2].plot(data.rate, ratio[:, unit], "os"[unit], color=f"C{3 + unit}", ms=5 + 3 * (1 - unit), mfc="none", label=f"unit {unit + 1}")
+        axes[2].plot(
+            data.rate, ratio[:, unit], "os"[unit], color=f"C{3 + unit}", ms=5 + 3 * (1 - unit), mfc="none", label=f"unit {unit + 1}"
+        )
     axes[2].axhline(1, color="k", lw=0.9)
     axes[2].set(xscale="log", xlabel="lr", ylabel="d$M$/d$t$/leading order in lr", ylim=(0, 1.1), title="first drift, samples used twice")
     words = f"He3 teacher from $M$ = 0, lr = {data.attrs['lr']:g}: ODE, {data.attrs['runs']} runs of the exact chain (bars: 2 errors)"
