@@ -95,7 +95,7 @@ def _drawn(data: xr.Dataset) -> Any:
             runs_on(axes[row], data.point, data.M_runs.values[row, :, :, block] / f, colour)
         lr = OPTIMISERS[name][0]
         axes[row].set(
-            xlabel="$\\alpha$ = samples/$d$", ylabel="$\\sum_i M_i$ in a half/its share", ylim=(0.4, 2.6), title=f"{name}, lr = {lr:g}"
+            xlabel="$\\alpha$ = samples/$d$", ylabel="$M_1 + M_2$ in a half/its share", ylim=(0.4, 2.6), title=f"{name}, lr = {lr:g}"
         )
         axes[2].plot(data.alpha, data.excess_risk.values[row], color=f"C{2 + row}", label=str(name))
         runs_on(axes[2], data.point, data.excess_risk_runs.values[row], f"C{2 + row}")

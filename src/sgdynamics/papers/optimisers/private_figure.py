@@ -83,7 +83,7 @@ def _drawn(data: xr.Dataset) -> Any:
         axes[1].plot(sigma[1:], lines[1:, at] - lines[0, at], color=colour, label=f"$\\alpha$ = {data.point.values[index]:g}")
         runs_on(axes[1], sigma[1:], (points[1:, :, index] - lines[0, at]).T, colour)
     axes[1].plot(sigma[1:3], 2 * (lines[1, -1] - lines[0, -1]) * (sigma[1:3] / sigma[1]) ** 2, "k--", lw=0.9, label="$\\sigma^2$")
-    axes[0].set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="with time", ylim=(0.005, 0.6))
+    axes[0].set(yscale="log", xlabel="$\\alpha$ = samples/$d$", ylabel="excess risk", title="with time", ylim=(0.0035, 0.6))
     axes[1].set(xscale="log", yscale="log", xlabel="$\\sigma$", ylabel="excess risk less that without noise", title="with noise")
     axes[1].set_xticks(sigma[1:], [f"{one:g}" for one in sigma[1:]])
     axes[1].set_xticks([], minor=True)
