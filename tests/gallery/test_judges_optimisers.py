@@ -123,12 +123,14 @@ def batches():
 def noisy():
     lines = np.array([[falling(0.3), 0.21 - 0.01 * ALPHA, 0.21 + 0.02 * ALPHA], [falling(0.2), falling(0.1, 0.01), 0.21 - 0.01 * ALPHA]])
     runs = np.array([[near(one[4::4], 100, 3 * row + column) for column, one in enumerate(rows)] for row, rows in enumerate(lines)])
-    last = np.array([0.05, 0.02, 0.03]) * np.array([1.0, 2.0, 4.0])[:, None] * np.array([1.0, 1.1])[:, None, None]
+    best = np.array([[4, 4, 2], [4, 4, 4]])  # of rates that double
+    last = 0.02 * np.array([[1.0, 2.0, 4.0], [1.1, 2.2, 4.4]])[..., None] * 2.0 ** (0.3 * np.abs(np.arange(7) - best[..., None]))
     return xr.Dataset(
         {
             "excess_risk": (("update", "noise", "alpha"), lines),
             "excess_risk_runs": (("update", "noise", "run", "point"), runs),
             "last": (("update", "noise", "rate"), last),
+            "lr": (("update", "rate"), np.stack([2.0 ** np.arange(7)] * 2)),
         },
         {"update": ["plain", "clipped"], "noise": [0.1, 1.0, 10.0]},
         {"every": 4, "d": 1000, "rate": 1.0},
@@ -213,6 +215,13 @@ BROKEN = [
     Break(judges.clipping, noisy, "ends above", "plain SGD ends below its start", level(0, 0.5)),
     Break(judges.clipping, noisy, "ends below", "clipped SGD ends above its start", level(1, 2.0)),
     Break(judges.clipping, noisy, "no worse", "plain SGD 30% worse than clipped", part("last", 0, 1.45)),
+    Break(
+        judges.clipping,
+        noisy,
+        "best rate of plain",
+        "one rate is best for all noises",
+        lambda data: data.assign(last=data["last"][:, :1] + 0 * data["last"]),
+    ),
     Break(judges.clipping, noisy, "inside", "a best rate at the end", part("last", (0, 0, 0), 0.1)),
     Break(judges.adam_equalises, halves, "first speeds", "the power of Adam .05 off", part("speed", (1, 0), 1.12)),
     Break(judges.adam_equalises, halves, "Adam: overlaps", "overlaps 8% off", scaled("M_runs", 1.08)),

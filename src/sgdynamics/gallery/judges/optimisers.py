@@ -197,22 +197,28 @@ def clipping(data: xr.Dataset) -> Judgement:
     ]
     first = lines[0, 0, 0]
     worse, better = (mean_over_runs(sign * (runs[row, -1, :, -1:] / first - 1)) for row, sign in ((0, 1), (1, -1)))
-    off = [
-        _farthest(one, line[each::each])
-        for rows, paths in zip(runs, lines, strict=True)
-        for one, line in zip(rows, paths, strict=True)
-    ]
+    off = [_farthest(one, line[each::each]) for rows, paths in zip(runs, lines, strict=True) for one, line in zip(rows, paths, strict=True)]
     best = data.last.values.min(axis=-1)
+    rates = np.take_along_axis(data.lr.values[:, None], data.last.values.argmin(axis=-1)[..., None], axis=-1)[..., 0]
+    moves = rates.max(axis=1) / rates.min(axis=1)
     inside = [int(0 < np.argmin(one) < len(one) - 1) for rows in data.last.values for one in rows]
     return judged(
         f"at noise {noises[-1]:g} and lr = {data.attrs['rate']:g} the excess risk goes from {first:.3f} to {runs[0, -1, :, -1].mean():.3f} "
         f"(plain) and {runs[1, -1, :, -1].mean():.3f} (clipped); with the best of {data.sizes['rate']} rates at noise {listed(noises)}: "
-        f"{listed(best[0].round(4))} (plain), {listed(best[1].round(4))} (clipped); runs at d = {d} are off the ODE by at most "
+        f"{listed(best[0].round(4))} (plain), {listed(best[1].round(4))} (clipped), at rates that differ by factors of "
+        f"{moves[0]:.2g} and {moves[1]:.2g}; runs at d = {d} are off the ODE by at most "
         f"{max(off):.1%}",
         *findings,
         worse.is_above("at the largest noise plain SGD ends above its start", scale=0.1, scale_words="10% of the first excess risk"),
         better.is_above("clipped SGD ends below it", scale=0.1, scale_words="10% of the first excess risk"),
         larger("with its best rate plain SGD is no worse than clipped by 25%", 1.25 - best[0] / best[1], 0.0, scale=1e-9),
+        larger(
+            "the best rate of plain SGD moves with the noise by more than that of clipped SGD",
+            float(np.log2(moves[0] / moves[1])),
+            0.0,
+            scale=1.0,
+            scale_words="a factor of 2",
+        ),
         counted("the best rates are inside of the range", len(inside) - sum(inside), len(inside)),
     )
 
