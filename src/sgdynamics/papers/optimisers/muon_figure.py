@@ -15,7 +15,7 @@ from sgdynamics.papers.optimisers.problem import two_units
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.simulate import simulate
 
-NOISE, DIMENSION = 0.1, 300
+NOISE, DIMENSION = 0.1, 200
 BATCHES = (1, 4, 16, 64)
 SOLVED = (1, 16)  # of which the ODE is drawn
 OPTIMISERS = {"SGD": (4.0, None), "Muon": (0.3, updates.muon()), "Muon, memory 3": (0.3, updates.muon(memory=3.0))}
@@ -42,7 +42,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    Two erf units learn one, noise .1, d = 300. A step of Muon has one length whatever the batch: once gradients are mostly noise, of size
+    Two erf units learn one, noise .1, d = 200. A step of Muon has one length whatever the batch: once gradients are mostly noise, of size
     1/sqrt(B), its drift is sqrt(B) times as large and its noise the same, so that the late excess risk falls as 1/sqrt(B). That of SGD
     falls as 1/B. With one sample the polar factor has rank one, and Muon is normalised SGD.
 
@@ -118,10 +118,11 @@ def _drawn(data: xr.Dataset) -> Any:
     late, B = late_risks(data), data.batch.values
     for row, name in enumerate(data.optimiser.values):
         runs_on(axes[3], B * (1 + 0.03 * (row - 1)), late[row].T, f"C{row}", str(name))
-    axes[3].plot(B, late[0].mean(axis=1)[0] / B, color="k", lw=0.8, ls="--", label="$B^{-1}$")
+    axes[3].plot(B, late[0].mean(axis=1)[-1] * B[-1] / B, color="k", lw=0.8, ls="--", label="$B^{-1}$")
     axes[3].plot(B, late[1].mean(axis=1)[-1] * (B / B[-1]) ** -0.5, color="k", lw=0.8, ls="-.", label="$B^{-1/2}$")
     axes[3].set(xscale="log", yscale="log", xlabel="batch $B$", ylabel="late excess risk", title="what is left late")
     ticks(axes[3], B)
     words = f"batches at the same learning rate: {data.attrs['runs']} runs of the exact chain at $d$ = {data.attrs['d']}; lines in (c): ODE"
-    finish(fig, axes, words, loc="lower left")
+    finish(fig, axes, words, loc="upper right")
+    axes[3].legend(frameon=False, fontsize="small", loc="lower left")
     return fig
