@@ -26,7 +26,7 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Parameters
     ----------
     quick : bool, default False
-        Fewer runs, in less than a minute.
+        Fewer runs, in about a minute.
     seed : int, default 0
         Of the random numbers.
 

@@ -29,7 +29,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Parameters
     ----------
     quick : bool, default False
-        Fewer runs, in about a minute.
+        Fewer runs, in a minute or two, much of which compiles.
     seed : int, default 0
         Of the random numbers.
 

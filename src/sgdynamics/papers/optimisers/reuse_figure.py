@@ -31,7 +31,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Parameters
     ----------
     quick : bool, default False
-        Fewer runs, in less than a minute.
+        Fewer runs, in about a minute.
     seed : int, default 0
         Of the random numbers.
 
