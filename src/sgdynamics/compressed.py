@@ -290,7 +290,9 @@ def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tu
 
 def _outside(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps inputs blocks columns"]:
     """What lies outside of the frame, in the new columns: of every step's inputs (of a wide batch: combinations), then of its kicks."""
-    return jnp.moveaxis(part.outside, 0, 1).reshape(grouping.steps, -1, len(grouping.wide), grouping.columns)
+    return jnp.moveaxis(part.outside, 0, 1).reshape(
+        grouping.steps, grouping.columns // grouping.steps, len(grouping.wide), grouping.columns
+    )
 
 
 def block_kicks(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps p columns"] | None:

@@ -78,11 +78,23 @@ def test_an_ode_at_another_rate_fails(monkeypatch):
 
 @pytest.mark.slow
 def test_updates_without_an_ode_are_tested_in_law():
-    found = certify(PROBLEM, replace(ALGORITHM, update=sgd.updates.normalised()), START, **SETTINGS)
+    found = certify(PROBLEM, replace(ALGORITHM, update=sgd.updates.muon(beta=0.5)), START, **SETTINGS)
     assert found.passed
     assert found.dimensions == ()
     assert len(found.checks) == 2
-    assert "No ODE is known" in found.paragraph
+    assert "has no ODE" in found.paragraph
+
+
+@pytest.mark.slow
+def test_updates_with_an_ode():
+    """Momentum by the chain, sign SGD, which has none, by direct runs: both come to their ODEs."""
+    found = certify(PROBLEM, replace(ALGORITHM, update=sgd.updates.momentum(memory=2.0)), START, **SETTINGS)
+    assert found.passed
+    assert len(found.checks) == 6
+    found = certify(PROBLEM, replace(ALGORITHM, update=sgd.updates.sign()), START, **{**SETTINGS, "dimensions": (50, 100, 200)})
+    assert found.passed
+    assert len(found.checks) == 4
+    assert "no exact chain" in found.paragraph
 
 
 def made(generator, dimensions, power=-0.5, shift=0.0, runs=300, count=4):

@@ -32,6 +32,7 @@ from sgdynamics.variables import VARIABLES
 SAME = 1e-3  # how close the mean steps at the two large D have to be, relative to the largest of them
 SMALLEST = 1e-3  # what counts as no motion at all there
 AVERAGED_TOLERANCE = 1e-4  # wanted of overlaps where a step is averaged over points: more would cost more than it is worth
+FINEST = 2.0  # how much finer points are made where fields are wide: in three dimensions eight times as many
 JUMP_TOLERANCE = 3e-5  # of an integrator where single points jump: their share of a mean
 TRIED_TAU = 0.1  # steps/d at which they are compared: away from the start, where a memory is empty
 KEPT = ("rows_M", "rows_Q", "rows_a", "scalars", "squares")  # states of the ODE
@@ -78,7 +79,10 @@ class UpdateDynamics(FieldDynamics):
         each = {"nodes": expectation_of(structure).nodes(rule, False)}
         if not law.linear:
             reads = count_reads(field, shared, {name: value[0] for name, value in states.items()})
-            each = field_points(structure, algorithm.batch, reads, quiet=field.by_noise or self._quiet())
+            # gradients that are narrow beside the fields need narrower points
+            widest = float(np.abs(begin.Q_blocks).sum(axis=1).max())
+            fine = min(max(1.0, np.sqrt(widest)), FINEST)
+            each = field_points(structure, algorithm.batch, reads, quiet=field.by_noise or self._quiet(), fine=fine)
         case = Case(field, each, shared, states, self.variable(when), {})
         if not law.scales:
             self._try_limit(case)

@@ -394,7 +394,7 @@ def _averaged_rates(
         slope = jnp.sqrt(jnp.sum((h1 - h0) ** 2))
         flat = slope == 0
         slope = jnp.where(flat, 1.0, slope)
-        edges = [-jnp.sum(h0 * (h1 - h0)) / slope**2]
+        edges = [-jnp.sum(h0 * ((h1 - h0) / slope)) / slope]  # no square of the slope, which may be as small as it can be
         if field.law.bends:
             most = _inner_number(algorithm["update"], field.law.bends) / jnp.sqrt(spectrum.trace(parameters))
             slopes = jnp.sqrt(jnp.sum((h1 - h0) ** 2, axis=0)) if field.law.bends_by_row else slope[None]

@@ -89,7 +89,7 @@ def _adam(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: An
     # the velocity is kept corrected for its start at 0: V/(1 - beta^steps) follows this
     more = (1 - beta) / (1 - beta**steps) * (G - state["velocity"])
     larger = rate * (gradient.squares(G) - state["squares"])
-    seen = -jnp.expm1(steps * jnp.log1p(-rate))  # 1 - (1 - c/D)^steps, without cancellation
+    seen = -jnp.expm1(steps * jnp.log1p(-jnp.minimum(rate, 1.0)))  # 1 - (1 - c/D)^steps, without cancellation
     step = (state["velocity"] + more) / (jnp.sqrt((state["squares"] + larger) / seen) + eps)
     return {"weights": -lr / D * (step + weight_decay * W), "velocity": more, "squares": larger, "age": 1 / D}
 

@@ -78,6 +78,11 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) 
     """
     inner = _inner(of)
     law = replace(inner.law, name="weight_decay", step=_Decayed(inner.law, checks.flag("decoupled", decoupled)))
+    if not decoupled and law.bends:
+        law = replace(law, jumps=False)  # what a clipped step does to the decay is no polynomial of the label noise
+    elif not decoupled and law.jumps and not law.rereads:
+        why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
+        law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
     numbers = {"rate": checks.number("rate", rate, 0.0)} | ({} if of is None else {"of": inner})
     if of is not None and law.first:
         raise checks.reject("of", of, "its start is a number of its own: give weight decay to the problem instead")
