@@ -84,7 +84,8 @@ def moves(theory):
     return max(float(np.abs(theory[name][:, -1] - theory[name][:, 0]).max() / np.abs(theory[name]).max()) for name in numbers(theory))
 
 
-@pytest.mark.parametrize("kind", slow(answered("solve_ode"), COMPILES_LONG))
+# of updates: tests/limits/test_update_step.py
+@pytest.mark.parametrize("kind", slow(answered("solve_ode"), ("other update", "coordinatewise update", *COMPILES_LONG)))
 def test_the_ode_is_the_mean_of_runs(kind):
     theory = solved(kind, "solve_ode")
     assert moves(theory) > 5 * SLACK
@@ -184,7 +185,7 @@ def test_the_hessian_counts_every_direction():
     assert bulk == pytest.approx(4.0, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", slow(KINDS, COMPILES_LONG))
+@pytest.mark.parametrize("kind", slow(KINDS, ("coordinatewise update", *COMPILES_LONG)))
 def test_files_and_going_on(kind, tmp_path):
     result = solved(kind, "simulate")
     xr.testing.assert_identical(sgd.load(sgd.save(result, tmp_path / "result.nc")), result)
@@ -196,7 +197,7 @@ def test_files_and_going_on(kind, tmp_path):
         np.testing.assert_allclose(value, result[name].values[:, -1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", slow(KINDS, COMPILES_LONG))
+@pytest.mark.parametrize("kind", slow(KINDS, ("coordinatewise update", *COMPILES_LONG)))
 def test_a_sweep_is_its_calls(kind):
     problem = PROBLEMS[kind]()
     rest = dict(problem=problem, start=start_of(kind, problem), runs=200, seed=1, dimension=D)

@@ -202,7 +202,12 @@ def problem_of(head):
     return sgd.TeacherStudent(width=2, activation="square", noise=0.2, head=head, weight_decay=DECAY)
 
 
-@pytest.mark.parametrize(("name", "head"), [(name, head) for name, (_, heads, _) in EQUIVARIANT.items() for head in heads[-1:]])
+# a program of its own each: these run always
+ALWAYS = ("schedule_free", "clipped, sample", "muon, slow", "decay, average", "noise, clipped sample")
+PATHWISE = [pytest.param(name, heads[-1], marks=() if name in ALWAYS else pytest.mark.slow) for name, (_, heads, _) in EQUIVARIANT.items()]
+
+
+@pytest.mark.parametrize(("name", "head"), PATHWISE)
 @pytest.mark.parametrize("batch", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pathwise_against_the_definition(name, head, batch):
     """Three steps on given inputs, in d dimensions and in the compressed frame, to 1e-12; not compiled, as each is a program of its own."""
@@ -422,6 +427,7 @@ def means_agree(theory, result, slack):
     assert np.all(np.abs(gap.mean(axis=0)) <= SIGMAS * error + own + slack), (gap.mean(axis=0), error, own)
 
 
+@pytest.mark.slow
 def test_adam_is_the_ode_at_large_d():
     theory, (runs,) = limit_and_runs(COORDINATEWISE["adam"], (400,), 40)
     means_agree(theory, runs, 3 / 400)
