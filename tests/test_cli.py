@@ -377,9 +377,9 @@ SAYS = {
     "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
     "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'linear', "
-    "'exact', 'direct', 'tensor'",
+    "'large_batch', 'exact', 'direct', 'tensor'",
     "times": "[run] has no 'time': did you mean 'times'? it takes methods, times, alpha, steps, dimension, runs, seed, "
-    "ode, sde, mean_field, dmft, linear, exact, direct, tensor",
+    "ode, sde, mean_field, dmft, linear, large_batch, exact, direct, tensor",
     "both": "[run]: give exactly one of times, alpha, steps (received times, alpha)",
     "range": "run.times has no 'point': did you mean 'points'? it takes from, to, points, spacing",
     "dimension": "[run]: method 'exact' runs at a finite dimension: give dimension = ...",
@@ -392,7 +392,7 @@ SAYS = {
     "seed": "seed = -1: give a whole number, 0 or more",
     "runs": "run.runs = 0: give a whole number, 1 or more",
     "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",
-    "update": "update: momentum needs beta",
+    "update": "beta and memory = (None, None): give one of them: beta, or memory=c for 1 - beta = c/D",
     "mixture": "mixture = 'xnor': did you mean 'xor'? choose one of 'binary', 'xor'",
     "random": "start: a random start needs a dimension: give one with the start (in a file, dimension = ... in [start] or [run])",
 }

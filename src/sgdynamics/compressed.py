@@ -169,7 +169,7 @@ def overlaps_of_sets(grouping: Grouping, parameters: Numbers, state: Rows) -> di
     found = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[:p]}
     if len(state.head) > p:
         found |= {"rows_M": M, "rows_Q": Q, "rows_a": state.head}
-    return found | ({"scalars": jnp.stack(state.scalars)} if state.scalars else {})
+    return found | ({"update_scalars": jnp.stack(state.scalars)} if state.scalars else {})
 
 
 def _gram_and_overlaps(grouping: Grouping, parameters: Numbers, rows: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
@@ -347,7 +347,7 @@ class ChainBatch(Ground):
     outside: Any
     kicks: Any = None
 
-    def _moves(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def _moves(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any, Any, Any, Any]:
         grouping, parameters, x = self.grouping, self.parameters, self.x
         structure = grouping.structure
         # sums of products, not dot products: on a CPU the many tiny matrices of a batch of runs fuse into one loop
@@ -369,7 +369,7 @@ class ChainBatch(Ground):
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
         return rows, head, *sample_moves(structure, reading, fields, signals, head, self.given, lengths)
 
-    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         grouping, parameters, x, p = self.grouping, self.parameters, self.x, self.grouping.structure.width
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
@@ -384,7 +384,7 @@ class ChainBatch(Ground):
             found = found + pull[:, :p] @ rows + pull[:, p:] @ _signal_rows(grouping, parameters)
         return found, jnp.mean(head_gradient, axis=0)
 
-    def each(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         grouping, p = self.grouping, self.grouping.structure.width
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         found = jnp.sum((h[:, :, None] * self.x[:, None]).reshape(grouping.batch, -1, p, self.x.shape[1]), axis=1)

@@ -243,21 +243,25 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
 
 def _beside(point: xr.Dataset, begin: Start) -> Beside | None:
     """What an update kept beside the weights, at one save point."""
-    if not {"rows_a", "scalars", "squares"} & set(point.variables):
+    if not {"rows_a", "update_scalars", "update_squares"} & set(point.variables):
         return None
     p, tail = begin.a.shape[1], "_block" if "M_block" in point else ""
-    names = tuple(tuple(str(one) for one in point[axis].values) if axis in point.coords else () for axis in ("scalar", "square"))
+    names = tuple(
+        tuple(str(one) for one in point[axis].values) if axis in point.coords else () for axis in ("update_scalar", "update_square")
+    )
     if "rows_a" in point:
         sets = tuple(str(one) for one in point["row_set"].values[p::p])
         blocks = ("block",) if tail else ()
-        M = _values(point, f"rows_M{tail}", ("run", *blocks, "row", "signal"))
-        Q = _values(point, f"rows_Q{tail}", ("run", *blocks, "row", "row_other"))
-        a = _values(point, "rows_a", ("run", "row"))
+        M = _values(point, f"rows_M{tail}", ("run", *blocks, "set_row", "signal"))
+        Q = _values(point, f"rows_Q{tail}", ("run", *blocks, "set_row", "set_row_other"))
+        a = _values(point, "rows_a", ("run", "set_row"))
         M, Q = (M, Q) if tail else (M[:, None], Q[:, None])
     else:
         sets, M, Q, a = (), begin.M_blocks, begin.Q_blocks, begin.a
-    scalars = _values(point, "scalars", ("run", "scalar")) if "scalars" in point else np.zeros((begin.runs, 0))
-    squares = _values(point, "squares", ("run", "square", "unit")) if "squares" in point else np.zeros((begin.runs, 0, p))
+    scalars = _values(point, "update_scalars", ("run", "update_scalar")) if "update_scalars" in point else np.zeros((begin.runs, 0))
+    squares = (
+        _values(point, "update_squares", ("run", "update_square", "unit")) if "update_squares" in point else np.zeros((begin.runs, 0, p))
+    )
     return Beside((sets, *names), M, Q, a, scalars, squares)
 
 

@@ -25,7 +25,7 @@ def test_theory_and_runs():
     """Direct runs and the exact chain have the ODE's means: 4.9 standard errors (1e-6), and a bias of order 1/d."""
     theory = sgd.solve_ode(PROBLEM, ALGORITHM, START, alpha=[1.0])
     assert ALGORITHM.update.law.linear  # found out when it was made
-    assert theory.scalars.sel(scalar="seen").item() == pytest.approx(1.0, rel=1e-9)
+    assert theory.update_scalars.sel(update_scalar="seen").item() == pytest.approx(1.0, rel=1e-9)
     for method, d, runs in (("exact", 400, 200), ("direct", 100, 200)):
         found = sgd.simulate(PROBLEM, ALGORITHM, START, alpha=[1.0], dimension=d, runs=runs, method=method)
         for name in ("M", "Q", "rows_M", "rows_Q"):

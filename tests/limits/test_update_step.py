@@ -51,7 +51,7 @@ def state_of(update, begin):
     blocks = first.M.shape[1]
     M, Q, a = np.zeros((blocks, rows, first.M.shape[3])), np.zeros((blocks, rows, rows)), np.zeros(rows)
     M[:, :n], Q[:, :n, :n], a[:n] = first.M[0, :, :n], first.Q[0, :, :n, :n], first.a[0, :n]
-    return {"rows_M": M, "rows_Q": Q, "rows_a": a, "scalars": first.scalars[0], "squares": first.squares[0]}
+    return {"rows_M": M, "rows_Q": Q, "rows_a": a, "update_scalars": first.scalars[0], "update_squares": first.squares[0]}
 
 
 def points_of(problem, batch=1, reads=1, quiet=False, fine=1.0):
@@ -273,7 +273,11 @@ def test_linear_updates_are_their_matrix_form(name, blocks):
     wstar = np.sqrt(fractions)[:, None] * np.eye(9)[0]
     flat = Z.reshape(count, -1, 9)
     first = state_of(update, begin)
-    state = first | {"rows_M": flat @ wstar[..., None], "rows_Q": flat @ np.swapaxes(flat, 1, 2), "scalars": first["scalars"] * 0 + TAU}
+    state = first | {
+        "rows_M": flat @ wstar[..., None],
+        "rows_Q": flat @ np.swapaxes(flat, 1, 2),
+        "update_scalars": first["update_scalars"] * 0 + TAU,
+    }
     found = rates(update, RATE, problem, begin, batch, state=state, tau=TAU)
     R = np.einsum("s,bspd->bpd", e, Z)
     G, N = gradient_of(R @ wstar[..., None], R @ np.swapaxes(R, 1, 2))
@@ -285,7 +289,7 @@ def test_linear_updates_are_their_matrix_form(name, blocks):
     np.testing.assert_allclose(found["rows_M"], dZ @ wstar[..., None], atol=1e-9)
     np.testing.assert_allclose(found["rows_Q"], dQ + np.swapaxes(dQ, 1, 2) + noise, atol=1e-9)
     if update.law.scalars:
-        np.testing.assert_allclose(found["scalars"], 1.0, rtol=1e-12)
+        np.testing.assert_allclose(found["update_scalars"], 1.0, rtol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------ reference values
@@ -455,7 +459,11 @@ def bounded(state, gradient, lr, D, number, most):
 def test_which_own_updates_are_linear():
     """Those whose mean gradient and noise are enough; scalars count, and bounds are found wherever they are."""
     made = {step: U.own(step, scalars=("sum",), memory="slow") for step in (lengths, squares, along_rows)}
-    assert {step.__name__: update.law.linear for step, update in made.items()} == {"lengths": False, "squares": True, "along_rows": False}
+    assert {step.__name__: update.law.linear for step, update in made.items()} == {
+        "lengths": False,
+        "squares": True,
+        "along_rows": False,
+    }
     assert not any(U.own(bounded, numbers={"most": most}).law.linear for most in (0.01, 1.0, 10.0, 30.0))
     assert U.own(heavy_ball, rows=("velocity",), memory="fast").law.linear
 
@@ -494,7 +502,7 @@ RUNS = {
 
 def means_agree(theory, runs, slack):
     """Means of runs are the ODE: to 4.9 standard errors, its own errors, and what finite d adds."""
-    for name in ("M", "Q", "a", "risk", "rows_M", "rows_Q", "scalars"):
+    for name in ("M", "Q", "a", "risk", "rows_M", "rows_Q", "update_scalars"):
         if name not in theory:
             continue
         values, expected = runs[name].values, theory[name].values[0]

@@ -388,7 +388,7 @@ def test_exact_and_direct_agree_in_law(name, batch, blocks):
     problem = network(head=heads[-1], **options)
     exact, direct = (runs_of(update, method, problem, batch=batch, d=30 if blocks else 20, steps=(1, 30)) for method in ("exact", "direct"))
     agree(exact, direct)
-    for kept in ("rows_Q", "scalars"):
+    for kept in ("rows_Q", "update_scalars"):
         if kept in exact:
             one, other = (np.asarray(result[kept])[:, -1].reshape(2000, -1).T for result in (exact, direct))
             for number, pair in enumerate(zip(one, other, strict=True)):
@@ -413,7 +413,7 @@ def limit_and_runs(update, dimensions, runs, covariance=None, lr=0.5, batch=1, t
 
 def gaps(theory, result):
     """Of M, Q and squares at the end, (runs, n)."""
-    names = [name for name in ("M", "Q", "squares") if name in theory]
+    names = [name for name in ("M", "Q", "update_squares") if name in theory]
     return np.concatenate(
         [(result[name].values[:, -1] - theory[name].values[0, -1]).reshape(len(result.run), -1) for name in names], axis=1
     )
@@ -511,7 +511,7 @@ def test_start_from_goes_on(name):
     ask, until, straight, rest = on_from(update, "ode", problem, begin)
     stopped, whole = ask(begin, times=until), ask(begin, times=straight)
     again = ask(sgd.start_from(stopped), times=rest)
-    for kept in ("M", "Q", "risk", "rows_M", "rows_Q", "scalars", "squares"):
+    for kept in ("M", "Q", "risk", "rows_M", "rows_Q", "update_scalars", "update_squares"):
         assert (kept in whole) == (kept in again)
         if kept in whole:
             np.testing.assert_allclose(again[kept][:, -1], whole[kept][:, -1], atol=1e-8)
@@ -519,7 +519,7 @@ def test_start_from_goes_on(name):
     ask, until, _, rest = on_from(update, method, problem, begin)
     first = ask(begin, times=until, runs=3)
     again = ask(sgd.start_from(first), times=rest)
-    for kept in ("M", "Q", "rows_M", "rows_Q", "scalars", "squares"):
+    for kept in ("M", "Q", "rows_M", "rows_Q", "update_scalars", "update_squares"):
         if kept in first:
             np.testing.assert_allclose(again[kept][:, 0], first[kept][:, -1], atol=1e-12)
 

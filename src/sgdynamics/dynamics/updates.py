@@ -35,7 +35,7 @@ AVERAGED_TOLERANCE = 1e-4  # wanted of overlaps where a step is averaged over po
 FINEST = 2.0  # how much finer points are made where fields are wide: in three dimensions eight times as many
 JUMP_TOLERANCE = 3e-5  # of an integrator where single points jump: their share of a mean
 TRIED_TAU = 0.1  # steps/d at which they are compared: away from the start, where a memory is empty
-KEPT = ("rows_M", "rows_Q", "rows_a", "scalars", "squares")  # states of the ODE
+KEPT = ("rows_M", "rows_Q", "rows_a", "update_scalars", "update_squares")  # states of the ODE
 
 
 class UpdateDynamics(FieldDynamics):
@@ -186,8 +186,8 @@ class UpdateDynamics(FieldDynamics):
         law, p, found = self.algorithm.law, self.structure.width, {}
         if "rows_a" in values:
             sets = ["weights", *law.rows][: values["rows_a"].shape[-1] // p]
-            found["row_set"] = ("row", np.repeat(sets, p), {"long_name": "which set of rows"})
-        for name, names in (("scalar", law.scalars), ("square", law.squares)):
+            found["row_set"] = ("set_row", np.repeat(sets, p), {"long_name": "which set of rows"})
+        for name, names in (("update_scalar", law.scalars), ("update_square", law.squares)):
             if f"{name}s" in values:
                 found[name] = (name, np.array(names), {"long_name": "what the update keeps"})
         return found

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from sgdynamics import compressed
 from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments, on_sphere
 from sgdynamics.algorithms.updates.law import Law, copies
-from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
+from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree, Whole
 from sgdynamics.controls import numbers_at, scheduled
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -122,8 +122,8 @@ class _Frame:
         """All sets at this state, those that are fast at 0; squares are written out along the columns."""
         state, missing = self.state, copies(self.law) * self.p - self.rows
         rows = jnp.pad(self.flat(self.Z), ((0, missing), (0, 0)))
-        squares = tuple(self.spread_out(one) for one in state["squares"])
-        return Rows(rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["scalars"]), squares)
+        squares = tuple(self.spread_out(one) for one in state["update_squares"])
+        return Rows(rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]), squares)
 
     def spread_out(self, each: Float[Numeric, " p"]) -> Float[Numeric, "p flat"]:
         """Numbers of the units times the variance of each column's input."""
@@ -137,25 +137,28 @@ class _Frame:
             rows = jnp.concatenate([held, rows[self.p :]])
         dZ = self.by_block(rows)
         along = self.Z @ jnp.swapaxes(dZ, -1, -2)
-        rest = {"rows_a": step.head[: self.rows], "scalars": jnp.stack(step.scalars) if step.scalars else self.state["scalars"] * 0}
+        rest = {
+            "rows_a": step.head[: self.rows],
+            "update_scalars": jnp.stack(step.scalars) if step.scalars else self.state["update_scalars"] * 0,
+        }
         dQ = along + jnp.swapaxes(along, -1, -2) + dZ @ jnp.swapaxes(dZ, -1, -2)
         if not self.structure.trained:
             rest["rows_a"] = jnp.zeros_like(rest["rows_a"])
-        found = {"rows_M": dZ @ jnp.swapaxes(self.S, -1, -2), "rows_Q": dQ, **rest, "squares": self._gathered(step.squares)}
+        found = {"rows_M": dZ @ jnp.swapaxes(self.S, -1, -2), "rows_Q": dQ, **rest, "update_squares": self._gathered(step.squares)}
         return jax.tree.map(lambda value: self.D * value, found)
 
     def overlaps(self, rows: Float[Numeric, "blocks n columns"]) -> dict[str, Any]:
         """M and Q of rows in this frame."""
         return {"M": rows @ jnp.swapaxes(self.S, -1, -2), "Q": rows @ jnp.swapaxes(rows, -1, -2)}
 
-    def noisy(self, noise: Float[Numeric, "p p"], samples: Any) -> Float[Numeric, "blocks p p"]:
+    def noisy(self, noise: Float[Numeric, "p p"], samples: Scalar | int) -> Float[Numeric, "blocks p p"]:
         """The noise of a gradient, of covariance E[h h^T] over so many samples, along new columns."""
         return jnp.sqrt(self.eigenvalues * self.sizes / samples)[:, None, None] * _root(noise)
 
     def _gathered(self, squares: tuple[Any, ...]) -> Any:
         """Increments of squares as numbers of the units: their mean over coordinates in units of the input's variance."""
         if not squares:
-            return self.state["squares"] * 0
+            return self.state["update_squares"] * 0
         weights = self.parameters["fractions"] / spectrum.trace(self.parameters)
         return jnp.stack([jnp.einsum("b,bp->p", weights, self.by_block(one)[..., -1]) for one in squares])
 
@@ -209,7 +212,7 @@ class _Oblique(_Frame):
         along = inside @ self.products
         return {"M": along[..., self.rows :], "Q": along @ jnp.swapaxes(inside, -1, -2)}
 
-    def noisy(self, noise: Float[Numeric, "p p"], samples: Any) -> Float[Numeric, "blocks p p"]:
+    def noisy(self, noise: Float[Numeric, "p p"], samples: Scalar | int) -> Float[Numeric, "blocks p p"]:
         self.noise = (self.eigenvalues * self.sizes / samples)[:, None, None] * noise
         return jnp.broadcast_to(jnp.eye(self.p), (self.blocks, self.p, self.p))
 
@@ -224,8 +227,8 @@ class _Oblique(_Frame):
             "rows_M": along[..., self.rows :],
             "rows_Q": both + jnp.swapaxes(both, -1, -2) + square,
             "rows_a": head,
-            "scalars": jnp.stack(step.scalars) if step.scalars else self.state["scalars"] * 0,
-            "squares": self.state["squares"] * 0,
+            "update_scalars": jnp.stack(step.scalars) if step.scalars else self.state["update_scalars"] * 0,
+            "update_squares": self.state["update_squares"] * 0,
         }
         return jax.tree.map(lambda value: self.D * value, found)
 
@@ -251,14 +254,14 @@ class _Recorder(Ground):
     def __init__(self, frame: _Frame) -> None:
         self.frame, self.heard = frame, []
 
-    def note(self, rows: Any) -> None:
+    def note(self, rows: Numeric) -> None:
         if not any(rows is other for other in self.heard):
             self.heard.append(rows)
 
-    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         return jnp.zeros_like(rows), jnp.zeros_like(head)
 
-    def each(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         batch = self.frame.grouping.batch
         return jnp.zeros((batch, *rows.shape), rows.dtype), jnp.zeros((batch, *head.shape), head.dtype)
 
@@ -285,7 +288,7 @@ class _MeanBatch(Ground):
     G: Any
     g: Any
 
-    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         return self.G, self.g
 
     def noise(self) -> Any:
@@ -293,14 +296,14 @@ class _MeanBatch(Ground):
         each = jnp.sqrt(frame.sizes)[:, None, None] * jnp.eye(frame.p)
         return frame.flat(jnp.pad(each, ((0, 0), (0, 0), (frame.inside + frame.p, 0))))
 
-    def squares(self, G: Any) -> Any:
+    def squares(self, G: Numeric) -> Any:
         return self.frame.squares(G)
 
-    def sign(self, G: Any) -> Any:
+    def sign(self, G: Numeric) -> Any:
         return self.frame.sign(G)
 
 
-def _mean_batch(field: UpdateStep, each: Tree, parameters: Numbers, frame: _Frame, reads: list[Any], samples: Any) -> _MeanBatch:
+def _mean_batch(field: UpdateStep, each: Tree, parameters: Numbers, frame: _Frame, reads: list[Any], samples: Scalar | int) -> _MeanBatch:
     """A batch of so many samples."""
     (R, head), structure, p = reads[0], field.structure, frame.p
     at = frame.overlaps(R)
@@ -312,7 +315,7 @@ def _mean_batch(field: UpdateStep, each: Tree, parameters: Numbers, frame: _Fram
 
 
 def map_step(
-    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, share: Scalar, number: Scalar, state: State
+    field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, share: Scalar, number: Scalar | Whole, state: State
 ) -> dict[str, Any]:
     """The state after one step on a batch of `share` d samples, with D = 1 in the update's units: deterministic as d -> infinity."""
     frame = _Frame(field, parameters, jnp.asarray(1.0), state)
@@ -335,7 +338,7 @@ def _linear_rates(
 def _stationary(law: Law, numbers: Numbers, state: Rows, ground: Ground, setting: Setting, p: int) -> Rows:
     """The state with its fast sets where they do not move: as they are linear, with the right mean and the right noise."""
 
-    def moved(fast: Any) -> Any:
+    def moved(fast: Numeric) -> Any:
         rows, head = fast[:, :-1], fast[:, -1]
         now = state._replace(rows=jnp.concatenate([state.rows[:p], rows]), head=jnp.concatenate([state.head[:p], head]))
         step = increments(law, numbers, now, ground, setting)
@@ -355,10 +358,10 @@ class _LimitBatch(compressed.ChainBatch):
 
     frame: Any = None
 
-    def squares(self, G: Any) -> Any:
+    def squares(self, G: Numeric) -> Any:
         return self.frame.squares(G)
 
-    def sign(self, G: Any) -> Any:
+    def sign(self, G: Numeric) -> Any:
         return self.frame.sign(G)
 
 
@@ -373,7 +376,7 @@ def _averaged_rates(
     outside = jnp.sqrt(frame.sizes)[:, None, None] * jnp.eye(grouping.columns)
     state = frame.begin()
 
-    def step(zeta: Any, noise: Any) -> Any:
+    def step(zeta: Numeric, noise: Numeric) -> Any:
         inside = jnp.einsum("...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.token_shape, -1), onto)
         part = compressed.SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
         if grouping.kicks:
@@ -384,7 +387,7 @@ def _averaged_rates(
         ground = _LimitBatch(grouping, parameters, frame.D, x[0], given, outside, None if kicks is None else kicks[0], frame)
         return increments(field.law, algorithm["update"], state, ground, setting), ground
 
-    def one(zeta: Any, noise: Any, weight: Any) -> Any:
+    def one(zeta: Numeric, noise: Numeric, weight: Numeric) -> Any:
         if not field.by_noise:
             return jax.tree.map(lambda value: weight * value, frame.rates(step(zeta, noise)[0]))
         # h is linear in the noise, along one direction: between where it vanishes, or is bent, a step is a polynomial of the noise
@@ -409,7 +412,7 @@ def _averaged_rates(
                 total = found if total is None else jax.tree.map(jnp.add, total, found)
         return total
 
-    def chunk(total: Any, nodes: Any) -> tuple[Any, None]:
+    def chunk(total: Tree, nodes: Tree) -> tuple[Any, None]:
         found = jax.vmap(one)(*nodes)
         return jax.tree.map(lambda sum_, value: sum_ + jnp.sum(value, axis=0), total, found), None
 
@@ -424,10 +427,10 @@ def _inner_number(numbers: Numbers, name: str) -> Any:
     return numbers[name] if name in numbers else _inner_number(numbers["of"], name)
 
 
-def _two_points(low: Any, high: Any) -> list[tuple[Any, Any]]:
+def _two_points(low: Scalar | Numeric, high: Scalar | Numeric) -> list[tuple[Any, Any]]:
     """Nodes and weights for a standard normal between two edges, exact for polynomials of degree 3 and less."""
 
-    def density(z: Any, power: int) -> Any:
+    def density(z: Numeric, power: int) -> Any:
         finite = jnp.abs(z) < 40.0
         z = jnp.where(finite, z, 0.0)
         return jnp.where(finite, z**power * jnp.exp(-0.5 * z**2) / np.sqrt(2 * np.pi), 0.0)

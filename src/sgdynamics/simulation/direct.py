@@ -107,10 +107,10 @@ class DirectSGD(Simulator):
         if head.shape[1] > p:
             found |= {"rows_M": M, "rows_Q": Q, "rows_a": head}
         if state.scalars:
-            found["scalars"] = np.stack([np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1)
+            found["update_scalars"] = np.stack([np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1)
         if state.squares:
             weights = np.asarray(self.place.spread, dtype=np.float64) ** -2 / self.dimension
-            found["squares"] = np.stack([np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1)
+            found["update_squares"] = np.stack([np.asarray(one, dtype=np.float64) @ weights for one in state.squares], axis=1)
         return found
 
     @property
@@ -236,7 +236,7 @@ class DirectBatch(Ground):
     place: Place
     kicks: Any = None
 
-    def _moves(self, weights: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any, Any, Any]:
+    def _moves(self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any, Any, Any]:
         structure, parameters, x, place = self.structure, self.parameters, self.x, self.place
         fields = x @ weights.T
         if shift is not None:
@@ -256,20 +256,20 @@ class DirectBatch(Ground):
     def samples(self) -> int:
         return self.x.shape[0] // self.structure.sample.inputs_a_sample
 
-    def _pulled(self, pull: Any, weights: Any) -> Any:
+    def _pulled(self, pull: Numeric, weights: Numeric) -> Any:
         """What a loss of overlaps moves rows along, with coefficients (..., p, p + K) on rows and signals."""
         p = len(weights)
         along = pull[..., p:] @ self.place.signals.astype(weights.dtype)
-        return (pull[..., :p] @ weights).at[..., self.place.axes].add(along)
+        return jnp.asarray(pull[..., :p] @ weights).at[..., self.place.axes].add(along)
 
-    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         found = h.T @ self.x / self.samples
         if pulls is not None:
             found = found + self._pulled(jnp.mean(pulls, axis=0), weights)
         return found, jnp.mean(head_gradient, axis=0)
 
-    def each(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         weights, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         found = jnp.einsum("btp,btd->bpd", *(one.reshape(self.samples, -1, one.shape[1]) for one in (h, self.x)))
         return found if pulls is None else found + self._pulled(pulls, weights), head_gradient

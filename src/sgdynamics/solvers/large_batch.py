@@ -14,7 +14,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.additions import PLAIN
-from sgdynamics.arrays import Given
+from sgdynamics.arrays import Given, Tree, Whole
 from sgdynamics.clock import MOST_SUMMED, Clock
 from sgdynamics.controls import numbers_at
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
@@ -26,7 +26,8 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.reach import check_steps
-from sgdynamics.solvers.doors import closed, opened
+from sgdynamics.solvers.doors import Door, closed, opened
+from sgdynamics.support import require
 
 LARGEST = 1e100  # overlaps beyond this have diverged
 
@@ -90,6 +91,7 @@ def solve_large_batch(
     >>> found["M"].values[0, :, 0, 0].round(4).tolist()
     [0.4, 0.7757]
     """
+    require("solve_large_batch", problem, algorithm)
     share = checks.number("samples_per_dimension", samples_per_dimension, above=0.0, infinite=True)
     points = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
     points = np.atleast_1d(points)
@@ -141,11 +143,11 @@ def _accept(algorithm: Any) -> None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _advance(field: UpdateStep, nodes: Any, numbers: Any, share: Any, states: Any, since: Any, end: Any) -> Any:
+def _advance(field: UpdateStep, nodes: Tree, numbers: Tree, share: Tree, states: Tree, since: Whole, end: Whole) -> Any:
     """All replicates and runs from one step to another."""
 
-    def one(node: Any, state: Any) -> Any:
-        def step(number: Any, state: Any) -> Any:
+    def one(node: Tree, state: Tree) -> Any:
+        def step(number: Whole, state: Tree) -> Any:
             now = numbers_at(numbers, number * share["each"])
             return map_step(field, {"nodes": node}, now["problem"], now["algorithm"], share["share"], number, state)
 
@@ -154,7 +156,7 @@ def _advance(field: UpdateStep, nodes: Any, numbers: Any, share: Any, states: An
     return jax.vmap(lambda node, states: jax.vmap(partial(one, node))(states))(nodes, states)
 
 
-def _dataset(door: Any, found: dict[str, np.ndarray]) -> xr.Dataset:
+def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
     dynamics, p = door.dynamics, door.dynamics.structure.width
     weights = {"M": found["rows_M"][..., :p, :], "Q": found["rows_Q"][..., :p, :p], "a": found["rows_a"][..., :p]}
     alone = found["rows_a"].shape[-1] == p

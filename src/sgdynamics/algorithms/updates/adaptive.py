@@ -11,12 +11,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import Law, Update, maker
+from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
+from sgdynamics.arrays import Scalar, State
 
 SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
 
-def _adagrad_norm(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, start: Any) -> dict[str, Any]:
+def _adagrad_norm(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = jnp.sum(G**2) / D**2
     return {"weights": -lr / D * G / jnp.sqrt(state["sum"] + more), "sum": more}
@@ -58,7 +59,7 @@ def adagrad_norm(start: float) -> Update:
     return Update(law, {"start": checks.number("start", start, above=0.0)})
 
 
-def _sign(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
+def _sign(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
     return {"weights": -lr / D * gradient.sign(gradient(state["weights"]))}
 
 
@@ -83,7 +84,9 @@ def sign() -> Update:
     return Update(Law("sign", _sign, jumps=True, **SIZES))
 
 
-def _adam(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any, eps: Any, weight_decay: Any, beta: Any) -> Any:
+def _adam(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar, eps: Scalar, weight_decay: Scalar, beta: Scalar
+) -> Any:
     W, rate, steps = state["weights"], memory / D, D * state["age"] + 1
     G = gradient(W)
     # the velocity is kept corrected for its start at 0: V/(1 - beta^steps) follows this
@@ -126,7 +129,7 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     Notes
     -----
     V^ and S^ are corrected for their start at 0. Coordinatewise: in the limit and by direct simulation only. The head is not trained. In
-    results ``squares`` is, for each unit, the mean of S over coordinates, each in units of its input's variance.
+    results ``update_squares`` is, for each unit, the mean of S over coordinates, each in units of its input's variance.
     Source: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
 
     Examples
@@ -147,7 +150,7 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     return Update(law, numbers)
 
 
-def _rmsprop(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any, eps: Any) -> dict[str, Any]:
+def _rmsprop(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar, eps: Scalar) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = memory / D * (gradient.squares(G) - state["squares"])
     return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}
@@ -191,7 +194,7 @@ def rmsprop(memory: float, eps: float) -> Update:
     return Update(Law("rmsprop", _rmsprop, squares=("squares",), memory="slow", linear=True, **SIZES), numbers)
 
 
-def _adagrad(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, start: Any, eps: Any) -> dict[str, Any]:
+def _adagrad(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar, eps: Scalar) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = gradient.squares(G) / D
     return {"weights": -lr / D * G / (jnp.sqrt(state["squares"] + more) + eps), "squares": more}

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import MAKERS, Law, Update, maker
+from sgdynamics.algorithms.updates.law import MAKERS, Asked, Law, Update, maker
+from sgdynamics.arrays import Numbers, Scalar, State
 
 
-def _plain(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
+def _plain(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
@@ -32,7 +33,9 @@ class _Decayed:
     law: Law
     decoupled: bool
 
-    def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, rate: Any, of: Any = None) -> dict[str, Any]:
+    def __call__(
+        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, rate: Scalar, of: Numbers | None = None
+    ) -> dict[str, Any]:
         if not self.decoupled:
             return self.law.step(state, gradient.with_decay(rate), lr, D, number, **(of or {}))
         moved = self.law.moved
@@ -93,7 +96,9 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) 
 class _Noisy:
     law: Law
 
-    def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, sigma: Any, of: Any = None) -> dict[str, Any]:
+    def __call__(
+        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, sigma: Scalar, of: Numbers | None = None
+    ) -> dict[str, Any]:
         found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         found["weights"] = found["weights"] - lr / D * sigma * gradient.noise()
         return found

@@ -29,14 +29,14 @@ class Rows(NamedTuple):
 class Ground(ABC):
     """A batch: its gradients at rows + shift (p, columns) and head + head_shift, in some orthonormal frame."""
 
-    def note(self, rows: Any) -> None:  # noqa: B027  most do not listen
+    def note(self, rows: Numeric) -> None:  # noqa: B027  most do not listen
         """Hear at which rows a gradient is asked for, as the step gives them."""
 
     @abstractmethod
-    def mean(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         """dloss/dW and dloss/da of the mean loss of the batch; the shifts may be None."""
 
-    def each(self, rows: Any, head: Any, shift: Any, head_shift: Any) -> tuple[Any, Any]:
+    def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         """The same of every sample, (batch, p, columns) and (batch, p)."""
         raise NotImplementedError
 
@@ -78,13 +78,13 @@ class Gradient:
     def trained(self) -> bool:
         return self.setting.structure.trained
 
-    def __call__(self, rows: Float[Numeric, "p columns"], shift: Any = None) -> Any:
+    def __call__(self, rows: Float[Numeric, "p columns"], shift: Numeric | None = None) -> Any:
         """dloss/dW of the mean loss of the batch."""
         self.ground.note(rows)
         found = self.joined(*self.ground.mean(*self._parts(rows, shift)))
         return found + self._pull(rows, shift)
 
-    def each(self, rows: Float[Numeric, "p columns"], shift: Any = None) -> Any:
+    def each(self, rows: Float[Numeric, "p columns"], shift: Numeric | None = None) -> Any:
         """The same of every sample, (batch, p, columns)."""
         self.ground.note(rows)
         G, g = self.ground.each(*self._parts(rows, shift))
@@ -121,7 +121,7 @@ class Gradient:
         """The same with more weight decay in the loss."""
         return replace(self, decay=self.decay + decay)
 
-    def with_pull(self, pull: Any) -> Gradient:
+    def with_pull(self, pull: Numeric) -> Gradient:
         """The same with a pull in every step, of an update that makes one with `stepped`."""
         return replace(self, beside=self.beside + pull)
 
@@ -131,14 +131,14 @@ class Gradient:
     def parted(self, both: Float[Numeric, "p columns"]) -> tuple[Any, Any]:
         return (both[:, :-1], both[:, -1]) if self.trained else (both, self.head)
 
-    def _parts(self, rows: Any, shift: Any) -> tuple[Any, Any, Any, Any]:
+    def _parts(self, rows: Numeric, shift: Any) -> tuple[Any, Any, Any, Any]:
         W, a = self.parted(rows)
         if shift is None or (isinstance(shift, (int, float)) and shift == 0):
             return W, a, None, None
         kick, other = self.parted(jnp.broadcast_to(shift, rows.shape))
         return W, a, kick, other if self.trained else None
 
-    def _pull(self, rows: Any, shift: Any) -> Any:
+    def _pull(self, rows: Numeric, shift: Any) -> Any:
         if isinstance(self.decay, float) and self.decay == 0.0:
             return 0.0
         return self.decay * (rows if shift is None else rows + shift)

@@ -17,6 +17,7 @@ from sgdynamics.arrays import Numeric
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
+Asked = Callable[..., Any]  # a gradient, as a step asks for it (`ground.Gradient`)
 MEMORIES = ("none", "slow", "fast")
 MAKERS: dict[str, Callable[..., Update]] = {}  # every update that a record can name, a user's too
 TRIED_AT = 1e12  # the D at which a user's step is tried for being linear in the gradient
@@ -228,6 +229,9 @@ def own(
     >>> sgd.updates.own(halved, rereads=False).kind
     'own'
     """
+    for argument, value in (("rows", rows), ("scalars", scalars)):
+        if not isinstance(value, (tuple, list, set, frozenset, dict)) and not hasattr(value, "__next__"):
+            raise checks.reject(argument, value, 'give names, such as ("velocity",)')
     names: dict[str, Any] = {"rows": tuple(rows), "scalars": tuple(scalars)}
     every = ("weights", *names["rows"], *names["scalars"])
     if not all(isinstance(name, str) for name in every) or len(set(every)) < len(every):

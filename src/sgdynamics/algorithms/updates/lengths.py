@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import Law, Update, maker
+from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
+from sgdynamics.arrays import Scalar, State
 
 MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
 OVER = ("all", "row", "sample")
@@ -19,12 +20,12 @@ def inverse(length: Any) -> Any:
     return jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0)
 
 
-def root(D: Any, like: Any) -> Any:
+def root(D: Scalar, like: Any) -> Any:
     """sqrt(D), in the precision of an array."""
     return jnp.sqrt(jnp.asarray(D, like.dtype))
 
 
-def _normalised(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
+def _normalised(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
     G = gradient(state["weights"])
     return {"weights": -lr / D * root(D, G) * inverse(jnp.sqrt(jnp.sum(G**2))) * G}
 
@@ -56,7 +57,7 @@ def normalised() -> Update:
 
 
 def _clipped(axes: tuple[int, ...]) -> Any:
-    def step(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, threshold: Any) -> dict[str, Any]:
+    def step(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, threshold: Scalar) -> dict[str, Any]:
         G = gradient.each(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
         over = axes if len(axes) < 3 else (1, 2)
         length = jnp.sqrt(jnp.sum(G**2, axis=over, keepdims=True)) / root(D, G)
@@ -116,13 +117,13 @@ def clipped(threshold: float, over: str = "all") -> Update:
     return Update(CLIPPED[over], numbers, () if over == "all" else (("over", over),))
 
 
-def _reuse(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, times: Any) -> dict[str, Any]:
+def _reuse(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, times: Scalar) -> dict[str, Any]:
     W = state["weights"]
 
     def again(_: Any, shift: Any) -> Any:
         return gradient.held(W, shift + gradient.stepped(gradient(W, shift)))
 
-    return {"weights": jax.lax.fori_loop(0, times.astype(jnp.int32), again, jnp.zeros_like(W))}
+    return {"weights": jax.lax.fori_loop(0, jnp.asarray(times).astype(jnp.int32), again, jnp.zeros_like(W))}
 
 
 @maker
@@ -158,17 +159,17 @@ def reuse(times: int) -> Update:
     return Update(law, {"times": checks.whole("times", times, 1, MOST_MOVES)})
 
 
-def _uphill(state: Any, gradient: Any, lr: Any, D: Any, radius: Any) -> dict[str, Any]:
+def _uphill(state: State, gradient: Asked, lr: Scalar, D: Scalar, radius: Scalar) -> dict[str, Any]:
     W = state["weights"]
     G = gradient(W)
     return {"weights": -lr / D * gradient(W, radius * inverse(jnp.sqrt(jnp.sum(G**2))) * G)}
 
 
-def _sam(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, radius: Any) -> dict[str, Any]:
+def _sam(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, radius: Scalar) -> dict[str, Any]:
     return _uphill(state, gradient, lr, D, radius)
 
 
-def _sam_in_reach(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, reach: Any) -> dict[str, Any]:
+def _sam_in_reach(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, reach: Scalar) -> dict[str, Any]:
     return _uphill(state, gradient, lr, D, reach / root(D, state["weights"]))
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import Law, Update, maker
+from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
 from sgdynamics.algorithms.updates.lengths import inverse, root
-from sgdynamics.arrays import Numeric
+from sgdynamics.arrays import Numeric, Scalar, State
 
 ITERATIONS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # of Newton-Schulz, as in Jordan et al. 2024
 RANK = 1e-12  # squared singular values below this share of the largest are rounding
@@ -64,15 +64,25 @@ class _Muon:
     def __hash__(self) -> int:
         return hash(self.choices)
 
-    def __call__(self, state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any = None, beta: Any = None) -> dict[str, Any]:
+    def __call__(
+        self,
+        state: State,
+        gradient: Asked,
+        lr: Scalar,
+        D: Scalar,
+        number: Scalar,
+        *,
+        memory: Scalar | None = None,
+        beta: Scalar | None = None,
+    ) -> dict[str, Any]:
         image = newton_schulz_of if self.choices[1] else polar
         G = gradient(state["weights"])
         if self.choices[0] == "none":
             return {"weights": -lr / root(D, G) * image(G)}
         if self.choices[0] == "slow":
-            more = memory / D * (G - state["velocity"])
+            more = jnp.asarray(memory) / D * (G - state["velocity"])
             return {"weights": -lr / D * image(state["velocity"] + more), "velocity": more}
-        V = beta * state["velocity"] + G
+        V = jnp.asarray(beta) * state["velocity"] + G
         return {"weights": -lr / root(D, G) * image(V), "velocity": V - state["velocity"]}
 
 

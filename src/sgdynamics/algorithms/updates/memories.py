@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import Law, Update, maker
+from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
+from sgdynamics.arrays import Scalar, State
 
 
-def _one_of(beta: Any, memory: Any) -> tuple[str, float]:
+def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
     """A velocity's memory as an argument: what is left of it after a step, or c in 1 - beta = c/D."""
     if (beta is None) == (memory is None):
         raise checks.reject("beta and memory", (beta, memory), "give one of them: beta, or memory=c for 1 - beta = c/D")
@@ -20,23 +21,23 @@ def _one_of(beta: Any, memory: Any) -> tuple[str, float]:
     return "beta", beta
 
 
-def _momentum(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, beta: Any) -> dict[str, Any]:
+def _momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
     V = beta * state["velocity"] + gradient(state["weights"])
     return {"weights": -lr / D * V, "velocity": V - state["velocity"]}
 
 
-def _slow_momentum(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any) -> dict[str, Any]:
+def _slow_momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
     more = memory / D * (gradient(state["weights"]) - state["velocity"])
     return {"weights": -lr / D * (state["velocity"] + more), "velocity": more}
 
 
-def _nesterov(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, beta: Any) -> dict[str, Any]:
+def _nesterov(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
     G = gradient(state["weights"])
     V = beta * state["velocity"] + G
     return {"weights": -lr / D * (G + beta * V), "velocity": V - state["velocity"]}
 
 
-def _slow_nesterov(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any) -> dict[str, Any]:
+def _slow_nesterov(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
     G = gradient(state["weights"])
     rate = memory / D
     more = rate * (G - state["velocity"])
@@ -146,12 +147,12 @@ AVERAGED: dict[str, Any] = {
 }
 
 
-def _averaged(state: Any, gradient: Any, keep: Any) -> dict[str, Any]:
+def _averaged(state: State, gradient: Asked, keep: Scalar) -> dict[str, Any]:
     step = gradient.stepped(gradient(state["iterate"]))
     return {"weights": keep * (state["iterate"] + step - state["weights"]), "iterate": step}
 
 
-def _average(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, memory: Any) -> dict[str, Any]:
+def _average(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
     return _averaged(state, gradient, memory / D)
 
 
@@ -191,7 +192,7 @@ def average(memory: float) -> Update:
     return Update(Law("average", _average, **AVERAGED), {"memory": checks.number("memory", memory, above=0.0)})
 
 
-def _polyak(state: Any, gradient: Any, lr: Any, D: Any, number: Any) -> dict[str, Any]:
+def _polyak(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
     return _averaged(state, gradient, 1 / (D * state["age"] + 1)) | {"age": 1 / D}
 
 
@@ -217,7 +218,7 @@ def polyak() -> Update:
     return Update(Law("polyak", _polyak, **AVERAGED, scalars=("age",)))
 
 
-def _schedule_free(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, beta: Any) -> dict[str, Any]:
+def _schedule_free(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
     step = gradient.stepped(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
     return {"weights": (state["iterate"] + step - state["weights"]) / (D * state["age"] + 1), "iterate": step, "age": 1 / D}
 
@@ -260,7 +261,9 @@ def schedule_free(beta: float = 0.9) -> Update:
     return Update(Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta})
 
 
-def _dana(state: Any, gradient: Any, lr: Any, D: Any, number: Any, *, velocity_rate: Any, delta: Any, offset: Any) -> dict[str, Any]:
+def _dana(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, velocity_rate: Scalar, delta: Scalar, offset: Scalar
+) -> dict[str, Any]:
     G = gradient(state["weights"])
     more = (G - delta / (offset + state["age"]) * state["velocity"]) / D
     return {"weights": -(lr * G + velocity_rate * (state["velocity"] + more)) / D, "velocity": more, "age": 1 / D}
