@@ -9,8 +9,8 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.records import algorithm_from
-from tests.algorithms import signed_momentum
-from tests.algorithms.signed_momentum import bounded_momentum
+from tests.algorithms import bounded_momentum as file_of_it
+from tests.algorithms.bounded_momentum import bounded_momentum
 
 PROBLEM = sgd.TeacherStudent(width=2, activation="erf", noise=0.25)
 START = sgd.start(PROBLEM, M=[[0.4], [0.1]], Q=[[1.0, 0.2], [0.2, 0.8]])
@@ -18,7 +18,7 @@ ALGORITHM = sgd.OnePassSGD(lr=0.5, update=bounded_momentum(2.0))
 
 
 def test_it_is_a_short_file():
-    assert len(Path(signed_momentum.__file__).read_text(encoding="utf-8").splitlines()) < 60
+    assert len(Path(file_of_it.__file__).read_text(encoding="utf-8").splitlines()) < 60
 
 
 def test_theory_and_runs():

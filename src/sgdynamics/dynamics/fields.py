@@ -90,14 +90,19 @@ class FieldDynamics(Dynamics):
         field = MeanStep(self.structure, rule, self.algorithm.batch, flow)
         each, finite = replicated(self.structure, rule, flow, finite)
         shared = {"problem": self.parameters, "algorithm": self.algorithm.parameters, "finite": finite}
-        if self.definition.spectrum is not None:
-            # in units of the fields' variance: blocks of many small eigenvalues have overlaps of another size than the others
-            found = np.asarray(eigenvalues(self.parameters))[:, None, None]
-            of_blocks = 1 / np.where(found > 0, found, 1.0)
-            shared["units"] = {"M": of_blocks, "Q": of_blocks, "a": np.float64(1.0)}
+        shared |= self._units(("M", "Q"), ("a",))
         states = in_units(shared, self.states(begin))
         case = Case(field, each, shared, states, self.variable(when), {}, alone="points" in each)
         return Prepared(self, begin, when, dimension, rtol, atol, replace(case, tolerance=self._tolerance(case, rtol, atol)))
+
+    def _units(self, overlaps: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:
+        """Units of the states of a spectrum, those of the fields' variance: blocks of many small eigenvalues have overlaps of another
+        size than the others."""
+        if self.definition.spectrum is None:
+            return {}
+        found = np.asarray(eigenvalues(self.parameters))[:, None, None]
+        of_blocks = 1 / np.where(found > 0, found, 1.0)
+        return {"units": dict.fromkeys(overlaps, of_blocks) | dict.fromkeys(others, np.float64(1.0))}
 
     def _tolerance(self, case: Case, rtol: float | None, atol: float | None) -> dict[str, Any]:
         """Local: a thousandth of what is asked for, or of what the expectations are known to; atol counts in the largest overlap."""

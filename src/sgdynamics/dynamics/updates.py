@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,12 +22,11 @@ from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import rule_for
 from sgdynamics.limits.integration import Case, Watch, in_units
-from sgdynamics.limits.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, field_points, slow_rows
+from sgdynamics.limits.update_points import field_points
+from sgdynamics.limits.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, slow_rows
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.starts import Start
-from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.simulation.running import Simulator
-from sgdynamics.variables import VARIABLES
 
 SAME = 1e-3  # how close the mean steps at the two large D have to be, relative to the largest of them
 SMALLEST = 1e-3  # what counts as no motion at all there
@@ -69,11 +68,7 @@ class UpdateDynamics(FieldDynamics):
         self._has_limit(dimension)
         rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
         shared: dict[str, Any] = {"problem": self.parameters, "algorithm": algorithm.parameters, "large": np.float64(LARGE)}
-        if self.definition.spectrum is not None:
-            found = np.asarray(eigenvalues(self.parameters))[:, None, None]
-            of_blocks = 1 / np.where(found > 0, found, 1.0)
-            units = {name: np.float64(1.0) for name in KEPT}
-            shared["units"] = units | {"rows_M": of_blocks, "rows_Q": of_blocks}
+        shared |= self._units(KEPT[:2], KEPT[2:])
         states = in_units(shared, self._kept(begin))
         field = UpdateStep(structure, rule, algorithm.batch, law, self._by_noise())
         each = {"nodes": expectation_of(structure).nodes(rule, False)}
@@ -154,12 +149,7 @@ class UpdateDynamics(FieldDynamics):
         return JUMP_TOLERANCE if law.jumps and not law.linear and not self._by_noise() else 0.0
 
     def unpacked(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        p = self.structure.width
-        found = {name: value for name, value in states.items() if value.size}
-        rows = states["rows_a"].shape[-1]
-        if rows == p:
-            found = {name: value for name, value in found.items() if not name.startswith("rows_")}
-        return found | {"M": states["rows_M"][..., :p, :], "Q": states["rows_Q"][..., :p, :p], "a": states["rows_a"][..., :p]}
+        return with_weights(states, self.structure.width)
 
     def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
         return None if begin.beside is not None else super().coarser(begin)
@@ -179,9 +169,6 @@ class UpdateDynamics(FieldDynamics):
                     found[f"{name}_block"] = states[name]
         return found | {name: states[name] for name in KEPT[2:] if name in states and states[name].size}
 
-    def meanings(self) -> Mapping[str, tuple[Any, ...]]:
-        return VARIABLES
-
     def named(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
         law, p, found = self.algorithm.law, self.structure.width, {}
         if "rows_a" in values:
@@ -191,6 +178,13 @@ class UpdateDynamics(FieldDynamics):
             if f"{name}s" in values:
                 found[name] = (name, np.array(names), {"long_name": "what the update keeps"})
         return found
+
+
+def with_weights(states: dict[str, np.ndarray], p: int) -> dict[str, np.ndarray]:
+    """States of all sets of rows, with M, Q and a of the weights among them; what is empty, or the weights alone, is left out."""
+    alone = states["rows_a"].shape[-1] == p
+    kept = {name: value for name, value in states.items() if value.size and not (alone and name.startswith("rows_"))}
+    return kept | {"M": states["rows_M"][..., :p, :], "Q": states["rows_Q"][..., :p, :p], "a": states["rows_a"][..., :p]}
 
 
 def all_rows(update: Any, begin: Start, p: int) -> dict[str, np.ndarray]:
@@ -211,13 +205,11 @@ def _rates(field: UpdateStep, each: Any, shared: Any, place: Any, state: Any) ->
 class WeightsWatch(FieldWatch):
     """The same of the weights among all sets of rows."""
 
-    criterion: str | Callable[[dict[str, Any]], Any]
-
     def value(self, shared: Any, state: dict[str, Any]) -> Any:
         if "rows_M" not in state:  # of a simulation
             return super().value(shared, state)
-        p = self.structure.width
         units = {name: value for name, value in shared.items() if name != "units"}
         scale = shared.get("units", {})
-        rows = {name: state[f"rows_{name}"] * scale.get(f"rows_{name}", 1.0) for name in ("M", "Q", "a")}
-        return super().value(units, {"M": rows["M"][..., :p, :], "Q": rows["Q"][..., :p, :p], "a": rows["a"][..., :p]})
+        rows = {name: state[name] * scale.get(name, 1.0) for name in KEPT[:3]}
+        found = with_weights(rows, self.structure.width)
+        return super().value(units, {name: found[name] for name in ("M", "Q", "a")})

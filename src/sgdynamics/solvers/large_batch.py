@@ -18,7 +18,7 @@ from sgdynamics.arrays import Given, Tree, Whole
 from sgdynamics.clock import MOST_SUMMED, Clock
 from sgdynamics.controls import numbers_at
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
-from sgdynamics.dynamics.updates import all_rows
+from sgdynamics.dynamics.updates import all_rows, with_weights
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.risk import MARGIN, rule_for
 from sgdynamics.limits.update_step import UpdateStep, map_step
@@ -29,6 +29,7 @@ from sgdynamics.reach import check_steps
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
 
+WEIGHTS = ("M", "Q", "a")
 LARGEST = 1e100  # overlaps beyond this have diverged
 
 
@@ -157,11 +158,8 @@ def _advance(field: UpdateStep, nodes: Tree, numbers: Tree, share: Tree, states:
 
 
 def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
-    dynamics, p = door.dynamics, door.dynamics.structure.width
-    weights = {"M": found["rows_M"][..., :p, :], "Q": found["rows_Q"][..., :p, :p], "a": found["rows_a"][..., :p]}
-    alone = found["rows_a"].shape[-1] == p
-    kept = {name: value for name, value in found.items() if value.size and not (alone and name.startswith("rows_"))}
-    states = over_replicates(kept | weights)
+    dynamics, every = door.dynamics, with_weights(found, door.dynamics.structure.width)
+    states = over_replicates(every)
     good = np.all([np.abs(value).reshape(*value.shape[:2], -1).max(axis=-1, initial=0.0) < LARGEST for value in states.values()], axis=0)
     states = {name: np.where(good.reshape(*good.shape, *[1] * (value.ndim - 2)), value, np.nan) for name, value in states.items()}
     last = np.where(good.all(axis=1), np.nan, [door.when.t[row][-1] if row.any() else 0.0 for row in good])
@@ -169,9 +167,9 @@ def _dataset(door: Door, found: dict[str, np.ndarray]) -> xr.Dataset:
     replicates = len(found["rows_a"])
     if replicates > 1:
         each = np.stack(
-            [dynamics.risk_of({name: part[index] for name, part in weights.items()}, door.when, None)[0] for index in range(replicates)]
+            [dynamics.risk_of({name: every[name][index] for name in WEIGHTS}, door.when, None)[0] for index in range(replicates)]
         )
-        error = sampling_errors(weights, each, error, 0.0)[0]
+        error = sampling_errors({name: every[name] for name in WEIGHTS}, each, error, 0.0)[0]
     attributes = {"assumptions": f"{dynamics.assumptions}, batches proportional to d, d -> infinity", "error_quadrature": error}
     lost = int(np.isfinite(last).sum())
     warnings = (f"{lost} of {len(risk)} solutions diverge (coordinate diverged_at); a smaller lr may help",) if lost else ()
