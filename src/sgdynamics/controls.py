@@ -5,9 +5,10 @@ What is traced may hold a `Schedule` in place of any number; whoever makes a ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,28 @@ from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.precision import float64
 
 
+class Range(NamedTuple):
+    """Where the values of a number lie, and what it is called: at least `least`, above `above`, below `below`, at most `most`."""
+
+    argument: str
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
+
+    @property
+    def fix(self) -> str:
+        """The range in words."""
+        low = f"above {self.above:g}" if self.above > -math.inf else f"{self.least:g} or more" if self.least > -math.inf else ""
+        high = f"below {self.below:g}" if self.below < math.inf else f"at most {self.most:g}" if self.most < math.inf else ""
+        return " and ".join(part for part in (low, high) if part) or "finite"
+
+    def holds(self, values: np.ndarray) -> np.ndarray:
+        """Where values are finite and in it."""
+        inside = (values >= self.least) & (values > self.above) & (values < self.below) & (values <= self.most)
+        return np.isfinite(values) & inside
+
+
 @trees.numbered("numbers")
 @dataclass(frozen=True)
 class Schedule:
@@ -27,6 +50,7 @@ class Schedule:
     function: Callable[[Any, Any], Any]
     numbers: Any
     name: Any = None
+    within: Range | None = None  # where its values have to lie
 
     def __call__(self, alpha: Scalar) -> Any:
         return self.function(self.numbers, alpha)
@@ -37,7 +61,7 @@ class Schedule:
     def replace(self, **changes: Any) -> Schedule:
         """The same piecewise schedule with other edges or rates."""
         checks.known_names("a schedule", changes, self.numbers if self.name == "piecewise" else ())
-        return piecewise_rate(**{**self.numbers, **changes})
+        return replace(piecewise_rate(**{**self.numbers, **changes}), within=self.within)
 
 
 class _OwnSchedule:
@@ -117,8 +141,35 @@ def stretched(schedule: Schedule, factor: Any, stretch: Any) -> Schedule:
     """A schedule in other units: factor times its value at stretch times the place."""
     if schedule.name == "piecewise":
         edges, rates = schedule.numbers["edges"] / stretch, schedule.numbers["rates"] * factor
-        return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
-    return Schedule(_Stretched(schedule.function), {"numbers": schedule.numbers, "factor": factor, "stretch": stretch}, schedule.name)
+        return replace(schedule, numbers={"edges": edges, "rates": rates})
+    numbers = {"numbers": schedule.numbers, "factor": factor, "stretch": stretch}
+    return replace(schedule, function=_Stretched(schedule.function), numbers=numbers)
+
+
+def all_stretched(numbers: Tree, stretch: Any) -> Any:
+    """Numbers whose schedules are read at stretch times the place."""
+    return jax.tree.map(lambda leaf: stretched(leaf, 1.0, stretch) if scheduled(leaf) else leaf, numbers, is_leaf=scheduled)
+
+
+class _Mapped:
+    """What follows from a schedule's value, by a function that is static."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], made: Callable[[Any], Any]) -> None:
+        self.function, self.made, self.own = function, made, getattr(function, "own", function)
+
+    def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
+        return self.made(self.function(numbers, alpha))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Mapped) and (self.function, self.made) == (other.function, other.made)
+
+    def __hash__(self) -> int:
+        return hash((_Mapped, self.function, self.made))
+
+
+def mapped(number: Any, made: Callable[[Any], Any]) -> Any:
+    """What follows from a number, which may be a schedule: then it is one too."""
+    return Schedule(_Mapped(number.function, made), number.numbers) if isinstance(number, Schedule) else made(number)
 
 
 def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
@@ -140,23 +191,49 @@ def made_schedule(name: str, function: Function, of: str) -> Schedule:
     return schedule
 
 
-def number_or_schedule(name: str, value: object, of: str = "alpha") -> Any:
-    """A number of 0 or more, or a schedule of such numbers from a user's function."""
+def number_or_schedule(
+    argument: str,
+    value: object,
+    least: float = 0.0,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    of: str = "alpha",
+) -> Any:
+    """A number of this range, or a schedule of such numbers from a user's function of alpha (or of t)."""
+    bounds = {"above": above, "below": below, "most": most}
+    within = Range(argument, least if above is None else -math.inf, **{name: one for name, one in bounds.items() if one is not None})
     if not callable(value):
-        return checks.number(name, value, 0.0)
-    schedule = made_schedule(name, value, of)
-    checked_values(name, schedule, np.zeros(1), of)
+        found = checks.number(argument, value, within.least, above=above)
+        if not within.holds(np.asarray(found)):
+            raise checks.reject(argument, value, f"give a number, {within.fix}")
+        return found
+    schedule = replace(made_schedule(argument, value, of), within=within)
+    checked_values(argument, schedule, np.zeros(1), of)
     return schedule
 
 
-def checked_values(name: str, schedule: Schedule, places: np.ndarray, of: str) -> np.ndarray:
-    """The values of a schedule at these places; refuse it where they are negative or not finite."""
+def checked_values(argument: str, schedule: Schedule, places: np.ndarray, of: str) -> np.ndarray:
+    """The values of a schedule at these places; refuse it where they are not finite or out of its range (0 or more unless it has one)."""
     values = rates_of(schedule, np.asarray(places, dtype=np.float64))
-    bad = ~(np.isfinite(values) & (values >= 0))
+    within = schedule.within or Range(argument, 0.0)
+    bad = ~within.holds(values).all(axis=tuple(range(1, values.ndim)))
     if bad.any():
-        where = float(np.asarray(places)[bad][0])
-        raise checks.reject(name, schedule, f"at {of} = {where:g} the schedule gives {values[bad][0]:g}: it must be 0 or more")
+        where, value = float(np.asarray(places)[bad][0]), values[bad][0]
+        shown = f"{value:g}" if np.ndim(value) == 0 else value.tolist()
+        raise checks.reject(argument, schedule, f"at {of} = {where:g} the schedule gives {shown}: it must be {within.fix}")
     return values
+
+
+CHECKED = 257  # places along a run at which schedules are looked at before it starts
+
+
+def check_schedules(numbers: Tree, end: float, of: str) -> None:
+    """Refuse schedules among these numbers that leave their range somewhere up to the end of a run."""
+    for leaf in jax.tree.leaves(numbers, is_leaf=scheduled):
+        if isinstance(leaf, Schedule) and leaf.within is not None:
+            checked_values(leaf.within.argument, leaf, np.linspace(0, end, CHECKED), of)
 
 
 def describe_schedule(value: object) -> tuple[Any, bool]:

@@ -34,7 +34,7 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     known = {**CLASSES, **MODELS}  # a user's models too
     kind = _kind("problem", values, known)
     _names("problem", kind, values, known[kind])
-    _with_schedules("problem", values, ("noise", "weight_decay"))
+    _with_schedules("problem", values)
     return known[kind](**values)
 
 
@@ -45,7 +45,7 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
         raise ValueError("this algorithm holds a user's function, which its record names but cannot make again")
     kind = _kind("algorithm", values, KINDS)
     _names("algorithm", kind, values, KINDS[kind])
-    _with_schedules("algorithm", values, ("lr", "temperature"))
+    _with_schedules("algorithm", values)
     if "rescale" in values:
         # netCDF has no bool: a result records 0 or 1
         values["rescale"] = bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
@@ -59,17 +59,18 @@ def update_from(record: Mapping[str, Any]) -> Update:
     numbers = dict(record)
     update = _kind("update", numbers, MAKERS)
     _names("update", update, numbers, MAKERS[update])
+    _with_schedules("update", numbers)
     if isinstance(numbers.get("of"), Mapping):
         numbers["of"] = update_from(numbers["of"])
     return MAKERS[update](**numbers)
 
 
-def _with_schedules(what: str, values: dict[str, Any], names: tuple[str, ...]) -> None:
+def _with_schedules(what: str, values: dict[str, Any]) -> None:
     """Make schedules of the numbers that are written {"edges": [...], "rates": [...]}."""
-    for name in names:
-        if isinstance(values.get(name), Mapping):
-            _names(f"{what} {name}", "piecewise_rate", values[name], piecewise_rate)
-            values[name] = piecewise_rate(**values[name])
+    for name, value in values.items():
+        if isinstance(value, Mapping) and {"edges", "rates"} & set(value):
+            _names(f"{what} {name}", "piecewise_rate", value, piecewise_rate)
+            values[name] = piecewise_rate(**value)
 
 
 def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None) -> Any:

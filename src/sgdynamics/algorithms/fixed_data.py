@@ -323,7 +323,7 @@ class Langevin(FixedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature, "t"))
+        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature, of="t"))
 
     @property
     def hot(self) -> bool:

@@ -17,7 +17,7 @@ from sgdynamics import checks, trees
 from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments
 from sgdynamics.algorithms.updates.law import Law, Update, checked_update
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, stretched
+from sgdynamics.controls import Schedule, all_stretched, checked_values, describe_schedule, number_or_schedule, stretched
 from sgdynamics.samples.spectra import UNITS
 from sgdynamics.samples.spectrum import trace
 from sgdynamics.support import require
@@ -39,8 +39,8 @@ class OnePassSGD:
         A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule: then t is the integral of lr/batch over alpha.
     batch : int, default 1
         Samples in a step.
-    head_rate : float, default 1.0
-        The rate of a trained head relative to ``lr``.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of alpha.
     update : sgd.updates.Update, optional
         How a gradient becomes a step: plain steps unless given, or one of ``sgd.updates`` (momentum, adam, muon, own, ...).
     per : str, default "dimension"
@@ -63,7 +63,7 @@ class OnePassSGD:
 
     lr: Any = 0.1
     batch: int = 1
-    head_rate: float = 1.0
+    head_rate: Any = 1.0
     update: Update | None = None
     per: str = "dimension"
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
@@ -72,7 +72,7 @@ class OnePassSGD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
-        object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+        object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
@@ -117,7 +117,8 @@ class OnePassSGD:
         # where d is infinite a schedule is one of steps
         stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
         lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
-        found = replace(self, lr=lr if self.scheduled else trees.number(lr), per="dimension")
+        others = {name: all_stretched(getattr(self, name), stretch) for name in ("head_rate", "update")} if infinite else {}
+        found = replace(self, lr=lr if self.scheduled else trees.number(lr), per="dimension", **others)
         object.__setattr__(found, "stated", self)
         object.__setattr__(found, "unit", 1 / factor)
         return found
@@ -195,8 +196,9 @@ class OnePassSGD:
         """
         if self.stated is not None:
             return self.stated.describe()
-        shown, rerunnable = describe_schedule(self.lr)
-        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
+        (lr, whole), (head_rate, also) = describe_schedule(self.lr), describe_schedule(self.head_rate)
+        rerunnable = whole and also
+        record = {"kind": type(self).__name__, "lr": lr, "batch": self.batch, "head_rate": head_rate}
         if self.per != "dimension":
             record["per"] = self.per
         if self.update is not None:

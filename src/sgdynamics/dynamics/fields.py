@@ -12,7 +12,7 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.arrays import Numbers
 from sgdynamics.clock import Clock
-from sgdynamics.controls import numbers_at
+from sgdynamics.controls import check_schedules, numbers_at
 from sgdynamics.dynamics.interface import Dynamics, Prepared
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -65,6 +65,7 @@ class FieldDynamics(Dynamics):
     def check_controls(self, when: Clock) -> None:
         super().check_controls(when)
         self.definition.check_numbers(self.place(when)[-1])
+        check_schedules({**self.algorithm.parameters, "lr": 0.0}, self.place(when)[-1], "alpha")  # the clock has looked at lr
 
     def states(self, begin: Start) -> dict[str, np.ndarray]:
         return {"M": begin.M_blocks, "Q": begin.Q_blocks, "a": begin.a}

@@ -20,7 +20,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from sgdynamics import checks, trees
 from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
+from sgdynamics.controls import Schedule, check_schedules, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.functions import checked_function, function_identity, looked_into
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
@@ -385,10 +385,8 @@ class Problem:
         return any(isinstance(leaf, Schedule) for leaf in jax.tree.leaves(self._parameters, is_leaf=scheduled))
 
     def check_numbers(self, end: float, of: str = "alpha") -> None:
-        """Refuse noise or decay that is negative or not finite somewhere up to the end of a run."""
-        for name in ("noise", "weight_decay"):
-            if scheduled(getattr(self, name, None)):
-                checked_values(name, getattr(self, name), np.linspace(0, end, 257), of)
+        """Refuse numbers that leave their range somewhere up to the end of a run."""
+        check_schedules(self._parameters, end, of)
 
     def at(self, alpha: float) -> Self:
         """The problem with the numbers that it has at one moment of a run.

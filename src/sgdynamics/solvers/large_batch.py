@@ -15,7 +15,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.arrays import Given, Tree, Whole
-from sgdynamics.clock import MOST_SUMMED, Clock
+from sgdynamics.clock import Clock
 from sgdynamics.controls import numbers_at
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
 from sgdynamics.dynamics.updates import all_rows, with_weights
@@ -25,11 +25,11 @@ from sgdynamics.limits.update_step import UpdateStep, map_step
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.reach import check_steps
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
 
 WEIGHTS = ("M", "Q", "a")
+MOST_STEPS = 10**7  # minutes to hours
 LARGEST = 1e100  # overlaps beyond this have diverged
 
 
@@ -96,9 +96,10 @@ def solve_large_batch(
     share = checks.number("samples_per_dimension", samples_per_dimension, above=0.0, infinite=True)
     points = checks.numbers("steps", steps, "give increasing whole numbers, 0 or more")
     points = np.atleast_1d(points)
-    if points.ndim != 1 or np.any(points != np.round(points)) or np.any(np.diff(points) <= 0) or points[0] < 0:
+    if points.ndim != 1 or points.size == 0 or np.any(points != np.round(points)) or np.any(np.diff(points) <= 0) or points[0] < 0:
         raise checks.reject("steps", steps, "give increasing whole numbers, 0 or more")
-    check_steps("steps", float(points[-1]), float(points[-1]), "give fewer")
+    if points[-1] > MOST_STEPS:
+        raise checks.reject("steps", float(points[-1]), f"the map is made step by step: give {MOST_STEPS:g} or fewer")
     _accept(algorithm)
     door = opened("solve_large_batch", problem, algorithm, start, alpha=[0.0], record=record, evaluate=evaluate)
     alpha = points * (share if np.isfinite(share) else 1.0)
@@ -125,8 +126,6 @@ def solve_large_batch(
 
 def _summed(algorithm: OnePassSGD, points: np.ndarray, each: float) -> np.ndarray:
     """t at save points, of a learning rate that depends on alpha."""
-    if points[-1] > MOST_SUMMED:
-        raise checks.reject("steps", int(points[-1]), f"rates of a schedule are added up: give {MOST_SUMMED} or fewer")
     return np.concatenate([[0.0], np.cumsum(algorithm.rates(np.arange(points[-1]) * each))])[points]
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
 from sgdynamics.arrays import Scalar, State
+from sgdynamics.controls import number_or_schedule
 
 SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 
@@ -137,13 +138,11 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     >>> sgd.updates.adam(4.0, eps=0.02)
     adam(memory=4, eps=0.02, weight_decay=0, beta=0.9)
     """
-    beta = checks.number("beta", beta, 0.0)
-    if beta >= 1:
-        raise checks.reject("beta", beta, "give a number of 0 or more and below 1")
+    beta = number_or_schedule("beta", beta, below=1.0)
     numbers = {
-        "memory": checks.number("memory", memory, above=0.0),
-        "eps": checks.number("eps", eps, 0.0),
-        "weight_decay": checks.number("weight_decay", weight_decay, 0.0),
+        "memory": number_or_schedule("memory", memory, above=0.0),
+        "eps": number_or_schedule("eps", eps),
+        "weight_decay": number_or_schedule("weight_decay", weight_decay),
         "beta": beta,
     }
     law = Law("adam", _adam, rows=("velocity",), squares=("squares",), scalars=("age",), memory="fast", linear=True, **SIZES)
@@ -190,7 +189,7 @@ def rmsprop(memory: float, eps: float) -> Update:
     >>> sgd.updates.rmsprop(4.0, eps=0.1)
     rmsprop(memory=4, eps=0.1)
     """
-    numbers = {"memory": checks.number("memory", memory, above=0.0), "eps": checks.number("eps", eps, above=0.0)}
+    numbers = {"memory": number_or_schedule("memory", memory, above=0.0), "eps": number_or_schedule("eps", eps, above=0.0)}
     return Update(Law("rmsprop", _rmsprop, squares=("squares",), memory="slow", linear=True, **SIZES), numbers)
 
 
@@ -234,6 +233,6 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
     >>> sgd.updates.adagrad(0.5)
     adagrad(start=0.5, eps=0)
     """
-    numbers = {"start": checks.number("start", start, above=0.0), "eps": checks.number("eps", eps, 0.0)}
+    numbers = {"start": checks.number("start", start, above=0.0), "eps": number_or_schedule("eps", eps)}
     law = Law("adagrad", _adagrad, squares=("squares",), first=(("squares", "start"),), memory="slow", linear=True, **SIZES)
     return Update(law, numbers)

@@ -9,6 +9,7 @@ from typing import Any
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import MAKERS, Asked, Law, Update, maker
 from sgdynamics.arrays import Numbers, Scalar, State
+from sgdynamics.controls import number_or_schedule
 
 
 def _plain(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) 
     elif not decoupled and law.jumps and not law.rereads:
         why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
         law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
-    numbers = {"rate": checks.number("rate", rate, 0.0)} | ({} if of is None else {"of": inner})
+    numbers = {"rate": number_or_schedule("rate", rate)} | ({} if of is None else {"of": inner})
     if of is not None and law.first:
         raise checks.reject("of", of, "its start is a number of its own: give weight decay to the problem instead")
     return Update(law, numbers, () if decoupled else (("decoupled", False),))
@@ -145,4 +146,4 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     if inner.law.noise:
         raise checks.reject("of", of, "it has noise already, and a second would be the same draw: give one sigma for both")
     law = replace(inner.law, name="gradient_noise", step=_Noisy(inner.law), noise=True)
-    return Update(law, {"sigma": checks.number("sigma", sigma, 0.0)} | ({} if of is None else {"of": inner}))
+    return Update(law, {"sigma": number_or_schedule("sigma", sigma)} | ({} if of is None else {"of": inner}))

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from sgdynamics import checks, trees
 from sgdynamics.arrays import Numeric
+from sgdynamics.controls import describe_schedule, number_or_schedule, numbers_at
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
@@ -113,7 +114,11 @@ class Update:
             "kind", the numbers and the options; "rerunnable" is False for a user's own that has no maker.
         """
         own = {} if self.kind in MAKERS else {**function_identity(self.law.step), "rerunnable": False}
-        shown = {name: value.describe() if isinstance(value, Update) else trees.number(value) for name, value in self.numbers.items()}
+        shown = {
+            name: value.describe() if isinstance(value, Update) else describe_schedule(value)[0] for name, value in self.numbers.items()
+        }
+        if not all(describe_schedule(value)[1] for value in self.numbers.values() if not isinstance(value, Update)):
+            own["rerunnable"] = False
         inner = shown.get("of")
         if isinstance(inner, dict) and not inner.get("rerunnable", True):
             own["rerunnable"] = False
@@ -239,7 +244,7 @@ def own(
     checks.choice("memory", memory, MEMORIES)
     if numbers is not None and not isinstance(numbers, Mapping):
         raise checks.reject("numbers", numbers, 'give numbers by name, such as {"beta": 0.9}')
-    given = {name: checks.number(name, value) for name, value in (numbers or {}).items()}
+    given = {name: number_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()}
     linear = _try_own(step, **names, numbers=given)
     rereads = checks.flag("rereads", rereads)
     return Update(Law("own", step, **names, rereads=rereads, memory=memory, linear=linear, scales=False), given)
@@ -266,13 +271,13 @@ class _Fixed:
 
 
 @float64
-def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str, ...], numbers: dict[str, float]) -> bool:
+def _try_own(step: Callable[..., Any], rows: tuple[str, ...], scalars: tuple[str, ...], numbers: dict[str, Any]) -> bool:
     """Refuse a step that fails, gives other names or shapes than its state, or does not commute with rotations; whether it is linear."""
     fix = "give step(state, gradient, lr, D, number) -> increments with the names and shapes of the state"
     generator = np.random.default_rng(0)
     turn, X = np.linalg.qr(generator.standard_normal((5, 5)))[0], generator.standard_normal((3, 5))
     state = {name: generator.standard_normal((2, 5)) for name in ("weights", *rows)} | {name: np.float64(1.3) for name in scalars}
-    traced = {name: jnp.asarray(value) for name, value in numbers.items()}
+    traced = {name: jnp.asarray(value) for name, value in numbers_at(numbers, 0.0).items()}
 
     def increments(turn: np.ndarray) -> dict[str, Any]:
         gradient = _Fixed(lambda rows: jnp.tanh(rows @ (X @ turn).T) @ (X @ turn) / 3, 3)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
 from sgdynamics.arrays import Scalar, State
+from sgdynamics.controls import number_or_schedule
 
 MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
 OVER = ("all", "row", "sample")
@@ -113,7 +114,7 @@ def clipped(threshold: float, over: str = "all") -> Update:
     clipped(threshold=1.5, over='sample')
     """
     checks.choice("over", over, OVER)
-    numbers = {"threshold": checks.number("threshold", threshold, above=0.0)}
+    numbers = {"threshold": number_or_schedule("threshold", threshold, above=0.0)}
     return Update(CLIPPED[over], numbers, () if over == "all" else (("over", over),))
 
 
@@ -212,6 +213,6 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
             "radius and reach", (radius, reach), "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)"
         )
     if reach is not None:
-        return Update(Law("sam", _sam_in_reach, rereads=True, jumps=True), {"reach": checks.number("reach", reach, 0.0)})
+        return Update(Law("sam", _sam_in_reach, rereads=True, jumps=True), {"reach": number_or_schedule("reach", reach)})
     why = "its ascent moves the field of a sample by radius sqrt(D), which has no limit: give sam(reach=...), radius = reach/sqrt(D)"
-    return Update(Law("sam", _sam, rereads=True, jumps=True, no_limit=why), {"radius": checks.number("radius", radius, 0.0)})
+    return Update(Law("sam", _sam, rereads=True, jumps=True, no_limit=why), {"radius": number_or_schedule("radius", radius)})

@@ -11,6 +11,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
 from sgdynamics.algorithms.updates.lengths import inverse, root
 from sgdynamics.arrays import Numeric, Scalar, State
+from sgdynamics.controls import number_or_schedule
 
 ITERATIONS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # of Newton-Schulz, as in Jordan et al. 2024
 RANK = 1e-12  # squared singular values below this share of the largest are rounding
@@ -131,10 +132,8 @@ def muon(memory: float | None = None, newton_schulz: bool = False, beta: float |
     common: dict[str, Any] = {"trains_head": False}
     if memory is not None:
         law = Law("muon", _Muon("slow", newton_schulz), rows=("velocity",), memory="slow", linear=True, **common)
-        return Update(law, {"memory": checks.number("memory", memory, above=0.0)}, options)
+        return Update(law, {"memory": number_or_schedule("memory", memory, above=0.0)}, options)
     if beta is None:
         return Update(Law("muon", _Muon("none", newton_schulz), jumps=True, **common), {}, options)
-    beta = checks.number("beta", beta, 0.0)
-    if beta >= 1:
-        raise checks.reject("beta", beta, "give a number of 0 or more and below 1")
+    beta = number_or_schedule("beta", beta, below=1.0)
     return Update(Law("muon", _Muon("fast", newton_schulz), rows=("velocity",), memory="fast", **common), {"beta": beta}, options)

@@ -7,6 +7,7 @@ from typing import Any
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
 from sgdynamics.arrays import Scalar, State
+from sgdynamics.controls import number_or_schedule
 
 
 def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
@@ -14,11 +15,8 @@ def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
     if (beta is None) == (memory is None):
         raise checks.reject("beta and memory", (beta, memory), "give one of them: beta, or memory=c for 1 - beta = c/D")
     if memory is not None:
-        return "memory", checks.number("memory", memory, above=0.0)
-    beta = checks.number("beta", beta, 0.0)
-    if beta >= 1:
-        raise checks.reject("beta", beta, "give a number of 0 or more and below 1: with 1 the velocity never forgets")
-    return "beta", beta
+        return "memory", number_or_schedule("memory", memory, above=0.0)
+    return "beta", number_or_schedule("beta", beta, below=1.0)
 
 
 def _momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
@@ -189,7 +187,7 @@ def average(memory: float) -> Update:
     >>> sgd.updates.average(2.0)
     average(memory=2)
     """
-    return Update(Law("average", _average, **AVERAGED), {"memory": checks.number("memory", memory, above=0.0)})
+    return Update(Law("average", _average, **AVERAGED), {"memory": number_or_schedule("memory", memory, above=0.0)})
 
 
 def _polyak(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
@@ -255,9 +253,7 @@ def schedule_free(beta: float = 0.9) -> Update:
     >>> sgd.updates.schedule_free(0.9)
     schedule_free(beta=0.9)
     """
-    beta = checks.number("beta", beta, 0.0)
-    if beta > 1:
-        raise checks.reject("beta", beta, "give a number from 0 (gradients at the iterate) to 1 (at the average)")
+    beta = number_or_schedule("beta", beta, most=1.0)
     return Update(Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta})
 
 
@@ -306,8 +302,8 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
     dana(velocity_rate=1, delta=4, offset=0.5)
     """
     numbers = {
-        "velocity_rate": checks.number("velocity_rate", velocity_rate, 0.0),
-        "delta": checks.number("delta", delta, above=0.0),
-        "offset": checks.number("offset", offset, above=0.0),
+        "velocity_rate": number_or_schedule("velocity_rate", velocity_rate),
+        "delta": number_or_schedule("delta", delta, above=0.0),
+        "offset": number_or_schedule("offset", offset, above=0.0),
     }
     return Update(Law("dana", _dana, **BALL, memory="slow", scalars=("age",)), numbers)
