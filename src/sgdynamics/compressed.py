@@ -33,10 +33,10 @@ from sgdynamics.algorithms.one_pass import Stride, take_step
 from sgdynamics.algorithms.updates.ground import Ground, Rows
 from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.controls import numbers_at
+from sgdynamics.controls import numbers_at, scheduled
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
-from sgdynamics.samples.sample import Place
+from sgdynamics.samples.sample import Place, chosen_row
 from sgdynamics.samples.spectrum import of_blocks, spread
 
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
@@ -159,15 +159,15 @@ def overlaps(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, 
     """M, Q (block by block) and a of the weights."""
     p = grouping.structure.width
     Q, M = _gram_and_overlaps(grouping, parameters, state.rows[:p])
-    return {"M": M, "Q": Q, "a": state.head[:p]}
+    return {"M": M, "Q": Q, "a": state.head[: grouping.structure.head_size]}
 
 
 def overlaps_of_sets(grouping: Grouping, parameters: Numbers, state: Rows) -> dict[str, Any]:
     """The same with those of all sets of rows, where an update keeps others, and its scalars."""
     Q, M = _gram_and_overlaps(grouping, parameters, state.rows)
     p = grouping.structure.width
-    found = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[:p]}
-    if len(state.head) > p:
+    found = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[: grouping.structure.head_size]}
+    if len(Q[0]) > p:
         found |= {"rows_M": M, "rows_Q": Q, "rows_a": state.head}
     return found | ({"update_scalars": jnp.stack(state.scalars)} if state.scalars else {})
 
@@ -247,7 +247,7 @@ def run_span(
 
     def block(carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs, labels = block_inputs(grouping, parameters, part)
+        inputs, labels = block_inputs(grouping, parameters, part, numbers * (grouping.batch / dimension))
         kicks = block_kicks(grouping, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, ...]) -> tuple[tuple[Rows, Any], None]:
@@ -271,21 +271,54 @@ def run_span(
     return state, seen
 
 
-def block_inputs(grouping: Grouping, parameters: Numbers, part: SpanDraws) -> tuple[Float[Numeric, "steps inputs columns"], Any]:
-    """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them."""
-    sample, wide = grouping.structure.sample, grouping.wide
+def block_inputs(
+    grouping: Grouping, parameters: Numbers, part: SpanDraws, alpha: Float[Numeric, " steps"] | None = None
+) -> tuple[Float[Numeric, "steps inputs columns"], Any]:
+    """The inputs of a block of steps in the compressed frame, (steps, inputs, columns), and what the loss takes beside them; at the `alpha`
+    of each step, where the law of samples depends on it."""
     shape = (*part.inside.shape[:-1], grouping.columns)
     own = _outside(grouping, part)[:, : grouping.inputs]
     outside = jnp.zeros(shape, part.inside.dtype) if grouping.wide_batch else own.reshape(shape)
-    draws = sample.drawn(parameters, part.noise)
-    lead = (grouping.steps, grouping.inputs)
+    normals = (jnp.concatenate([part.inside, outside], axis=-1), part.noise, part.strip)
+    changing = {name: parameters[name] for name in SAMPLED if name in parameters}
+    if alpha is None or not any(scheduled(leaf) for leaf in jax.tree.leaves(changing, is_leaf=scheduled)):
+        return _made_inputs(grouping, (grouping.steps, grouping.inputs), parameters, *normals)
+
+    def one(alpha: Scalar, *normals: Any) -> Any:
+        return _made_inputs(grouping, (grouping.inputs,), {**parameters, **numbers_at(changing, alpha)}, *normals)
+
+    return jax.vmap(one)(alpha, *normals)
+
+
+SAMPLED = ("draws", "context_weights", "context_edges", "input_noise")  # numbers of the samples that may depend on alpha
+
+
+def _made_inputs(
+    grouping: Grouping, lead: tuple[int, ...], parameters: Numbers, normals: Numeric, noise: Numeric, strip: Any
+) -> tuple[Any, Any]:
+    """Inputs (*lead, columns) from their normals, and what the loss takes beside them."""
+    sample = grouping.structure.sample
+    draws = sample.drawn(parameters, noise)
+    given = sample.given(draws)
+    if sample.noisy_inputs:
+        given = Noticed(given, *sample.seen_signals(parameters, draws))
+        if given.share.ndim == 1:
+            given = given._replace(share=jnp.broadcast_to(given.share, (*given.rest.shape[:-1], *given.share.shape)))
     if not grouping.raw:
-        x = sample.inputs(parameters, jnp.concatenate([part.inside, outside], axis=-1), draws)
-        return x.reshape(*lead, -1), sample.given(draws)
-    x = sample.inputs(of_blocks(parameters, wide), jnp.concatenate([part.inside, outside], axis=-1), draws)
-    place = Place(spread(parameters)[grouping.strip], np.arange(len(grouping.strip)), strip_signals(grouping, parameters))
-    strip = sample.inputs_in_space(parameters, part.strip, draws, place)
-    return grouping.joined(strip.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), sample.given(draws)
+        return sample.inputs(parameters, normals, draws).reshape(*lead, -1), given
+    x = sample.inputs(of_blocks(parameters, grouping.wide), normals, draws)
+    place = Place(spread(parameters)[..., grouping.strip], np.arange(len(grouping.strip)), strip_signals(grouping, parameters))
+    placed = sample.inputs_in_space(parameters, strip, draws, place)
+    return grouping.joined(placed.reshape(*lead, -1), x.reshape(*lead, *x.shape[-2:])), given
+
+
+class Noticed(NamedTuple):
+    """What a loss takes where the students' inputs have noise: its draws, the share (..., blocks) of what is seen that is the input, and
+    what the signals have beside it (..., K)."""
+
+    given: Any
+    share: Any
+    rest: Any
 
 
 def _outside(grouping: Grouping, part: SpanDraws) -> Float[Numeric, "steps inputs blocks columns"]:
@@ -356,18 +389,23 @@ class ChainBatch(Ground):
             # apart, so that a small shift along large inputs is not rounded away
             fields, rows = fields + jnp.sum(shift[None] * x[:, None], axis=-1), rows + shift
         head = head if head_shift is None else head + head_shift
-        in_strip, in_blocks = grouping.split(x)
+        given, (in_strip, in_blocks) = self.given, grouping.split(x)
+        if isinstance(given, Noticed):  # signals are those of the inputs without noise
+            in_strip = in_strip * given.share[..., grouping.strip]
+            in_blocks = in_blocks * given.share[..., grouping.wide, None]
         frame = parameters["frame"][grouping.wide] if grouping.raw else parameters["frame"]
         signals = jnp.sum(frame * in_blocks[:, :, None, : structure.signals], axis=(1, 3))
         if grouping.raw:
             signals = signals + jnp.sum(strip_signals(grouping, parameters) * in_strip[:, None], axis=-1)
+        if isinstance(given, Noticed):
+            signals, given = signals + given.rest, given.given
         reading, lengths = parameters, None
         if structure.loss.pulls:
             reading = structure.loss.reading(parameters, *_gram_and_overlaps(grouping, parameters, rows))
         if structure.loss.reads_lengths:
             tokens = x.reshape(grouping.batch, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
-        return rows, head, *sample_moves(structure, reading, fields, signals, head, self.given, lengths)
+        return rows, head, *sample_moves(structure, reading, fields, signals, head, given, lengths)
 
     def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         grouping, parameters, x, p = self.grouping, self.parameters, self.x, self.grouping.structure.width
@@ -375,8 +413,11 @@ class ChainBatch(Ground):
         # a mean over one sample is left out: the compiler would keep it as a pass of its own
         found = h[0, :, None] * x[0] if grouping.inputs == 1 else jnp.sum(h[:, :, None] * x[:, None], axis=0) / grouping.batch
         if grouping.wide_batch:
-            combined = jnp.linalg.qr(grouping.structure.sample.mixed_inputs(parameters, h.T).T, mode="r").T / grouping.batch
-            new = spread(parameters)[grouping.wide, None, None] * (combined @ self.outside[:, :p])
+            mixed, sizes = grouping.structure.sample.mixed_inputs(parameters, h.T).T, spread(parameters)[..., grouping.wide]
+            if grouping.structure.sample.own_spectra:  # samples of several contexts, each of its own size in every block
+                mixed, sizes = chosen_row(self.given["context"], sizes, h.dtype).T[..., None] * mixed, jnp.ones(len(grouping.wide))
+            combined = jnp.swapaxes(jnp.linalg.qr(mixed, mode="r"), -1, -2) / grouping.batch
+            new = sizes[:, None, None] * (combined @ self.outside[:, :p])
             strip, blocks = grouping.split(found)
             found = grouping.joined(strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1)))
         if pulls is not None:

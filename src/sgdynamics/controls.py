@@ -28,18 +28,20 @@ class Range(NamedTuple):
     above: float = -math.inf
     below: float = math.inf
     most: float = math.inf
+    total: bool = False  # whether the last axis adds up to 1
 
     @property
     def fix(self) -> str:
         """The range in words."""
         low = f"above {self.above:g}" if self.above > -math.inf else f"{self.least:g} or more" if self.least > -math.inf else ""
         high = f"below {self.below:g}" if self.below < math.inf else f"at most {self.most:g}" if self.most < math.inf else ""
-        return " and ".join(part for part in (low, high) if part) or "finite"
+        return " and ".join(part for part in (low, high, "adding up to 1" if self.total else "") if part) or "finite"
 
     def holds(self, values: np.ndarray) -> np.ndarray:
         """Where values are finite and in it."""
         inside = (values >= self.least) & (values > self.above) & (values < self.below) & (values <= self.most)
-        return np.isfinite(values) & inside
+        found = np.isfinite(values) & inside
+        return found & (np.abs(values.sum(axis=-1, keepdims=True) - 1) < 1e-9) if self.total and np.ndim(values) else found
 
 
 @trees.numbered("numbers")
@@ -113,7 +115,8 @@ def piecewise_rate(edges: Given, rates: Given) -> Schedule:
     [0.4, 0.2, 0.1]
     """
     edges = np.atleast_1d(checks.numbers("edges", edges, "give increasing values of alpha above 0"))
-    rates = checks.array("rates", rates, (len(edges) + 1,), "one more than edges")
+    given = checks.numbers("rates", rates, "give numbers, one more than edges")
+    rates = checks.array("rates", given, (len(edges) + 1, *given.shape[1:]), "one more than edges")
     if edges.ndim != 1 or not np.all(np.isfinite(edges)) or np.any(np.diff(edges) <= 0) or np.any(edges <= 0):
         raise checks.reject("edges", edges, "give increasing values of alpha above 0")
     if np.any(rates < 0):
@@ -182,12 +185,12 @@ def scheduled(number: object) -> bool:
     return isinstance(number, Schedule)
 
 
-def made_schedule(name: str, function: Function, of: str) -> Schedule:
-    """A schedule from a user's function of one number (`of`: alpha or t)."""
+def made_schedule(name: str, function: Function, of: str, *, shaped: bool = False) -> Schedule:
+    """A schedule from a user's function of one number (`of`: alpha or t), which gives one number too, or (`shaped`) an array."""
     schedule = function if isinstance(function, Schedule) else Schedule(_OwnSchedule(function), ())
     # the function itself: the schedule made of it would turn whatever it gives into a real number
     tried = function.own if isinstance(function, _OwnSchedule) else function
-    checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False)
+    checked_function(name, tried, (np.zeros(()),), takes=of, call=f"one {of}", differentiated=False, one_number=not shaped)
     return schedule
 
 
@@ -202,8 +205,8 @@ def number_or_schedule(
     of: str = "alpha",
 ) -> Any:
     """A number of this range, or a schedule of such numbers from a user's function of alpha (or of t)."""
-    bounds = {"above": above, "below": below, "most": most}
-    within = Range(argument, least if above is None else -math.inf, **{name: one for name, one in bounds.items() if one is not None})
+    low = (least, -math.inf) if above is None else (-math.inf, above)
+    within = Range(argument, *low, math.inf if below is None else below, math.inf if most is None else most)
     if not callable(value):
         found = checks.number(argument, value, within.least, above=above)
         if not within.holds(np.asarray(found)):

@@ -60,6 +60,7 @@ from sgdynamics.problems import polynomial as polynomial
 from sgdynamics.problems import random_start as random_start
 from sgdynamics.problems import start as start
 from sgdynamics.problems.bridge import overlaps_of as overlaps_of
+from sgdynamics.problems.contexts import contexts as contexts
 from sgdynamics.problems.losses import Move as Move
 from sgdynamics.problems.rule import Rule as Rule
 from sgdynamics.results import algorithm_of as algorithm_of
@@ -75,6 +76,7 @@ from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
 from sgdynamics.solvers.large_batch import solve_large_batch as solve_large_batch
 from sgdynamics.solvers.linear import solve_linear as solve_linear
 from sgdynamics.solvers.ode import solve_ode as solve_ode
+from sgdynamics.solvers.phases import phases as phases
 from sgdynamics.solvers.sde import solve_sde as solve_sde
 from sgdynamics.solvers.simulate import simulate as simulate
 from sgdynamics.support import supported as supported

@@ -11,6 +11,7 @@ from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.law import MAKERS, Update
 from sgdynamics.controls import piecewise_rate
+from sgdynamics.problems.contexts import contexts
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.problem import Problem
@@ -24,6 +25,15 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "SpikedTensor": SpikedTensor,
 }
 KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
+
+
+def _contexts(problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared") -> Problem:
+    """Contexts from the records of their problems."""
+    every: dict[str, Any] = {name: problem_from(one) for name, one in problems.items()}
+    return contexts(every, probabilities, heads)
+
+
+CLASSES["contexts"] = _contexts
 
 
 def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:

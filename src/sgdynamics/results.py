@@ -165,7 +165,7 @@ def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
     >>> begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
     >>> result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0])
     >>> sgd.algorithm_of(result)
-    OnePassSGD(lr=0.1, batch=1, head_rate=1.0, update=None, per='dimension')
+    OnePassSGD(lr=0.1, batch=1, head_rate=1.0, update=None, per='dimension', temperature=0.0)
     """
     return algorithm_from(_recorded(result, "algorithm"))
 
@@ -272,6 +272,8 @@ def _states_of(result: xr.Dataset, lead: tuple[str, ...]) -> tuple[Any, dict[str
     values = {name: _values(result, name, (*lead, *dims)) for name, dims in axes.items()}
     if kind is Start and "M" in values:  # one block
         values = {name: np.expand_dims(value, len(lead)) if name != "a" else value for name, value in values.items()}
+    if kind is Start:  # heads of contexts side by side
+        values["a"] = values["a"].reshape(*values["a"].shape[: len(lead)], -1)
     return kind, values
 
 
@@ -305,7 +307,8 @@ def _start_form(result: xr.Dataset) -> tuple[Any, dict[str, tuple[str, ...]]]:
     if "q" in result:
         return MeanFieldStart, {"M": ("unit", "signal"), "q": ("unit",), "a": ("unit",)}
     blocks, tail = (("block",), "_block") if "M_block" in result else ((), "")
-    return Start, {f"M{tail}": (*blocks, "unit", "signal"), f"Q{tail}": (*blocks, "unit", "unit_other"), "a": ("unit",)}
+    heads = ("context", "unit") if "context" in result["a"].dims else ("unit",)
+    return Start, {f"M{tail}": (*blocks, "unit", "signal"), f"Q{tail}": (*blocks, "unit", "unit_other"), "a": heads}
 
 
 def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:

@@ -13,6 +13,9 @@ KINDS: dict[str, str] = {
     "snr = inf": "a ReLU mixture at snr = infinity, whose drift jumps (and which is a mixture)",
     "several inputs": "samples of several inputs, or with own draws",
     "rule": "a loss that reads overlaps, or a Rule",
+    "dropout": "dropout of hidden units (keep, gain)",
+    "contexts": "sgd.contexts: several problems of which a sample draws one",
+    "other inputs": "noise on the student's inputs, or contexts with covariances of their own",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "other update": "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)",
@@ -30,8 +33,11 @@ _FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
 _MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
 _PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
 _LINEAR = "exact means without stepping are those of linear students, sgd.TeacherStudent(activation='linear', ...)"
+_MIXED = "dropout, noise on inputs and contexts are for one pass: sgd.solve_ode, sgd.simulate, sgd.exit_time, sgd.optimal_protocol"
+_OTHER_INPUTS = "noise on inputs, and contexts with covariances of their own, have no SDE here: use solve_ode and simulate"
 _WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
 _SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
+_REGULAR = {"dropout": _MIXED, "contexts": _MIXED, "other inputs": _MIXED}
 _UPDATES = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
 _THEORY = {**_UPDATES, "fixed data": _FRESH}
 
@@ -47,6 +53,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     },
     "solve_sde": {
         **_THEORY,
+        "other inputs": _OTHER_INPUTS,
         "snr = inf": _JUMPS.format(
             what="an SDE has no meaning there: use solve_ode (d -> infinity), simulate (exact at any d), or a finite snr"
         ),
@@ -54,6 +61,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     },
     "solve_mean_field": {
         **_THEORY,
+        **_REGULAR,
         "mixture": _WIDE,
         "several inputs": _WIDE,
         "rule": _WIDE,
@@ -61,6 +69,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "own dynamics": _WIDE,
     },
     "solve_dmft": {
+        **_REGULAR,
         "other update": _DATA,
         "coordinatewise update": _DATA,
         "rule": _PULLS,
@@ -69,6 +78,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     },
     "solve_linear": {
         **_THEORY,
+        **_REGULAR,
         "mixture": _LINEAR,
         "several inputs": _LINEAR,
         "rule": _LINEAR,
@@ -83,17 +93,24 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "exit_time by runs": {
         "fixed data": "first passages are not watched on a fixed data set: save a trajectory and take sgd.exit_time_of(...)"
     },
-    "fixed_points": {**_THEORY, "snr = inf": _JUMPS.format(what="it has no roots there: give a finite snr"), "own dynamics": _OWN},
+    "fixed_points": {
+        **_THEORY,
+        **_REGULAR,
+        "snr = inf": _JUMPS.format(what="it has no roots there: give a finite snr"),
+        "own dynamics": _OWN,
+    },
     "hessian_spectrum": {
+        **_REGULAR,
         "mixture": "the Hessian is built for centred inputs, not for a mixture; use fixed_points for stability",
         "several inputs": "the Hessian is built for samples of one input; use fixed_points for stability",
         "rule": "the Hessian is built for losses of the fields; use fixed_points for stability",
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
     },
-    "increment_covariance": {**_THEORY, "spiked tensor": _SPIKED, "own dynamics": _OWN},
+    "increment_covariance": {**_THEORY, **_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
     "regime": {
         **_THEORY,
+        **_REGULAR,
         "mixture": f"{_MAP}; a mixture has no 1/p, and its noise scales with the snr: see sgd.effective_scaling",
         "several inputs": f"{_MAP}; these samples have several inputs",
         "rule": f"{_MAP}; this moves rows along one another",
@@ -105,7 +122,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
     },
-    "expect": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
+    "expect": {**_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
     "certify": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "sweep": {},
@@ -124,6 +141,8 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
         reason = REFUSED[question].get(kind)
         if kind == "rule" and "fixed data" in getattr(algorithm, "kinds", ()):
             reason = _PULLS  # whatever the question
+        if kind in _REGULAR and "fixed data" in getattr(algorithm, "kinds", ()):
+            reason = _MIXED
         if kind in _UPDATES and "fields" not in kinds:
             reason = _PLAIN  # of problems that have no fields, whatever the question
         if reason is not None:

@@ -22,6 +22,7 @@ VARIABLES: dict[str, Variable] = {
     "train_risk": Variable("mean loss over the data set", (), "training risk"),
     "accuracy": Variable("share classified right", (), "share classified right"),
     "evaluated_risk": Variable("population risk of other problems", ("evaluation",), "risk"),
+    "context_risk": Variable("population risk of each context", ("context",), "risk"),
     "M": Variable("overlaps with the signals, W W*^T", ("unit", "signal"), "overlaps with the signals $M$"),
     "Q": Variable("Gram matrix of the rows, W W^T", ("unit", "unit_other"), "overlaps of the rows $Q$"),
     "q": Variable("squared length orthogonal to the signals", ("unit",), "squared length orthogonal to the signals $q$"),

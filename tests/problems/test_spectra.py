@@ -251,7 +251,20 @@ def test_infinite_refusals():
     begin = sgd.random_start(problem, per="trace")
     with pytest.raises(ValueError, match=r'per = \'dimension\': the dimension is infinite: take per="trace" or per="step"'):
         sgd.solve_ode(problem, sgd.OnePassSGD(), begin, times=[1.0])
-    with pytest.raises(ValueError, match="its numbers depend on alpha = samples/d, which is nothing at infinite dimension"):
-        sgd.solve_ode(problem.replace(noise=lambda alpha: 1 / (1 + alpha)), sgd.OnePassSGD(per="trace"), begin, steps=[1])
     with pytest.raises(ValueError, match="samples/d is nothing: give steps= or times="):
         sgd.solve_ode(problem, sgd.OnePassSGD(per="trace"), begin, alpha=[1.0])
+
+
+def test_numbers_of_an_infinite_dimension_depend_on_steps():
+    """Label noise and decay that change after 30 steps: the mean risk of the exact chain, and a record that makes them again."""
+    pieces = {"noise": sgd.piecewise_rate([30.0], [4.0, 0.0]), "weight_decay": sgd.piecewise_rate([30.0], [0.0, 0.1])}
+    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=sgd.power_law(2.0, math.inf, target=0.0, raw=3, bins=3), **pieces)
+    algorithm, begin = sgd.OnePassSGD(lr=0.2, per="trace"), sgd.random_start(problem, per="trace")
+    result = sgd.solve_ode(problem, algorithm, begin, steps=[30, 60])
+    assert sgd.problem_of(result) == problem
+    plain = problem.replace(noise=4.0, weight_decay=0.0)
+    first = sgd.solve_ode(plain, algorithm, begin, steps=[30])
+    np.testing.assert_allclose(result.Q_fields[:, 0], first.Q_fields[:, 0], rtol=1e-6)
+    second = sgd.solve_ode(problem.replace(noise=0.0, weight_decay=0.1), algorithm, sgd.start_from(first), steps=[30])
+    np.testing.assert_allclose(result.Q_fields[:, 1], second.Q_fields[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(result.excess_risk[:, 0], result.risk[:, 0])  # at step 30 there is no noise any more

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics import checks, trees
+from sgdynamics.algorithms.updates.additions import thermal
 from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments
 from sgdynamics.algorithms.updates.law import Law, Update, checked_update
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
@@ -23,7 +24,7 @@ from sgdynamics.samples.spectrum import trace
 from sgdynamics.support import require
 
 
-@trees.numbered("lr", "head_rate", "update")
+@trees.numbered("lr", "head_rate", "update", "temperature")
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch of samples each step, and the mean gradient over it.
@@ -46,6 +47,8 @@ class OnePassSGD:
     per : str, default "dimension"
         What D is: "dimension", D = d; "trace", the trace of the inputs' covariance (d for the identity), so that lr = O(1) is right for
         any spectrum; "step", D = 1: lr is the step itself, for problems whose covariance is a ``sgd.Spectrum``.
+    temperature : float or callable, default 0.0
+        T: after every step each coordinate of the rows receives sqrt(2 T lr)/D times a standard normal; it may be a function of alpha.
 
     Raises
     ------
@@ -66,6 +69,7 @@ class OnePassSGD:
     head_rate: Any = 1.0
     update: Update | None = None
     per: str = "dimension"
+    temperature: Any = 0.0
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
     unit: Any = field(default=1.0, init=False, repr=False)  # D/d there
 
@@ -75,6 +79,8 @@ class OnePassSGD:
         object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
+        object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature))
+        _ = self.stepping  # refuse an update that has no kicks
 
     def replace(self, **changes: object) -> OnePassSGD:
         """The same algorithm with some of its arguments changed, checked as when it was made.
@@ -117,7 +123,7 @@ class OnePassSGD:
         # where d is infinite a schedule is one of steps
         stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
         lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
-        others = {name: all_stretched(getattr(self, name), stretch) for name in ("head_rate", "update")} if infinite else {}
+        others = {name: all_stretched(getattr(self, name), stretch) for name in ("head_rate", "update", "temperature")} if infinite else {}
         found = replace(self, lr=lr if self.scheduled else trees.number(lr), per="dimension", **others)
         object.__setattr__(found, "stated", self)
         object.__setattr__(found, "unit", 1 / factor)
@@ -130,6 +136,10 @@ class OnePassSGD:
             return
         if structure.trained and not self.law.trains_head:
             raise checks.reject("update", self.update, 'it is for the rows, not for a head: take head="fixed", or another update')
+        if structure.heads > 1:
+            raise checks.reject("update", self.update, "contexts with heads of their own are trained by plain steps: leave update out")
+        if structure.sample.own_spectra and self.law.coordinatewise:
+            raise checks.reject("update", self.update, "contexts with covariances of their own have no such limit: take another update")
         if structure.sphere and not self.law.holds_sphere:
             raise checks.reject("update", self.update, "an average of rows does not stay on the sphere: take constraint=None")
 
@@ -141,14 +151,20 @@ class OnePassSGD:
     @property
     def law(self) -> Law | None:
         """The law of its update; None for plain SGD."""
-        return None if self.update is None else self.update.law
+        return None if self.stepping is None else self.stepping.law
+
+    @property
+    def stepping(self) -> Update | None:
+        """How its gradients become steps: the update, with the kicks of a temperature where there is one; None for plain SGD."""
+        cold = isinstance(self.temperature, float) and self.temperature == 0.0
+        return self.update if cold else thermal(self.temperature, self.update)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """What it is, in the table of what is supported."""
-        if self.update is None:
+        if self.law is None:
             return ()
-        return ("coordinatewise update",) if self.update.law.coordinatewise else ("other update",)
+        return ("coordinatewise update",) if self.law.coordinatewise else ("other update",)
 
     @property
     def flow(self) -> bool:
@@ -181,10 +197,10 @@ class OnePassSGD:
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         numbers = {"lr": trees.traced(self.lr), "head_rate": trees.traced(self.head_rate)}
-        if self.update is None:
+        if self.stepping is None:
             return numbers
         # updates know lengths in units of D
-        return numbers | {"update": self.update.parameters} | ({} if self.stated is None else {"unit": trees.traced(self.unit)})
+        return numbers | {"update": self.stepping.parameters} | ({} if self.stated is None else {"unit": trees.traced(self.unit)})
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result.
@@ -201,6 +217,9 @@ class OnePassSGD:
         record = {"kind": type(self).__name__, "lr": lr, "batch": self.batch, "head_rate": head_rate}
         if self.per != "dimension":
             record["per"] = self.per
+        if self.law is not None and self.law.noise and not (self.update and self.update.law.noise):
+            record["temperature"], also = describe_schedule(self.temperature)
+            rerunnable = rerunnable and also
         if self.update is not None:
             record["update"] = self.update.describe()
             rerunnable = rerunnable and record["update"].pop("rerunnable", True)

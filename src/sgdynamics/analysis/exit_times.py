@@ -466,7 +466,7 @@ def warn_if_no_growth(asked: Asked) -> None:
     at M = 0, which is affine in lr. They are needed at the start's Q, and at Q = 1 1^T, where the units of a network that learns end up.
     """
     problem, algorithm, begin = asked.dynamics.problem, asked.dynamics.algorithm, asked.begin
-    if "fields" not in problem.kinds or not problem.structure.sphere or algorithm.flow or algorithm.update is not None:
+    if "fields" not in problem.kinds or not problem.structure.sphere or algorithm.flow or algorithm.law is not None:
         return
     if problem.structure.blocks > 1 or problem.structure.trained:
         return

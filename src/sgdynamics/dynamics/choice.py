@@ -25,6 +25,6 @@ def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:
         return problem.bound(algorithm)
     if "fields" not in problem.kinds:
         return SpikedDynamics(problem, algorithm)
-    if algorithm.update is not None:
+    if algorithm.stepping is not None:
         return UpdateDynamics(problem, algorithm)
     return (SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics)(problem, algorithm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import numpy as np
 from sgdynamics import checks
 from sgdynamics.arrays import Numbers
 from sgdynamics.clock import Clock
-from sgdynamics.controls import check_schedules, numbers_at
+from sgdynamics.controls import all_stretched, check_schedules, numbers_at
 from sgdynamics.dynamics.interface import Dynamics, Prepared
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -47,6 +48,7 @@ class FieldDynamics(Dynamics):
 
     def __init__(self, problem: Problem, algorithm: Any) -> None:
         self.definition, self.algorithm = problem, algorithm
+        self.stated: Problem | None = None  # what a result records, where it is another one
 
     @property
     def structure(self) -> Structure:
@@ -55,6 +57,17 @@ class FieldDynamics(Dynamics):
     @property
     def parameters(self) -> dict[str, Any]:
         return self.definition.parameters
+
+    def counted_in_steps(self) -> FieldDynamics:
+        """The same with functions of alpha in the problem read as functions of steps, for a dimension that is infinite."""
+        found, numbers = copy(self), self.definition._parameters
+        stretch = numbers["multiplicities"].sum() / self.algorithm.batch
+        found.definition, found.stated = self.definition.with_numbers(**all_stretched(numbers, stretch)), self.definition
+        return found
+
+    @property
+    def problem(self) -> Problem:
+        return self.definition if self.stated is None else self.stated
 
     def start(self, start: Any, runs: int | None = None) -> Start:
         return broadcast_runs(checked_start(self.definition, start), runs)
@@ -77,6 +90,9 @@ class FieldDynamics(Dynamics):
         mine = (self.structure.width, self.structure.signals, self.structure.blocks)
         if "fields" not in getattr(other, "kinds", ()) or (other.width, other.signals, other.structure.blocks) != mine:
             raise checks.reject("evaluate", other, f"give a problem of the same (width, signals, blocks of the covariance) = {mine}")
+        if other.structure.heads != self.structure.heads:
+            fix = "contexts have heads of their own: give the same contexts with other probabilities, problem.replace(probabilities=...)"
+            raise checks.reject("evaluate", other, fix)
         if not np.allclose(other.gram, self.definition.gram, rtol=0, atol=1e-9):
             fix = "its signals have another Gram matrix: state both problems with the same signals, and let each loss read those it needs"
             raise checks.reject("evaluate", other, fix)
@@ -221,6 +237,11 @@ class FieldDynamics(Dynamics):
             found["train_risk"] = states["train_risk"]
         if self.structure.has_excess:
             found["excess_risk"] = risk - self._floor(when)
+        if self.structure.heads > 1:
+            found["a"] = states["a"].reshape(*states["a"].shape[:-1], self.structure.heads, self.structure.width)
+        if self.structure.sample.contexts:
+            alone = [self.definition.with_numbers(probabilities=one) for one in np.eye(self.structure.sample.contexts)]
+            found["context_risk"] = np.stack([population_risk(one, self.timed(states, when))[0] for one in alone], axis=-1)
         if self.definition.classifies:
             found["accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
         if self.structure.blocks > 1:
@@ -231,12 +252,17 @@ class FieldDynamics(Dynamics):
         return found
 
     def meanings(self) -> Mapping[str, tuple[Any, ...]]:
-        return VARIABLES
+        if self.structure.heads == 1:
+            return VARIABLES
+        return {**VARIABLES, "a": VARIABLES["a"]._replace(axes=("context", "unit"))}
 
     def coordinates(self) -> dict[str, Any]:
-        if self.structure.blocks == 1:
-            return {}
-        return {"eigenvalue": ("block", eigenvalues(self.parameters), {"long_name": "covariance eigenvalue"})}
+        found: dict[str, Any] = {}
+        if self.structure.blocks > 1:
+            found["eigenvalue"] = ("block", eigenvalues(self.parameters), {"long_name": "covariance eigenvalue"})
+        if self.structure.sample.contexts:
+            found["context"] = ("context", np.array(self.definition.names), {"long_name": "context"})
+        return found
 
 
 class FixedDataDynamics(FieldDynamics):

@@ -207,6 +207,10 @@ class Dynamics:
         """What a result records."""
         return self.definition
 
+    def counted_in_steps(self) -> Dynamics:
+        """The same with functions of alpha read as functions of steps, for a dimension that is infinite."""
+        raise NotImplementedError
+
     def has(self, name: str) -> bool:
         """Whether a function of the interface is given."""
         return getattr(type(self), name) is not getattr(Dynamics, name)

@@ -45,7 +45,7 @@ class UpdateDynamics(FieldDynamics):
 
     def _kept(self, begin: Start) -> dict[str, np.ndarray]:
         """All slow sets of a start, with a leading axis of runs."""
-        every = all_rows(self.algorithm.update, begin, self.structure.width)
+        every = all_rows(self.algorithm.stepping, begin, self.structure.width)
         rows = self.structure.width * (1 + len(slow_rows(self.algorithm.law)))
         cut = {"rows_M": every["rows_M"][:, :, :rows], "rows_Q": every["rows_Q"][:, :, :rows, :rows], "rows_a": every["rows_a"][:, :rows]}
         return every | cut

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
+from sgdynamics.gaussian.around import Gated, NoisyInputs
 from sgdynamics.gaussian.closed_pairs import ClosedPairs
 from sgdynamics.gaussian.clusters import Clusters
+from sgdynamics.gaussian.contexts import ContextSums
 from sgdynamics.gaussian.expectation import Expectation
 from sgdynamics.gaussian.few_fields import FewFields, few_fields
 from sgdynamics.gaussian.sampled import Sampled
 from sgdynamics.gaussian.signal_grids import SignalGrids
 from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.losses import ClusterLoss, CommitteeLoss, TargetLoss, correlation, squared
+from sgdynamics.problems.losses import ClusterLoss, CommitteeLoss, ContextLoss, GatedLoss, TargetLoss, correlation, squared
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples.sample import Sample
 
 
 @lru_cache(maxsize=512)
@@ -21,6 +25,13 @@ def expectation_of(structure: Structure) -> Expectation:
     loss = structure.loss
     if structure.expectation is not None:
         return structure.expectation
+    if isinstance(loss, ContextLoss):
+        return ContextSums(structure, tuple(expectation_of(one) for one in loss.structures))
+    if structure.sample.noisy_inputs:
+        clean = replace(structure.sample, noisy_inputs=False)
+        return NoisyInputs(structure, expectation_of(replace(structure, sample=clean)))
+    if isinstance(loss, GatedLoss):
+        return Gated(structure, expectation_of(replace(structure, loss=loss.inner, sample=Sample(structure.signals))))
     if isinstance(loss, ClusterLoss) and loss.student == NAMED["relu"]:
         return Clusters(structure)
     if isinstance(loss, CommitteeLoss) and loss.outer in (squared, correlation):

@@ -50,7 +50,9 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
 
 
 def label_noise(numbers: Numbers) -> Any:
-    """The variance of the label noise: a number of the problem, or one of its own loss."""
+    """The variance of the label noise: a number of the problem, or one of its own loss; with contexts its mean."""
+    if "contexts" in numbers:
+        return sum(weight * label_noise(one) for weight, one in zip(numbers["context_weights"], numbers["contexts"], strict=True))
     return numbers["noise"] if "noise" in numbers else numbers["user"]["noise"]
 
 
@@ -235,6 +237,92 @@ MOST_CUTS = {1: 32, 2: 6, 3: 4}  # planes along which a target may be cut, by it
 def cuts_possible(directions: int, planes: int, cut: int) -> bool:
     """Whether expectations can be cut along so many planes, whose normals span `cut` dimensions: beyond, grids have a million points."""
     return directions in MOST_CUTS and planes <= MOST_CUTS[directions] and cut <= 2
+
+
+@dataclass(frozen=True)
+class GatedLoss(Loss):
+    """Dropout: every unit of a network is there or not, by the draw "gates"; its label noise is the draw "noise"."""
+
+    inner: NetworkLoss
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return self.inner.kinks
+
+    @property
+    def outer(self) -> Callable[[Any, Any], Any]:
+        return self.inner.outer
+
+    def own_parts(self) -> Parts:
+        return self.inner.own_parts()
+
+    def __call__(
+        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " p"], draws: Tree, parameters: Numbers
+    ) -> Float[Numeric, ""]:
+        return self.inner(fields, signals, head * draws["gates"], draws["noise"], parameters)
+
+
+@dataclass(frozen=True)
+class ContextLoss(Loss):
+    """One of several losses, by the context that a sample has drawn; each has its numbers, and where heads are its own, its head."""
+
+    structures: tuple[Any, ...]  # of the contexts' problems
+    own_heads: bool = False
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return tuple(sorted({kink for one in self.structures for kink in one.kinks}))
+
+    @property
+    def outer(self) -> Any:
+        """What compares output and label, where all contexts have the same."""
+        found = {getattr(one.loss, "outer", None) for one in self.structures}
+        return found.pop() if len(found) == 1 else None
+
+    def own_parts(self) -> Parts:
+        return {}  # tried when each problem was made
+
+    def head_of(self, head: Float[Numeric, " heads"], context: int) -> Float[Numeric, " p"]:
+        """The head of one context."""
+        p = self.structures[0].width
+        return head[context * p : (context + 1) * p] if self.own_heads else head
+
+    def placed(self, gradients: list[Any]) -> Any:
+        """Gradients (..., p) of all contexts' heads as one: side by side, or added up."""
+        return jnp.concatenate(gradients, axis=-1) if self.own_heads else sum(gradients[1:], gradients[0])
+
+    def _each(self, function: Callable[[Any, Any, Any], Any], head: Any, draws: Tree, parameters: Numbers) -> list[Any]:
+        """function(structure, head, numbers) of every context, times whether it was drawn."""
+        found = []
+        for context, structure in enumerate(self.structures):
+            there = draws["context"] == context
+            value = function(structure, self.head_of(head, context), parameters["contexts"][context])
+            found.append(jax.tree.map(lambda one, there=there: jnp.where(there, one, jnp.zeros_like(one)), value))
+        return found
+
+    def __call__(
+        self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " heads"], draws: Tree, parameters: Numbers
+    ) -> Float[Numeric, ""]:
+        def value(structure: Any, head: Any, numbers: Numbers) -> Any:
+            return structure.loss(fields, signals, head, draws["given"], numbers)
+
+        return sum(self._each(value, head, draws, parameters), jnp.zeros((), fields.dtype))
+
+    def move(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " heads"],
+        noise_draw: Tree,
+        parameters: Numbers,
+    ) -> tuple[Any, Move]:
+        def value(structure: Any, head: Any, numbers: Numbers) -> Any:
+            found, move = structure.loss.move(fields, signals, head, noise_draw["given"], numbers)
+            return found, move.inputs, move.head
+
+        every = self._each(value, head, noise_draw, parameters)
+        total, h = (sum(one[place] for one in every) for place in (0, 1))
+        return total, Move(h, head=self.placed([one[2] for one in every]))
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,16 @@ class Structure:
     sample: Sample
     expectation: Any = None  # a user's own, in place of the one the library chooses
     reading: Reading | None = None  # how a smooth loss depends on fields and draws, where that is known
+    heads: int = 1  # of how many units each; contexts may have one each
 
     def with_loss(self, loss: Any) -> Structure:
         """The same samples with another function of them, of which nothing is known."""
         return replace(self, loss=loss, expectation=None, reading=None)
+
+    @property
+    def head_size(self) -> int:
+        """How many numbers all heads have."""
+        return self.heads * self.width
 
     @property
     def clusters(self) -> int:

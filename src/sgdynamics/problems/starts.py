@@ -16,7 +16,7 @@ from sgdynamics.problems.trial import try_start
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.sample import Place
 from sgdynamics.samples.spectra import MOST_DIMENSION, UNITS
-from sgdynamics.samples.spectrum import coordinate_spread, trace
+from sgdynamics.samples.spectrum import coordinate_spreads, trace
 from sgdynamics.support import require
 
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
@@ -51,7 +51,7 @@ class Start:
     Q_blocks : ndarray
         Gram matrices of the rows in each block, (run, block, unit, unit).
     a : ndarray
-        The heads, (run, unit).
+        The heads, (run, unit); where contexts have heads of their own, side by side.
     beside : Beside, optional
         What an update kept beside the weights (velocities, averages, scalars), where ``sgd.start_from`` found it in a result.
 
@@ -76,8 +76,9 @@ class Start:
     def __post_init__(self) -> None:
         fix = "give an array of numbers; sgd.start makes a start from overlaps and checks them"
         M, Q, a = (checks.numbers(name, getattr(self, name), fix) for name in ("M_blocks", "Q_blocks", "a"))
-        runs, p = a.shape if a.ndim == 2 else (-1, -1)
+        runs, p = (len(a), Q.shape[-1]) if a.ndim == 2 and Q.ndim == 4 else (-1, -1)
         fits = M.ndim == 4 and Q.ndim == 4 and M.shape[:3] == (runs, Q.shape[1], p) and Q.shape == (runs, Q.shape[1], p, p)
+        fits = fits and a.shape[1] > 0 and a.shape[1] % p == 0
         if not fits or 0 in M.shape:
             raise ValueError(
                 f"M_blocks has shape {M.shape}, Q_blocks {Q.shape} and a {a.shape}: give (runs, blocks, units, signals), "
@@ -123,7 +124,7 @@ def start(
     Q : array_like, optional
         The full Gram matrix W W^T of the rows, units x units. Needed, except for wide networks and spiked tensors.
     a : array_like, optional
-        The head, one number a unit (or runs x units); ones unless given.
+        The head, one number a unit (or runs x units); ones unless given. Contexts with heads of their own: contexts x units.
     q : array_like, optional
         Wide networks (``solve_mean_field``) take this in place of Q: the diagonal of Q - M P^-1 M^T, one number a unit.
     m : float or array_like, optional
@@ -181,14 +182,20 @@ def start(
     runs = max(full_M.shape[0], full_Q.shape[0])
     full_M = np.broadcast_to(full_M, (runs, blocks, p, k)).copy()
     full_Q = np.broadcast_to(full_Q, (runs, blocks, p, p)).copy()
-    head = np.ones((runs, p)) if a is None else a
-    result = Start(full_M, full_Q, _head(head, runs, p))
+    heads = problem.structure.heads
+    head = np.ones((runs, heads, p) if heads > 1 else (runs, p)) if a is None else a
+    result = Start(full_M, full_Q, _head(head, runs, p, heads))
     _accept(problem, result, TOLERANCE)
     return result
 
 
-def _head(value: Given, runs: int, p: int) -> np.ndarray:
-    """The head of every run, from one for all or one a run."""
+def _head(value: Given, runs: int, p: int, heads: int = 1) -> np.ndarray:
+    """The head of every run, from one for all or one a run; several heads side by side."""
+    if heads > 1:
+        given = checks.numbers("a", value, f"give {heads} x {p} numbers, a head for each context")
+        lead = (runs,) if given.ndim > 2 else ()
+        given = checks.array("a", given, (*lead, heads, p), "contexts x units")
+        return np.broadcast_to(given.reshape(*lead, -1), (runs, heads * p)).copy()
     given = checks.numbers("a", value, f"give {p} numbers, one a unit, or {runs} x {p}")
     if given.ndim <= 1:
         return np.broadcast_to(checks.array("a", given, (p,), "one number a unit"), (runs, p)).copy()
@@ -233,6 +240,9 @@ def checked_start(problem: Problem, begin: Start) -> Start:
             f"start was made for (blocks, width, signals) = {begin.M_blocks.shape[1:]}, the problem has {expected}: "
             "make it from the same problem"
         )
+    if begin.a.shape[1] != problem.structure.head_size:
+        fix = f"the problem has {problem.structure.heads} heads of {problem.width}: make the start from the same problem"
+        raise checks.reject("start", begin.a.shape, fix)
     _accept(problem, begin, TOLERANCE_AGAIN)
     return begin
 
@@ -365,7 +375,7 @@ def placed(problem: Problem, sizes: np.ndarray) -> Place:
     there = np.arange(problem.signals) < sizes[:, None]  # a small block has fewer
     axes = (first[:, None] + np.arange(problem.signals))[there]
     signals = np.moveaxis(frames(problem, sizes), 0, 1)[:, there]
-    return Place(coordinate_spread(problem.parameters, sizes), axes, signals)
+    return Place(coordinate_spreads(problem.parameters, sizes), axes, signals)
 
 
 def _unit(problem: Problem, per: str, d: int) -> float:
@@ -447,7 +457,7 @@ def random_start(
     narrower = "take a smaller width; solve_mean_field keeps no p x p matrix, for starts of mean_field_random_start"
     large, fix = (("runs", runs), "give fewer runs") if runs > 1 else (("width", p), narrower)
     check_memory(*large, 8.0 * 4 * runs * len(sizes) * p * (p + k), "the overlaps", fix)
-    head = np.ones((runs, p)) if a is None else _head(a, runs, p)
+    head = np.ones((runs, problem.structure.head_size)) if a is None else _head(a, runs, p, problem.structure.heads)
     T = np.empty((runs, len(sizes), p, k))
     L = np.zeros((runs, len(sizes), p, p))
     lower = np.tril_indices(p, -1)

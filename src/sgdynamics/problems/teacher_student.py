@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sgdynamics import checks, trees
 from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import describe_schedule, number_or_schedule
+from sgdynamics.controls import describe_schedule, mapped, number_or_schedule, scheduled
 from sgdynamics.functions import checked_function, function_identity
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
+from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, GatedLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_covariance
+from sgdynamics.samples.draws import Draw, edges_of, of_two
 from sgdynamics.samples.spectra import Spectrum
 
 
@@ -75,6 +78,13 @@ class TeacherStudent(_Network):
     covariance : sequence of (float, float) or Spectrum, optional
         Blocks (eigenvalue, fraction of d) of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d; the identity
         unless given.
+    keep : float or callable, default 1.0
+        Dropout: in training every unit is there with this probability, anew for each sample; it may be a function of alpha.
+    gain : float or callable, default 1.0
+        What the units' outputs are multiplied by in the test: the risk is that of (gain/p) sum_i a_i s(w_i.x). ``gain=keep`` is the usual
+        weight scaling.
+    input_noise : float or callable, default 0.0
+        In training the student sees x + sqrt(input_noise) xi, xi ~ N(0, I_d), with the label of x. The risk is that without noise.
 
     Raises
     ------
@@ -110,6 +120,9 @@ class TeacherStudent(_Network):
         weight_decay: float | Function = 0.0,
         loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
+        keep: float | Function = 1.0,
+        gain: float | Function = 1.0,
+        input_noise: float | Function = 0.0,
     ) -> None:
         self._made_of(locals())
         self.activation = student_activation(activation)
@@ -124,10 +137,43 @@ class TeacherStudent(_Network):
             teacher_head = np.ones(self.teacher_width)
         teacher_head = checks.array("teacher_head", teacher_head, (self.teacher_width,), "one number a teacher unit")
         self._parameters["teacher_head"] = teacher_head
+        self._set_regularisation(sample_loss, keep, gain, input_noise)
         self._set_network(sample_loss, noise)
 
+    def _set_regularisation(self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object) -> None:
+        """Dropout and noise on the inputs, where they are asked for."""
+        kept, gained = number_or_schedule("keep", keep, most=1.0), number_or_schedule("gain", gain)
+        seen = number_or_schedule("input_noise", input_noise)
+        if scheduled(kept) or scheduled(gained) or (kept, gained) != (1.0, 1.0):
+            self._parameters |= {"keep": trees.traced(kept), "gain": trees.traced(gained)}
+            draws = (Draw("gates", (self.width,), 2, True), Draw("noise"))
+            sample = replace(self.structure.sample, draws=draws)
+            self.structure = replace(self.structure, loss=GatedLoss(loss), sample=sample)
+        if scheduled(seen) or seen != 0.0:
+            if np.any(np.asarray(self._parameters["eigenvalues"]) == 0):
+                raise checks.reject("input_noise", input_noise, "a block of the covariance has eigenvalue 0: leave noise on the inputs out")
+            self._parameters["input_noise"] = trees.traced(seen)
+            self.structure = replace(self.structure, sample=replace(self.structure.sample, noisy_inputs=True))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        found = ["dropout"] * ("keep" in self._parameters) + ["other inputs"] * ("input_noise" in self._parameters)
+        return ("fields", *found)
+
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
+        found = super()._derived
+        if "keep" not in self._parameters:
+            return found
+        chances = mapped(self._parameters["keep"], of_two)
+        return {**found, "draws": {"gates": {"probabilities": chances, "edges": mapped(chances, edges_of)}}}
+
     def describe(self) -> dict[str, Any]:
+        more = {name: self._parameters.get(name, usual) for name, usual in (("keep", 1.0), ("gain", 1.0), ("input_noise", 0.0))}
+        whole = all(describe_schedule(value)[1] for value in more.values())
         return {
+            **({} if whole else {"rerunnable": False}),
+            **{name: describe_schedule(value)[0] for name, value in more.items() if name in self._parameters},
             "kind": self.kind,
             "width": self.width,
             "teacher_width": self.teacher_width,

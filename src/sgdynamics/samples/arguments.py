@@ -12,7 +12,7 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import numbers_at
+from sgdynamics.controls import mapped, numbers_at
 from sgdynamics.functions import takes_two, traced_shape
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.draws import checked_draws, edges_of
@@ -79,8 +79,10 @@ def following(numbers: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "cluster_weights" in numbers:
         found["cluster_edges"] = edges_of(numbers["cluster_weights"])
+    if "context_weights" in numbers:
+        found["context_edges"] = mapped(numbers["context_weights"], edges_of)
     if "draws" in numbers:
-        found["draws"] = {name: {**one, "edges": edges_of(one["probabilities"])} for name, one in numbers["draws"].items()}
+        found["draws"] = {name: {**one, "edges": mapped(one["probabilities"], edges_of)} for name, one in numbers["draws"].items()}
     if "token_correlation" in numbers:
         at = jnp if checks.is_traced(numbers["token_correlation"]) else np
         values, vectors = at.linalg.eigh(numbers["token_correlation"])
@@ -117,9 +119,11 @@ def checked_covariance(value: Any) -> Covariance:
     if not pairs:
         raise checks.reject("covariance", value, "give at least one (eigenvalue, fraction of d)")
     pairs = [
-        (checks.number("covariance eigenvalue", eigenvalue, above=0.0), checks.number("covariance fraction", fraction, above=0.0))
+        (checks.number("covariance eigenvalue", eigenvalue, 0.0), checks.number("covariance fraction", fraction, above=0.0))
         for eigenvalue, fraction in pairs
     ]
+    if not any(eigenvalue for eigenvalue, _ in pairs):
+        raise checks.reject("covariance", value, "all eigenvalues are 0: give one above 0")
     total = sum(fraction for _, fraction in pairs)
     if abs(total - 1.0) > 1e-9:
         raise checks.reject("covariance", value, f"the fractions of d must add up to 1, these add up to {total:.6g}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from scipy import special
 
 from sgdynamics import checks
 from sgdynamics.arrays import Numeric
+from sgdynamics.controls import Range, checked_values, made_schedule, mapped, number_or_schedule
 
 FIX = (
     'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
@@ -55,6 +56,34 @@ class Draw:
         return every.astype(np.float64) if self.binary else every
 
 
+def _scheduled(argument: str, name: str, shape: tuple[int, ...], binary: bool, given: Any) -> tuple[Draw, Any]:
+    """A draw whose probabilities depend on alpha."""
+    if binary:
+        return Draw(name, shape, 2, True), mapped(number_or_schedule(argument, given, most=1.0), of_two)
+    chances, outcomes = probabilities_of(argument, given)
+    return Draw(name, shape, outcomes), chances
+
+
+def of_two(chance: Any) -> Any:
+    """The probabilities of 0 and 1, from that of 1."""
+    return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack([1 - chance, chance])
+
+
+def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
+    """Probabilities as an argument, numbers or a function of alpha that gives them, and how many there are."""
+    fix = "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that gives them"
+    if callable(value):
+        schedule = replace(made_schedule(argument, value, "alpha", shaped=True), within=Range(argument, 0.0, most=1.0, total=True))
+        first = checked_values(argument, schedule, np.zeros(1), "alpha")[0]
+        if first.ndim != 1 or len(first) < 2:
+            raise checks.reject(argument, value, fix)
+        return schedule, len(first)
+    found = checks.numbers(argument, value, fix)
+    if found.ndim != 1 or len(found) < 2 or not np.all(found >= 0) or abs(found.sum() - 1) > 1e-9:
+        raise checks.reject(argument, value, fix)
+    return found, len(found)
+
+
 def edges_of(probabilities: Float[Numeric, " outcomes"]) -> Float[Numeric, " edges"]:
     """A standard normal between two of these edges stands for a value."""
     at, quantile = (jnp, jax.scipy.special.ndtri) if checks.is_traced(probabilities) else (np, special.ndtri)
@@ -89,7 +118,7 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
     return tuple(found), numbers
 
 
-def _checked(argument: str, name: str, value: Any) -> tuple[Draw, np.ndarray]:
+def _checked(argument: str, name: str, value: Any) -> tuple[Draw, Any]:
     kind, *rest = value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
     if isinstance(kind, str):
         checks.choice(argument, kind, ("normal", "bernoulli", "categorical"))
@@ -101,6 +130,8 @@ def _checked(argument: str, name: str, value: Any) -> tuple[Draw, np.ndarray]:
     shape = tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0])) if rest else ()
     if kind == "normal":
         return Draw(name, shape), np.zeros(0)
+    if callable(given):
+        return _scheduled(argument, name, shape, kind == "bernoulli", given)
     chances = [1 - given, given] if kind == "bernoulli" and isinstance(given, (int, float)) else given
     probabilities = checks.numbers(argument, chances, FIX)
     if probabilities.ndim != 1 or len(probabilities) < 2 or not np.all(probabilities >= 0) or abs(probabilities.sum() - 1) > 1e-9:

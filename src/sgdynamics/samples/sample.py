@@ -19,15 +19,15 @@ from jaxtyping import Float, Int
 
 from sgdynamics.arrays import DType, Numbers, Numeric, Tree
 from sgdynamics.samples.draws import Draw
-from sgdynamics.samples.spectrum import spread
+from sgdynamics.samples.spectrum import clean_share, spread
 
 MOST_CASES = 64  # combinations of discrete draws that expectations sum over; beyond, they are sampled like the others
 
 
 class Place(NamedTuple):
-    """Where samples lie in d dimensions: the spread of each coordinate, and the axes along which the signals have coordinates."""
+    """Where samples lie in d dimensions: the spread of each coordinate (in each context), and the axes along which signals lie."""
 
-    spread: Float[Numeric, " d"]
+    spread: Float[Numeric, "*contexts d"]
     axes: Int[Numeric, " axes"]
     signals: Float[Numeric, "K axes"]
 
@@ -35,6 +35,20 @@ class Place(NamedTuple):
 def as_dtype(given: Tree, dtype: DType) -> Tree:
     """What a loss takes beside fields and signals, its real numbers in this precision."""
     return jax.tree.map(lambda one: one.astype(dtype) if jnp.issubdtype(one.dtype, jnp.floating) else one, given)
+
+
+def chosen_row(index: Int[Numeric, "*s"], table: Float[Numeric, "rows ..."], dtype: DType) -> Any:
+    """Rows of a table of few: a sum over them, not a gather, which goes one by one on a CPU."""
+    chosen = (index[..., None] == jnp.arange(len(table))).astype(dtype)
+    return jnp.sum(chosen.reshape(*chosen.shape, *[1] * (table.ndim - 1)) * table, axis=chosen.ndim - 1)
+
+
+def _root(matrix: Float[Numeric, "... n n"]) -> Float[Numeric, "... n n"]:
+    """Some R with R R^T = matrix, which may be singular."""
+    if matrix.shape[-1] == 1:
+        return jnp.sqrt(matrix)
+    values, vectors = jnp.linalg.eigh(matrix)
+    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,9 @@ class Sample:
     clusters: int = 0
     means: Callable[..., Any] | bool = False  # a function of the draws; True: numbers["means"]
     means_take_numbers: bool = False  # whether that function takes the problem's own parameters too
+    contexts: int = 0  # of which a sample draws one
+    own_spectra: bool = False  # whether these have eigenvalues of their own
+    noisy_inputs: bool = False  # the students see inputs with noise, the signals do not
 
     @property
     def plain(self) -> bool:
@@ -70,9 +87,11 @@ class Sample:
 
     @cached_property
     def _every(self) -> tuple[Draw, ...]:
-        """All draws in the order of their normals: the cluster first."""
-        cluster = (Draw("cluster", (), self.clusters),) if self.clusters else ()
-        return cluster + (self.draws if self.draws is not None else () if self.clusters else (Draw("noise"),))
+        """All draws in the order of their normals: the context and the cluster first, then what the signals are seen with."""
+        first = (Draw("context", (), self.contexts),) if self.contexts else ()
+        first += (Draw("cluster", (), self.clusters),) if self.clusters else ()
+        last = (Draw("signal_noise", (self.signals,)),) if self.noisy_inputs else ()
+        return first + (self.draws if self.draws is not None else () if self.clusters else (Draw("noise"),)) + last
 
     @property
     def draw_normals(self) -> int:
@@ -116,16 +135,37 @@ class Sample:
         """Probabilities of a discrete draw's values, and the edges between them."""
         if self.clusters and draw.name == "cluster":
             return numbers["cluster_weights"], numbers["cluster_edges"]
+        if self.contexts and draw.name == "context":
+            return numbers["context_weights"], numbers["context_edges"]
         return numbers["draws"][draw.name]["probabilities"], numbers["draws"][draw.name]["edges"]
 
     def _of_cluster(self, draws: dict[str, Any], table: Float[Numeric, "clusters ..."], dtype: DType) -> Float[Numeric, "*s"]:
-        # a sum over the few clusters, not a gather, which goes one by one on a CPU
-        chosen = (draws["cluster"][..., None] == jnp.arange(self.clusters)).astype(dtype)
-        return jnp.sum(chosen.reshape(*chosen.shape, *[1] * (table.ndim - 1)) * table, axis=chosen.ndim - 1)
+        return chosen_row(draws["cluster"], table, dtype)
 
     def given(self, draws: dict[str, Any]) -> Tree:
-        """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label."""
-        return draws if self.draws is not None else draws["label" if self.clusters else "noise"]
+        """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label; with contexts beside it."""
+        found = draws["label" if self.clusters else "noise"]
+        if self.draws is not None:
+            found = {name: one for name, one in draws.items() if name not in ("context", "signal_noise")}
+        return {"context": draws["context"], "given": found} if self.contexts else found
+
+    def spread(self, numbers: Numbers, draws: dict[str, Any]) -> Float[Numeric, "... blocks"]:
+        """The standard deviation of a coordinate of each block: (blocks,), or (..., [1,] blocks) where it depends on the context."""
+        found = spread(numbers)
+        if not self.own_spectra:
+            return found
+        chosen = chosen_row(draws["context"], found, found.dtype)
+        return chosen if self.tokens is None else chosen[..., None, :]
+
+    def seen_signals(self, numbers: Numbers, draws: dict[str, Any]) -> tuple[Any, Any]:
+        """With noisy inputs, of what is seen: the share (..., blocks) of each block that is the input itself, and what the signals of the
+        input have beside it (..., K)."""
+        share, gram = clean_share(numbers), jnp.asarray(numbers["gram"])
+        rest = jnp.einsum("...b,bij->...ij", numbers["input_noise"] * share, jnp.broadcast_to(gram, (share.shape[-1], *gram.shape[-2:])))
+        root = _root(rest)
+        if self.own_spectra:
+            share, root = (chosen_row(draws["context"], table, table.dtype) for table in (share, root))
+        return share, jnp.einsum("...ij,...j->...i", root, draws["signal_noise"])
 
     def example(self, numbers: Numbers) -> Tree:
         """Zeros of the shapes and types of the loss's fourth argument for one sample."""
@@ -181,7 +221,7 @@ class Sample:
 
     def inputs(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any]) -> Tree:
         """Inputs in the compressed frame from normals (..., [tokens,] blocks, columns), of which the first K lie along the signals."""
-        x = self.mixed(numbers, normals, -3) * spread(numbers)[:, None]
+        x = self.mixed(numbers, normals, -3) * self.spread(numbers, draws)[..., None]
         means = self.mean_coefficients(numbers, draws)
         if means is None:
             return x
@@ -191,7 +231,11 @@ class Sample:
 
     def inputs_in_space(self, numbers: Numbers, normals: Float[Numeric, "..."], draws: dict[str, Any], place: Place) -> Tree:
         """Inputs in d dimensions, one a row, from normals (samples, [tokens,] d)."""
-        x = self.mixed(numbers, normals, -2) * place.spread
+        spreads = place.spread
+        if self.own_spectra:
+            spreads = chosen_row(draws["context"], jnp.asarray(spreads), normals.dtype)
+            spreads = spreads if self.tokens is None else spreads[..., None, :]
+        x = self.mixed(numbers, normals, -2) * spreads
         means = self.mean_coefficients(numbers, draws)
         if means is not None:
             x = jnp.asarray(x).at[..., place.axes].add((means @ place.signals).astype(x.dtype))

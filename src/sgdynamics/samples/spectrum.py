@@ -18,18 +18,29 @@ def eigenvalues(numbers: Numbers) -> Float[Numeric, " blocks"]:
 
 def of_blocks(numbers: Numbers, blocks: np.ndarray) -> dict[str, Any]:
     """The numbers of some of the blocks."""
-    return {**numbers, "frame": numbers["frame"][blocks], "eigenvalues": numbers["eigenvalues"][blocks]}
+    found = {**numbers, "frame": numbers["frame"][blocks], "eigenvalues": numbers["eigenvalues"][blocks]}
+    if "context_eigenvalues" in numbers:
+        found["context_eigenvalues"] = numbers["context_eigenvalues"][:, blocks]
+    return found
 
 
-def spread(numbers: Numbers, dtype: DType | None = None) -> Float[Numeric, " blocks"]:
-    """sqrt(l_b): the standard deviation of a coordinate of each block."""
-    root = jnp.sqrt(numbers["eigenvalues"])
+def spread(numbers: Numbers, dtype: DType | None = None) -> Float[Numeric, "*contexts blocks"]:
+    """sqrt(l_b), with noise on the inputs sqrt(l_b + nu): the standard deviation of a coordinate of each block; a row for each context
+    where these have eigenvalues of their own."""
+    found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
+    root = jnp.sqrt(found + numbers["input_noise"] if "input_noise" in numbers else found)
     return root if dtype is None else root.astype(dtype)
 
 
-def coordinate_spread(numbers: Numbers, sizes: np.ndarray) -> np.ndarray:
-    """The standard deviation of each of d coordinates."""
-    return np.sqrt(np.repeat(numbers["eigenvalues"], sizes))
+def clean_share(numbers: Numbers) -> Float[Numeric, "*contexts blocks"]:
+    """l_b/(l_b + nu): how much of an input that is seen with noise is the input itself."""
+    found = numbers.get("context_eigenvalues", numbers["eigenvalues"])
+    return found / (found + numbers["input_noise"])
+
+
+def coordinate_spreads(numbers: Numbers, sizes: np.ndarray) -> np.ndarray:
+    """The standard deviation of each of d coordinates without noise, a row for each context where these have their own."""
+    return np.sqrt(np.repeat(numbers.get("context_eigenvalues", numbers["eigenvalues"]), sizes, axis=-1))
 
 
 def variance(numbers: Numbers, blocks: Float[Numeric, "*s blocks i j"]) -> Float[Numeric, "*s i j"]:

@@ -53,10 +53,10 @@ class DirectSGD(Simulator):
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
-        self.moves_a_step = 1.0 if algorithm.update is None else algorithm.update.moves
+        self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
         self.dimension = dimension
         check_reach(self, begin.runs, 0.0)  # before arrays of this dimension are made
-        self.begin = beginning(algorithm.update, begin)
+        self.begin = beginning(algorithm.stepping, begin)
         self.rows = np.concatenate(factor(problem, self.begin, sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
@@ -71,7 +71,7 @@ class DirectSGD(Simulator):
         p, sets = self.structure.width, copies(self.law)
         rows, runs = self.rows[chosen], len(chosen)
         weights = np.zeros((runs, sets * p, self.dimension), self.dtype)  # rows that are not given are 0
-        head = np.zeros((runs, sets * p), self.dtype)
+        head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
         head[:, : self.begin.a.shape[1]] = self.begin.a[chosen]
         signals = None
         if self.turned:
@@ -103,8 +103,8 @@ class DirectSGD(Simulator):
         signals = None if state.signals is None else np.asarray(state.signals, dtype=np.float64)
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
         p = self.structure.width
-        found = {"M": M[..., :p, :], "Q": Q[..., :p, :p], "a": head[:, :p]}
-        if head.shape[1] > p:
+        found = {"M": M[..., :p, :], "Q": Q[..., :p, :p], "a": head[:, : self.structure.head_size]}
+        if rows.shape[1] > p:
             found |= {"rows_M": M, "rows_Q": Q, "rows_a": head}
         if state.scalars:
             found["update_scalars"] = np.stack([np.asarray(one, dtype=np.float64) for one in state.scalars], axis=-1)
@@ -187,21 +187,24 @@ def _advance_weights(
     given: Tree,
 ) -> tuple[Rows, Int[Numeric, " runs"], Any]:
     (structure, batch, law, edges), (parameters, algorithm, place) = plan, numbers
-    sample, (dimension,), dtype = structure.sample, place.spread.shape, place.spread.dtype
+    sample, dimension, dtype = structure.sample, place.spread.shape[-1], place.spread.dtype
 
-    def one(number: Whole, state: Rows, key: OneKey, seen: Tree) -> tuple[Rows, Any]:
+    def one(number: Whole, state: Rows, key: OneKey, watched: Tree) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
-        draws = sample.drawn(parameters, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
-        here = own_place(place, state)
-        x = sample.inputs_in_space(parameters, normals, draws, here)
         now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
-        kicks = kicks_of(law, noise_key, (structure.width, dimension), dtype)
-        state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, x, sample.given(draws), here, law, number, kicks=kicks)
+        draws = sample.drawn(now, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
+        here = own_place(place, state)
+        x = sample.inputs_in_space(now, normals, draws, here)
+        seen = x
+        if sample.noisy_inputs:
+            seen = x + jnp.sqrt(now["input_noise"]) * jax.random.normal(jax.random.fold_in(data_key, 1), x.shape, dtype)
+        more = {"kicks": kicks_of(law, noise_key, (structure.width, dimension), dtype), "clean": x}
+        state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, seen, sample.given(draws), here, law, number, **more)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width], state.signals)
-            seen = see(given, seen, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.width]})
-        return state, seen
+            watched = see(given, watched, number + 1, {"M": M, "Q": Q, "a": state.head[: structure.head_size]})
+        return state, watched
 
     def step(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Rows, Int[Numeric, " runs"], Any]:
         state, good, seen = carry
@@ -235,6 +238,7 @@ class DirectBatch(Ground):
     given: Any
     place: Place
     kicks: Any = None
+    clean: Any = None  # the inputs that the signals are of, where those in x have noise
 
     def _moves(self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any, Any, Any]:
         structure, parameters, x, place = self.structure, self.parameters, self.x, self.place
@@ -249,7 +253,7 @@ class DirectBatch(Ground):
         if structure.loss.reads_lengths:
             tokens = x.reshape(self.samples, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
-        signals = x[:, place.axes] @ place.signals.T
+        signals = (x if self.clean is None else self.clean)[:, place.axes] @ place.signals.T
         return weights, *sample_moves(structure, reading, fields, signals, head, self.given, lengths)
 
     @property
@@ -290,8 +294,10 @@ def direct_step(
     number: Whole = 0,
     *,
     kicks: Any = None,
+    clean: Any = None,
 ) -> Rows:
     """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
     parameters, algorithm = numbers
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    return take_step(law, algorithm, state, DirectBatch(structure, parameters, x, noise, place, kicks), stride, x.shape[1], number)
+    ground = DirectBatch(structure, parameters, x, noise, place, kicks, clean)
+    return take_step(law, algorithm, state, ground, stride, x.shape[1], number)

@@ -33,10 +33,10 @@ class ExactChain(Simulator):
         self.grouping = compressed.Grouping(problem.structure, algorithm.batch, update=algorithm.law).at(sizes)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
-        self.moves_a_step = 1.0 if algorithm.update is None else algorithm.update.moves
+        self.moves_a_step = 1.0 if algorithm.stepping is None else algorithm.stepping.moves
         self.dimension = np.float64(dimension)
         self.sizes = sizes.astype(np.float64)
-        every = beginning(algorithm.update, begin)
+        every = beginning(algorithm.stepping, begin)
         self.T, self.L = factor(problem, every, sizes)
         self.head, self.scalars = every.a, every.scalars
 

@@ -70,8 +70,7 @@ def opened(
     if spectrum is not None and spectrum.infinite and alpha is not None:
         raise checks.reject("alpha", alpha, "the dimension is infinite, and samples/d is nothing: give steps= or times=")
     if spectrum is not None and spectrum.infinite and problem.scheduled:
-        fix = "its numbers depend on alpha = samples/d, which is nothing at infinite dimension: give numbers (lr may depend on steps)"
-        raise checks.reject("problem", problem, fix)
+        dynamics = dynamics.counted_in_steps()
     counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
     when = clock(dynamics.algorithm, times=times, alpha=alpha, steps=steps, dimension=counted, whole_steps=whole_steps)
     if spectrum is not None and spectrum.infinite:

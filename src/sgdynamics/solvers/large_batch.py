@@ -107,7 +107,7 @@ def solve_large_batch(
     t = points * float(algorithm.lr) if not algorithm.scheduled else _summed(algorithm, points.astype(int), each)
     when = Clock(t, alpha, points.astype(np.int64), samples=bool(np.isfinite(share)))
     door = replace(door, when=when)
-    update = algorithm.update or PLAIN
+    update = algorithm.stepping or PLAIN
     rule = rule_for(problem, door.begin.Q_blocks, MARGIN)
     field = UpdateStep(problem.structure, rule, 1, replace(update.law, linear=True))
     nodes = expectation_of(problem.structure).nodes(rule, False)

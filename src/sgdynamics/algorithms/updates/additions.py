@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import MAKERS, Asked, Law, Update, maker
 from sgdynamics.arrays import Numbers, Scalar, State
@@ -103,6 +105,28 @@ class _Noisy:
         found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
         found["weights"] = found["weights"] - lr / D * sigma * gradient.noise()
         return found
+
+
+@dataclass(frozen=True)
+class _Thermal:
+    law: Law
+
+    def __call__(
+        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, temperature: Scalar, of: Numbers | None = None
+    ) -> dict[str, Any]:
+        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
+        found[self.law.moved] = found[self.law.moved] + jnp.sqrt(2 * temperature * lr) / D * gradient.noise()
+        return found
+
+
+def thermal(temperature: Any, of: Update | None) -> Update:
+    """An update whose every step ends with the kicks of a temperature on the rows, sqrt(2 T lr)/D N(0, I): one-pass Langevin."""
+    inner = PLAIN if of is None else of
+    if inner.law.coordinatewise or inner.law.noise or inner.law.moved != "weights":
+        fix = "its kicks are added to plain steps, and to updates of the weights that commute with rotations and have no noise of their own"
+        raise checks.reject("temperature", temperature, f"{fix}: not to {inner}")
+    law = replace(inner.law, step=_Thermal(inner.law), noise=True)
+    return Update(law, {"temperature": temperature} | ({} if of is None else {"of": inner}))
 
 
 @maker

@@ -1,0 +1,172 @@
+"""Problems of which every sample draws one: tasks, groups of data, a curriculum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sgdynamics import checks
+from sgdynamics.arrays import Function, Given
+from sgdynamics.controls import describe_schedule, mapped, numbers_at
+from sgdynamics.problems.losses import ContextLoss, label_noise
+from sgdynamics.problems.problem import Number, Problem, Structure
+from sgdynamics.samples.draws import edges_of, probabilities_of
+from sgdynamics.samples.sample import Sample
+
+HEADS = ("shared", "own")
+SHARED = ("weight_decay", "gram", "fractions", "multiplicities")  # numbers that all contexts have alike
+
+
+class Contexts(Problem):
+    """Several problems of the same rows and signals, of which every sample draws one. Made by ``sgd.contexts``.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The contexts.
+    probabilities : ndarray or Schedule
+        Those of the contexts, in this order.
+    heads : str
+        "shared" or "own".
+    """
+
+    kind: ClassVar[str] = "contexts"
+    probabilities = Number()
+
+    def __init__(self, problems: Mapping[str, Problem], probabilities: Given | Function | None = None, heads: str = "shared") -> None:
+        self._made_of(locals())
+        self.heads = checks.choice("heads", heads, HEADS)
+        fix = 'give two problems or more by name, such as {"easy": sgd.TeacherStudent(...), "hard": sgd.TeacherStudent(...)}'
+        if not isinstance(problems, Mapping) or len(problems) < 2:
+            raise checks.reject("problems", problems, fix)
+        self.names = tuple(problems)
+        for name, one in problems.items():
+            _accept(name, one, fix)
+        first, *rest = every = tuple(problems.values())
+        for name, one in zip(self.names[1:], rest, strict=True):
+            _alike(self.names[0], first, name, one)
+        if probabilities is None:
+            probabilities = np.full(len(every), 1 / len(every))
+        chances, count = probabilities_of("probabilities", probabilities)
+        if count != len(every):
+            raise checks.reject("probabilities", probabilities, f"there are {len(every)} contexts: give one probability for each")
+        eigenvalues = np.stack([np.asarray(one.parameters["eigenvalues"]) for one in every])
+        own = bool(np.any(eigenvalues != eigenvalues[0]))
+        if own and np.any(eigenvalues.max(axis=0) == 0):
+            raise checks.reject("problems", self.names, "a block of the covariance has eigenvalue 0 in all of them: leave it out")
+        self.width, self.signals, self.head, self.constraint = first.width, first.signals, first.head, first.constraint
+        shape = first.structure
+        loss = ContextLoss(tuple(one.structure for one in every), self.heads == "own")
+        sample = Sample(self.signals, contexts=len(every), own_spectra=own)
+        count = len(every) if self.heads == "own" else 1
+        self.structure = Structure(self.width, self.signals, shape.blocks, loss, shape.trained, shape.sphere, sample, heads=count)
+        self._stated_spectrum = first._stated_spectrum
+        self._parameters = {
+            **{name: first._parameters[name] for name in SHARED if name in first._parameters},
+            "eigenvalues": eigenvalues.max(axis=0),
+            **({"context_eigenvalues": eigenvalues} if own else {}),
+            "probabilities": chances,
+            "contexts": every,
+        }
+        self._sealed = True
+
+    @property
+    def problems(self) -> dict[str, Problem]:
+        """The contexts' problems by name."""
+        return dict(zip(self.names, self._parameters["contexts"], strict=True))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        found = super().parameters
+        return {**found, "contexts": tuple(one.parameters for one in found["contexts"])}
+
+    @cached_property
+    def _derived(self) -> dict[str, Any]:
+        weights = self._parameters["probabilities"]
+        return {**super()._derived, "context_weights": weights, "context_edges": mapped(weights, edges_of)}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("fields", "contexts", *["other inputs"] * self.structure.sample.own_spectra)
+
+    @property
+    def noise_floor(self) -> float:
+        return float(label_noise(numbers_at(self.parameters, 0.0))) / 2 if self.structure.has_excess else 0.0
+
+    def describe(self) -> dict[str, Any]:
+        chances, whole = describe_schedule(self.probabilities)
+        records = {name: one.describe() for name, one in self.problems.items()}
+        whole = whole and all(record.get("rerunnable", True) for record in records.values())
+        return {
+            "kind": self.kind,
+            "problems": records,
+            "probabilities": chances if isinstance(chances, dict) else np.asarray(chances).tolist(),
+            "heads": self.heads,
+            **({} if whole else {"rerunnable": False}),
+        }
+
+
+def contexts(problems: Mapping[str, Problem], probabilities: Given | Function | None = None, heads: str = "shared") -> Contexts:
+    """Several problems of which every sample draws one: tasks with replay, groups of data, a curriculum.
+
+    Parameters
+    ----------
+    problems : dict of str to Problem
+        Problems by name, of the same width, signals (their Gram matrix too), constraint and weight decay, each of one centred input a
+        sample. They may differ in their labels, activations, losses, label noise and eigenvalues of the covariance.
+    probabilities : array_like or callable, optional
+        Of each, adding up to 1; they may be a function of alpha. Equal ones unless given.
+    heads : str, default "shared"
+        "own": every context has a head of its own, and a start takes them as ``a`` of shape (contexts, width).
+
+    Returns
+    -------
+    Contexts
+        A problem for ``solve_ode``, ``solve_sde``, ``simulate``, ``exit_time`` and ``optimal_protocol``.
+
+    Raises
+    ------
+    ValueError
+        If the problems do not fit each other, or probabilities are none.
+
+    Notes
+    -----
+    Drift, noise and risk are weighted sums, each context by its own expectation. The risk is that of the moment's mixture;
+    ``context_risk`` of a result has that of every context.
+
+    Examples
+    --------
+    >>> one = sgd.TeacherStudent(width=1, teacher_width=2, activation="erf", teacher_head=[2.0, 0.0])
+    >>> both = sgd.contexts({"one": one, "other": one.replace(teacher_head=[0.0, 2.0])}, probabilities=[0.7, 0.3])
+    >>> begin = sgd.start(both, M=[[0.2, 0.1]], Q=[[1.0]])
+    >>> sgd.solve_ode(both, sgd.OnePassSGD(lr=1.0), begin, alpha=[1.0]).context_risk.values.round(3).tolist()
+    [[[0.129, 0.18]]]
+    """
+    return Contexts(problems, probabilities, heads)
+
+
+def _accept(name: object, one: Any, fix: str) -> None:
+    """Refuse what is no problem of one centred Gaussian input."""
+    if not isinstance(name, str) or not name or not isinstance(one, Problem) or isinstance(one, Contexts):
+        raise checks.reject("problems", {name: one}, fix)
+    if one.structure.sample != Sample(one.signals) or one.structure.loss.pulls or one.structure.expectation is not None:
+        fix = "contexts are problems of one centred input and label noise: leave draws, clusters, tokens, dropout and noise on inputs out"
+        raise checks.reject(f"problems[{name!r}]", one, fix)
+
+
+def _alike(first_name: str, first: Problem, name: str, one: Problem) -> None:
+    """Refuse problems whose states are not those of the first."""
+    shapes = {"width": (first.width, one.width), "signals": (first.signals, one.signals), "head": (first.head, one.head)}
+    shapes |= {"constraint": (first.constraint, one.constraint), "blocks of the covariance": (first.structure.blocks, one.structure.blocks)}
+    for what, (mine, other) in shapes.items():
+        if mine != other:
+            raise checks.reject("problems", {first_name: mine, name: other}, f"all contexts need the same {what}: state them alike")
+    same = all(np.array_equal(first._parameters[part], one._parameters[part]) for part in ("gram", "fractions"))
+    if not same:
+        fix = "all contexts need the same signals: one Gram matrix, and the same fractions of d; let each problem read those it needs"
+        raise checks.reject("problems", [first_name, name], fix)
+    if first.weight_decay != one.weight_decay:
+        raise checks.reject("problems", {first_name: first.weight_decay, name: one.weight_decay}, "all contexts need the same weight decay")
