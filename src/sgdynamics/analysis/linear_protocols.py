@@ -1,19 +1,10 @@
-"""The best learning rates of linear students: their exact mean risk as a differentiable function of piecewise rates and batches.
-
-A step g on a batch B takes c_b = sum over block b of E[(w_j - w*_j)^2], for n_b inputs of variance l_b each, to
-
-    c_b' = q_b c_b + (g^2/B) n_b l_b (kappa sum l c + s2),   q_b = 1 - 2 g l_b + g^2 (1 - 1/B + 2 kappa/B) l_b^2
-
-(`sgdynamics.scaling.modes`, where weight decay stands too), and the excess risk is sum l c/2. Few steps are taken one by one. Many steps of
-one rate are a power of one matrix, diagonal and of rank one, and come from squaring it: which of the two is cheaper is known beforehand.
-Reverse mode goes through both.
-"""
+"""The best learning rates of linear students on any spectrum, batches in their place, and the law of both where label noise dominates."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,274 +15,17 @@ from jaxtyping import Float, Int
 from scipy import optimize
 from scipy.optimize import OptimizeResult
 
-from sgdynamics import checks, trees
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
-from sgdynamics.arrays import Numbers, Numeric, Reals, Scalar
-from sgdynamics.controls import Schedule, piecewise_rate
-from sgdynamics.dynamics.fields import FieldDynamics
+from sgdynamics import checks
+from sgdynamics.analysis.linear_recursion import LinearRecursion, linear_recursion, room_for
+from sgdynamics.arrays import Numeric, Reals
+from sgdynamics.controls import Schedule
 from sgdynamics.precision import float64
-from sgdynamics.problems.problem import Problem
-from sgdynamics.problems.starts import Start, check_dimension, checked_start
-from sgdynamics.scaling.modes import LinearModes
-from sgdynamics.solvers import linear
+
+__all__ = ["LinearOptimum", "LinearRecursion", "NoiseDominated", "batch_ramp", "linear_recursion", "noise_dominated", "optimal_rates"]
 
 LOWEST = 1e-9  # of the largest step: rates are searched above
 GRID, ZOOMS = 33, 5  # constant rates tried at once, then again between the neighbours of the best
 DIVERGED = 1e3  # stands for the logarithm of a risk that is not finite: the line search then takes shorter steps
-MOST_STEPS = 10**12
-KEPT = 1 << 24  # numbers of a path that the gradient keeps; beyond, it keeps some and computes the rest again
-# seconds of a step with its gradient, for itself and for a block; of a squaring, for a block cubed
-STEP, STEP_BLOCK, SQUARING = 8e-6, 1.5e-8, 6e-10
-
-
-@trees.numbered("numbers")
-@dataclass(frozen=True)
-class LinearRecursion:
-    """The exact mean recursion of a linear student over so many steps; `linear_recursion` makes it.
-
-    A pytree: its numbers (spectrum, start, noise, steps, ...) are traced, and another one of the same shapes compiles nothing again.
-    """
-
-    numbers: Numbers
-    room: int  # steps that there is room for: numbers["steps"] rounded up
-    decays: bool  # whether there is weight decay
-    method: str | None = None  # "steps" or "powers"; the cheaper one unless said
-
-    @property
-    def steps(self) -> int:
-        """How many."""
-        return int(self.numbers["steps"])
-
-    @property
-    def blocks(self) -> int:
-        """How many different eigenvalues there are."""
-        return len(self.numbers["eigenvalues"])
-
-    @property
-    def batch(self) -> float:
-        """That of the algorithm, which holds unless others are given."""
-        return float(self.numbers["batch"])
-
-    def edges(self, pieces: int) -> Int[Numeric, " edges"]:
-        """The steps at which pieces begin and end: shares as equal as whole numbers allow."""
-        here = jnp if checks.is_traced(self.numbers["steps"]) else np
-        return here.asarray(self.numbers["steps"]) * here.arange(pieces + 1) // pieces
-
-    @float64
-    def risks(
-        self, rates: Float[Numeric, " pieces"], batches: Reals | None = None, edges: Int[Numeric, " edges"] | None = None
-    ) -> Float[Numeric, " edges"]:
-        """The mean excess risk at the edges of the pieces, (pieces + 1,): a pure function that JAX can transform.
-
-        Parameters
-        ----------
-        rates : (pieces,)
-            In the units of the algorithm, ``per``.
-        batches : (pieces,) or float, optional
-            Real numbers above 0; the algorithm's batch unless given.
-        edges : (pieces + 1,), optional
-            Steps at which the pieces begin and end, from 0 on, increasing; equal shares of all steps unless given.
-
-        Returns
-        -------
-        array
-            Not finite where the mean has left every bound.
-        """
-        numbers, pieces = self.numbers, len(rates)
-        batches = jnp.broadcast_to(jnp.asarray(numbers["batch"] if batches is None else batches, dtype=float), (pieces,))
-        longest = self.room if edges is not None else -(-self.room // pieces)
-        ends = jnp.asarray(self.edges(pieces) if edges is None else edges)
-        method = self.method or cheaper(self.room, pieces, longest, self.blocks)
-        inside = partial(_by_steps, self.room) if method == "steps" else partial(_by_powers, longest.bit_length())
-        rates = jnp.asarray(rates, dtype=float) * numbers["unit"]
-
-        def group(scale: Scalar, errors: Numeric, along: Numeric) -> Any:
-            here = {**numbers, "decay": numbers["decay"] / scale if self.decays else None}
-            return inside(here, (errors, along), rates * scale, batches, ends)
-
-        found = jax.vmap(group)(numbers["scale"], numbers["errors"], numbers["along"])
-        return numbers["weights"] @ found / 2
-
-    def schedule(self, rates: Float[Numeric, " pieces"], edges: Int[Numeric, " edges"] | None = None) -> Any:
-        """Rates as ``lr`` for ``solve_linear`` and ``simulate``: a function of alpha = samples/d (of steps, where d is infinite)."""
-        inner = np.asarray(self.edges(len(rates)) if edges is None else edges)[1:-1]
-        if not len(inner):
-            return float(np.asarray(rates)[0])
-        return piecewise_rate(inner * float(self.numbers["clock"]), np.asarray(rates))
-
-    @property
-    def modes(self) -> LinearModes:
-        """Its students as one, which they are where all of them have the same head: for the largest step, say."""
-        numbers = self.numbers
-        errors = numbers["weights"] @ numbers["errors"]
-        return LinearModes(numbers["eigenvalues"], numbers["counts"], errors, float(numbers["noise"]), float(numbers["kappa"]))
-
-
-@float64
-def linear_recursion(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    start: Start,
-    *,
-    steps: int,
-    dimension: float | None = None,
-    kappa: float = 1.0,
-    method: str | None = None,
-) -> LinearRecursion:
-    """The exact mean recursion of what ``solve_linear`` takes, over so many steps.
-
-    Parameters
-    ----------
-    problem : TeacherStudent
-        A linear student on any spectrum, as for ``solve_linear``.
-    algorithm : OnePassSGD
-        Its batch, and the units of rates (``per``); its own learning rate is not read.
-    start : Start
-        Where; the mean over several runs.
-    steps : int
-        The end.
-    dimension : int, optional
-        d; a problem whose covariance is a ``sgd.Spectrum`` knows it.
-    kappa : float, default 1.0
-        As for ``solve_linear``.
-    method : str, optional
-        "steps" or "powers"; the cheaper one unless given.
-
-    Returns
-    -------
-    LinearRecursion
-        With ``.risks(rates, batches)``.
-
-    Raises
-    ------
-    ValueError
-        If the student is not linear, or an argument is refused.
-    """
-    algorithm = checked_algorithm(algorithm, "solve_linear", problem)
-    weights = linear._output(problem)
-    d, sizes = check_dimension(problem, dimension, small=True)
-    begin = checked_start(problem, start)
-    steps = checks.whole("steps", steps, 1, MOST_STEPS)
-    kappa = checks.number("kappa", kappa, above=0.0)
-    method = None if method is None else checks.choice("method", method, ("steps", "powers"))
-    dynamics = FieldDynamics(problem, algorithm)
-    students = [linear._modes(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
-    # runs with the same head move by one linear map: their mean stands for them
-    gains = np.array([linear._gain(begin, run) for run in range(begin.runs)])
-    scale, group = np.unique(gains, return_inverse=True)
-    share = (group[None] == np.arange(len(scale))[:, None]) / np.bincount(group)[:, None]
-    first, decay = students[0], float(dynamics.parameters["weight_decay"])
-    infinite = problem.spectrum is not None and problem.spectrum.infinite
-    numbers = {
-        "eigenvalues": first.eigenvalues,
-        "counts": first.counts,
-        "targets": np.asarray(first.targets),
-        "errors": share @ np.stack([one.errors for one in students]),
-        "along": share @ np.stack([np.asarray(one.along) for one in students]),
-        "scale": scale,
-        "weights": np.bincount(group) / begin.runs,
-        "noise": np.float64(first.noise),
-        "kappa": np.float64(kappa),
-        "decay": np.float64(decay),
-        "batch": np.float64(algorithm.batch),
-        "unit": np.float64(1 / (float(algorithm.unit) * d)),
-        "clock": np.float64(1.0 if infinite else algorithm.batch / d),
-        "steps": np.int64(steps),
-    }
-    return LinearRecursion(numbers, _room(steps), decay != 0, method)
-
-
-def _room(steps: int) -> int:
-    """A number of steps rounded up by a quarter at most, so that nearly equal ones share a program."""
-    unit = 1 << max(steps.bit_length() - 3, 4)
-    return -(-steps // unit) * unit
-
-
-def cheaper(steps: int, pieces: int, longest: int, blocks: int) -> str:
-    """Which way takes less time."""
-    one_by_one = steps * (STEP + STEP_BLOCK * blocks)
-    squared = pieces * longest.bit_length() * SQUARING * blocks**3
-    return "steps" if one_by_one <= squared else "powers"
-
-
-def _survival(numbers: Numbers, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any]:
-    """1 - q of a step, its feedback g^2/B, and (with weight decay) what is lost of the mean error, 1 - rho = g (l + al)."""
-    along = g * numbers["eigenvalues"]
-    square = 1 + (2 * numbers["kappa"] - 1) / batch
-    if numbers["decay"] is None:
-        return along * (2 - square * along), g**2 / batch, None
-    pull = g * numbers["decay"]
-    return pull * (2 - pull) + along * (2 * (1 - pull) - square * along), g**2 / batch, along + pull
-
-
-def _by_steps(room: int, numbers: Numbers, begin: Any, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
-    """sum l c at the edges of pieces, step by step; steps after the last have rate 0, and change nothing."""
-    number = jnp.arange(room)
-    piece = jnp.clip(jnp.searchsorted(edges, number, side="right") - 1, 0, len(rates) - 1)
-    each = jnp.where(number < edges[-1], rates[piece], 0.0), batches[piece]
-    l, decay = numbers["eigenvalues"], numbers["decay"]
-    weight = numbers["counts"] * l
-
-    def step(state: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[tuple[Any, Any], Any]:
-        c, m = state
-        lost, feedback, behind = _survival(numbers, *now)
-        total = l @ c
-        moved = c - lost * c + feedback * (numbers["kappa"] * total + numbers["noise"]) * weight
-        if decay is not None:
-            pull = now[0] * decay
-            moved = moved + pull * (pull * numbers["targets"] - 2 * (1 - behind) * m)
-            m = m - behind * m - pull * numbers["targets"]
-        return (moved, m), total
-
-    if room * len(l) <= KEPT:
-        end, totals = jax.lax.scan(step, begin, each)
-    else:
-        chunks = 1 << (room.bit_length() - 3) // 2  # a divisor of the room, near its root
-        each = jax.tree.map(lambda values: values.reshape(chunks, -1), each)
-        end, totals = jax.lax.scan(jax.checkpoint(lambda state, here: jax.lax.scan(step, state, here)), begin, each)
-    return jnp.append(totals.reshape(-1), l @ end[0])[edges]
-
-
-def _by_powers(bits: int, numbers: Numbers, begin: Any, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
-    """sum l c at the edges of pieces, by squaring the map of a step, in r = c/sqrt(n), where it is symmetric.
-
-    r' = r - E r + X m + b, m' = m - z m + t (z and t of weight decay, X a matrix from its second power on): E, not 1 - E, is kept, so that
-    what is small in it is not lost beside 1.
-    """
-    l, decay, root = numbers["eigenvalues"], numbers["decay"], jnp.sqrt(numbers["counts"])
-    w = l * root
-
-    def piece(state: tuple[Any, Any], now: tuple[Any, Any, Any]) -> tuple[tuple[Any, Any], Any]:
-        g, batch, length = now
-        lost, feedback, behind = _survival(numbers, g, batch)
-        E, b = jnp.diag(lost) - numbers["kappa"] * feedback * jnp.outer(w, w), feedback * numbers["noise"] * w
-        rest = None
-        if decay is not None:
-            pull, target = g * decay, numbers["targets"] / root
-            b = b + pull**2 * target
-            rest = jnp.diag(-2 * pull * (1 - behind)), behind, -pull * target
-
-        def bit(carry: Any, _: None) -> tuple[Any, None]:
-            (r, m), (E, b, rest), left = carry
-            odd = left % 2 == 1
-            moved = r - E @ r + b
-            if rest is not None:
-                X, z, t = rest
-                moved, m = moved + X @ m, jnp.where(odd, m - z * m + t, m)
-            # squares that nobody asks for stay finite: the gradient would take 0 times infinity from them
-            E, b, rest = jax.tree.map(lambda value: jnp.where(left > 1, value, 0.0), (E, b, rest))
-            twice = 2 * b - E @ b
-            if rest is not None:
-                X, z, t = rest
-                twice, rest = twice + X @ t, (2 * X - E @ X - X * z, 2 * z - z**2, 2 * t - z * t)
-            return ((jnp.where(odd, moved, r), m), (2 * E - E @ E, twice, rest), left // 2), None
-
-        carry, _ = jax.lax.scan(bit, (state, (E, b, rest), length), length=bits)
-        return carry[0], w @ carry[0][0]
-
-    begin = begin[0] / root, begin[1] / root
-    _, totals = jax.lax.scan(jax.checkpoint(piece), begin, (rates, batches, jnp.diff(edges)))
-    return jnp.append(w @ begin[0], totals)
 
 
 @dataclass(frozen=True)
@@ -439,3 +173,119 @@ def _best_constant(recursion: LinearRecursion, batches: Any, edges: Any, pieces:
         best, level = float(grid[at]), float(levels[at])
         low, high = grid[max(at - 1, 0)], grid[min(at + 1, GRID - 1)]
     return best, level
+
+
+@float64
+def batch_ramp(recursion: LinearRecursion, rates: Float[Numeric, " pieces"], lr: float) -> tuple[LinearRecursion, np.ndarray, np.ndarray]:
+    """Growing batches in place of falling rates: a step of ``lr`` on as many samples as would have moved it as far.
+
+    With the batch B of the algorithm a rate lr* becomes a batch of B lr/lr*, real here. After as many samples, in fewer steps, the risk is
+    the same up to O(g l_max).
+
+    Parameters
+    ----------
+    recursion : LinearRecursion
+        With a batch of its own, B.
+    rates : (pieces,)
+        Of equal shares of its steps, above 0.
+    lr : float
+        The rate of all steps but the last, which is cut to what is left.
+
+    Returns
+    -------
+    tuple
+        A recursion of so many steps, and for each of them its rate and its batch, for ``.risks(rates, batches)``.
+
+    Raises
+    ------
+    ValueError
+        If rates are not above 0.
+    """
+    lr, given = checks.number("lr", lr, above=0.0), checks.numbers("rates", rates, "give rates above 0")
+    if given.ndim != 1 or not len(given) or np.any(given <= 0):
+        raise checks.reject("rates", rates, "give rates above 0")
+    edges = np.asarray(recursion.edges(len(given)), dtype=float)
+    way = np.append(0.0, np.cumsum(given * np.diff(edges)))
+    steps = max(1, math.ceil(way[-1] / lr - 1e-9))
+    reached = np.append(lr * np.arange(steps), way[-1])
+    batches = recursion.batch * np.diff(np.interp(reached, way, edges))
+    ramped = replace(recursion, numbers={**recursion.numbers, "steps": np.int64(steps)}, room=room_for(steps))
+    return ramped, np.diff(reached), batches
+
+
+@dataclass(frozen=True)
+class NoiseDominated:
+    """The best rates where label noise alone disturbs learning and steps are small."""
+
+    risk: float
+    rates: np.ndarray  # their means over the pieces
+    edges: np.ndarray  # in steps
+    left: np.ndarray  # chi, the sum of the steps g still to come, at the edges
+    invariant: float  # g K(chi)^(1/2), the same at all times
+
+
+def noise_dominated(recursion: LinearRecursion, pieces: int = 100) -> NoiseDominated:
+    """The law of the best rates where the noise of labels is far above the excess risk and g l is small, for any spectrum.
+
+    Parameters
+    ----------
+    recursion : LinearRecursion
+        Without weight decay, with label noise, and one head for all runs.
+    pieces : int, default 100
+        Into how many the steps are cut, for the rates.
+
+    Returns
+    -------
+    NoiseDominated
+        ``.risk``, ``.rates``, ``.left``, ``.invariant``.
+
+    Raises
+    ------
+    ValueError
+        If there is no label noise, or weight decay.
+
+    Notes
+    -----
+    With chi the sum of steps still to come, the start leaves sum l c e^(-2 l chi0)/2 and a step adds (g^2 s2/2B) K(chi), K(chi) =
+    sum n l^2 e^(-2 l chi). By Cauchy and Schwarz g K^(1/2) is constant, and the noise adds s2 y(chi0)^2/(2TB) in all, y the integral of
+    K^(1/2) from 0: the best chi0 makes the sum of both smallest.
+    """
+    numbers = recursion.numbers
+    noise, share = float(numbers["noise"]), float(numbers["noise"]) / (recursion.steps * recursion.batch)
+    if not noise > 0 or recursion.decays or len(numbers["scale"]) > 1:
+        raise checks.reject(
+            "recursion", recursion.numbers["noise"], "the law needs label noise, no weight decay, and one head for all runs"
+        )
+    each_l, errors = numbers["eigenvalues"], numbers["errors"][0]
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    ends = np.append(0.0, np.geomspace(1e-3 / each_l.max(), 30 / each_l.min(), 400))
+
+    def root_K(chi: np.ndarray) -> np.ndarray:
+        return np.sqrt(np.exp(-2 * np.multiply.outer(chi, each_l)) @ (numbers["counts"] * each_l**2))
+
+    def between(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        half = (high - low)[:, None] / 2
+        return np.sum(half * weights * root_K(low[:, None] + half * (1 + nodes)), axis=1)
+
+    sums = np.append(0.0, np.cumsum(between(ends[:-1], ends[1:])))
+
+    def y(chi: np.ndarray) -> np.ndarray:
+        panel = np.clip(np.searchsorted(ends, chi, side="right") - 1, 0, len(ends) - 2)
+        return sums[panel] + between(ends[panel], chi)
+
+    def slope(chi: float) -> float:
+        here = np.array([chi])
+        return float(-(np.exp(-2 * each_l * chi) @ (each_l**2 * errors)) + share * y(here)[0] * root_K(here)[0])
+
+    levels = np.exp(-2 * np.multiply.outer(ends, each_l)) @ (each_l * errors) / 2 + share * sums**2 / 2
+    at = int(np.clip(np.argmin(levels), 1, len(ends) - 2))
+    chi: Any = optimize.brentq(slope, ends[at - 1], ends[at + 1], xtol=1e-14 * ends[at])
+    whole = y(np.array([chi]))[0]
+    edges = np.asarray(recursion.edges(checks.whole("pieces", pieces, 1, recursion.steps)))
+    wanted = whole * (1 - edges / recursion.steps)
+    left = np.interp(wanted, sums, ends)
+    for _ in range(20):  # Newton: y grows, and is concave
+        left = np.clip(left - (y(left) - wanted) / root_K(left), 0.0, chi)
+    rates = -np.diff(left) / np.diff(edges) / float(numbers["unit"] * numbers["scale"][0])
+    risk = float(np.exp(-2 * each_l * chi) @ (each_l * errors) + share * whole**2) / 2
+    return NoiseDominated(risk, rates, edges, left, float(whole) / recursion.steps)
