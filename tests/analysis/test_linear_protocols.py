@@ -49,6 +49,7 @@ def test_recursion_is_that_of_solve_linear(method, decay, batch):
     edges = recursion.edges(7)
     assert edges[-1] == 1003
     assert set(np.diff(edges)) == {143, 144}
+    assert recursion.risks(rates).dtype == np.float64
     found = sgd.solve_linear(problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=edges, kappa=1.2)
     np.testing.assert_allclose(recursion.risks(rates), found["excess_risk"].values.mean(0), rtol=1e-12)
 
@@ -153,9 +154,9 @@ def test_exponents_in_the_horizon():
     assert -slope[-1, 1] == pytest.approx(0.534, abs=6e-4)
 
 
-@pytest.mark.parametrize("noise", [100.0, 1e4])
-def test_noise_dominated_law(noise):
-    recursion = power(2.5, 1.2, 400, noise, 3000)
+@pytest.mark.parametrize(("noise", "steps"), [(100.0, 1000), (1000.0, 10_000)])
+def test_noise_dominated_law(noise, steps):
+    recursion = power(2.5, 1.2, 150, noise, steps)
     law, found = noise_dominated(recursion), optimal_rates(recursion, 100)
     share = 0.5 / noise  # the excess risk beside the noise: what the law leaves out
     assert law.risk == pytest.approx(found.risk, rel=max(share, 5e-5))
@@ -167,7 +168,7 @@ def test_noise_dominated_law(noise):
     middle = (left[1:] + left[:-1]) / 2
     invariant = found.rates * np.sqrt(np.exp(-2 * np.outer(middle, eigenvalues)) @ eigenvalues**2)
     np.testing.assert_allclose(invariant, law.invariant, rtol=max(2 * share, 3e-4))
-    assert found.rates[0] / found.rates[-1] > 1.1  # while rates do fall
+    assert found.rates[0] / found.rates[-1] > 2  # while rates do fall
 
 
 @pytest.mark.parametrize(
@@ -213,9 +214,7 @@ def test_batches_make_better_rates():
 
 def test_other_numbers_compile_nothing():
     optimal_rates(power(2.5, 1.2, 40, 1.0, 1000), 10)
-    with count_compilations() as compiled:
-        optimal_rates(power(1.5, 2.0, 40, 0.3, 990), 10)
-    assert not compiled
+    assert count_compilations(lambda: optimal_rates(power(1.5, 2.0, 40, 0.3, 990), 10)) == 0
 
 
 @pytest.mark.parametrize(
@@ -232,9 +231,10 @@ def test_other_refusals():
         noise_dominated(power(2.5, 1.2, 10, 0.0, 50), 5)
     with pytest.raises(ValueError, match="above 0"):
         batch_ramp(power(2.5, 1.2, 10, 1.0, 50), np.array([0.1, 0.0]), 1.0)
+    problem = sgd.TeacherStudent(width=1, activation="erf")
+    begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
     with pytest.raises(ValueError, match="linear"):
-        problem = sgd.TeacherStudent(width=1, activation="erf")
-        linear_recursion(problem, sgd.OnePassSGD(), sgd.start(problem, M=[[0.1]], Q=[[1.0]]), steps=10, dimension=100)
+        linear_recursion(problem, sgd.OnePassSGD(), begin, steps=10, dimension=100)
 
 
 @pytest.mark.slow

@@ -103,7 +103,9 @@ class LinearRecursion:
             return inside(here, (errors, along), rates * scale, batches, ends)
 
         found = jax.vmap(group)(numbers["scale"], numbers["errors"], numbers["along"])
-        return numbers["weights"] @ found / 2
+        risks = numbers["weights"] @ found / 2
+        # outside of float64, where a caller may be, JAX would cut its own array to float32 at the next touch
+        return risks if checks.is_traced(risks) else np.asarray(risks)
 
     def schedule(self, rates: Float[Numeric, " pieces"], edges: Int[Numeric, " edges"] | None = None) -> Any:
         """Rates as ``lr`` for ``solve_linear`` and ``simulate``: a function of alpha = samples/d (of steps, where d is infinite)."""
