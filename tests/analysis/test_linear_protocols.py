@@ -255,3 +255,17 @@ def test_speed():
     began = time.perf_counter()
     optimal_rates(power(2.5, 1.2, 500, 1.0, 1000), 100)
     assert time.perf_counter() - began < 5
+
+
+def test_infinitely_many_inputs():
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=1.0, covariance=sgd.power_law(1.5, np.inf, target=0.5, raw=10, bins=30)
+    )
+    size = problem.spectrum.blocks
+    begin = sgd.start(problem, M=np.zeros((size, 1, 1)), Q=np.zeros((size, 1, 1)))
+    for algorithm in (STEP.replace(batch=2), sgd.OnePassSGD(per="trace")):
+        recursion = linear_recursion(problem, algorithm, begin, steps=5000)
+        rates = np.array([0.2, 0.1, 0.05])
+        found = sgd.solve_linear(problem, algorithm.replace(lr=recursion.schedule(rates)), begin, steps=recursion.edges(3))
+        np.testing.assert_allclose(recursion.risks(rates), found["excess_risk"].values[0], rtol=1e-9)
+        assert optimal_rates(recursion, 3).risk < found["excess_risk"].values[0, -1]
