@@ -88,7 +88,7 @@ def solve_linear(
     ['0.09869', '0.004952', '0.0002979']
     """
     algorithm = checked_algorithm(algorithm, "solve_linear", problem)
-    weights = _output(problem)
+    weights = output_weights(problem)
     d, sizes = check_dimension(problem, dimension, small=True)
     begin = checked_start(problem, start)
     wanted = listed("steps", steps, 0.0)
@@ -101,8 +101,8 @@ def solve_linear(
     if problem.spectrum is not None:
         attributes |= {"dimension": problem.spectrum.dimension, "effective_dimension": problem.spectrum.effective_dimension}
     g = float(np.max(_pieces(algorithm, d)[1])) / d
-    modes = _modes(dynamics, begin, 0, weights, sizes, kappa)
-    scale = _gain(begin, 0)
+    modes = modes_of(dynamics, begin, 0, weights, sizes, kappa)
+    scale = output_gain(begin, 0)
     attributes |= {
         "trace": modes.trace,
         "g_l1": g * scale * float(modes.eigenvalues.max()),
@@ -119,7 +119,7 @@ def solve_linear(
     return _dataset(problem, algorithm, found, wanted, d, attributes)
 
 
-def _output(problem: Problem) -> np.ndarray:
+def output_weights(problem: Problem) -> np.ndarray:
     """The teacher as one vector in the signals; refuse what is not linear."""
     fix = 'give sgd.TeacherStudent(width=..., activation="linear", ...) with loss="squared", a fixed head and free rows'
     if not linear_student(problem) or problem.head != "fixed" or problem.constraint is not None:
@@ -136,13 +136,13 @@ def linear_student(problem: object) -> TypeGuard[TeacherStudent]:
     return {problem.activation.name, problem.teacher_activation.name} == {"linear"}
 
 
-def _gain(begin: Start, run: int) -> float:
+def output_gain(begin: Start, run: int) -> float:
     """A step of the output's vector (1/p) sum_i a_i w_i over that of a row: sum_i (a_i/p)^2."""
     a = begin.a[run]
     return float(np.sum((a / len(a)) ** 2))
 
 
-def _modes(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float) -> LinearModes:
+def modes_of(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: Any, kappa: float) -> LinearModes:
     """The student of one run as its modes."""
     numbers = dynamics.parameters
     a = begin.a[run] / begin.a.shape[1]
@@ -176,7 +176,7 @@ def _means(
     t = np.zeros(len(wanted))
     kept = np.asarray(sizes) > 0
     decay, batch = float(dynamics.parameters["weight_decay"]), dynamics.algorithm.batch
-    students = [_modes(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
+    students = [modes_of(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
     first = elapsed = 0.0
     # runs inside of pieces: those with the same head share the eigenproblem of a piece
     for rate, last in zip(rates, [*edges, np.inf], strict=True):
@@ -184,7 +184,7 @@ def _means(
         ends = np.append(wanted[here] - first, last - first if np.isfinite(last) else 0.0)
         t[here] = elapsed + (wanted[here] - first) * rate / d
         for run, now in enumerate(students):
-            scale = _gain(begin, run)
+            scale = output_gain(begin, run)
             g = rate / d * scale
             if g > 0:
                 errors, alongs = now.errors_after(ends, g, batch, decay / scale)
