@@ -5,6 +5,7 @@ t = lr steps/d (on a fixed data set lr steps) is gradient-flow time, alpha = sam
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -95,6 +96,8 @@ def _one_pass(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: i
 
 def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
     """On a fixed data set t = lr steps, without the dimension; alpha counts every use of a sample."""
+    if algorithm.scheduled:
+        return _fixed_data_scheduled(algorithm, name, points)
     per_step = {"steps": 1.0, "times": algorithm.lr, "alpha": algorithm.fraction * algorithm.samples_per_dimension}
     with np.errstate(over="ignore"):
         step = points / per_step[name]
@@ -103,6 +106,21 @@ def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
     end = float(step[-1]) * algorithm.lr
     algorithm.check_times(np.unique(np.concatenate([step * algorithm.lr, np.linspace(0, end, CHECKED_TIMES)])))
     return Clock(step * per_step["times"], step * per_step["alpha"], step)
+
+
+def _fixed_data_scheduled(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
+    """The same where lr depends on t: step n + 1 moves t by lr(t) from where n steps have brought it."""
+    each = algorithm.fraction * algorithm.samples_per_dimension
+    if name == "times":
+        table = algorithm.step_times(math.inf, points[-1])
+        after = np.searchsorted(table, points)
+        before = np.maximum(after - 1, 0)
+        step = np.where(points - table[before] < table[after] - points, before, after)
+    else:
+        step = np.round(points / (1.0 if name == "steps" else each)).astype(np.int64)
+        table = algorithm.step_times(float(step[-1]))
+    algorithm.check_times(np.unique(np.concatenate([table[step], np.linspace(0, table[step[-1]], CHECKED_TIMES)])))
+    return Clock(table[step], step * each, step.astype(np.int64))
 
 
 def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
@@ -144,7 +162,7 @@ def elapsed(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
 def time_of_steps(algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension: int) -> np.ndarray:
     """t after so many whole steps: the sum of lr/d over them (beyond a few million, the integral)."""
     if isinstance(algorithm, FixedData):
-        return step * algorithm.lr
+        return np.asarray(algorithm.lr.numbers["times"])[step] if algorithm.scheduled else step * algorithm.lr
     if not isinstance(algorithm.lr, Schedule):
         return step * (float(algorithm.lr) / dimension)
     share = algorithm.batch / dimension

@@ -29,11 +29,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
+from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.arrays import DType, Keys, Numbers, Numeric, OneKey, Tree, Whole
 from sgdynamics.compressed import sample_gradients
-from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import chi, normals_and_uniforms
 from sgdynamics.samples.sample import as_dtype
@@ -250,7 +249,7 @@ class _Now(NamedTuple):
 def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, key: OneKey, number: Whole) -> Known:
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
-    parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
+    parameters, algorithm = numbers_of_step(parameters, algorithm, number)
     now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key)
     p = setup.structure.width
     pulls, normals, head_pull = _pulls(now, state)

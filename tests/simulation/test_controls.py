@@ -96,3 +96,44 @@ def test_refused():
             network(**changes)
     with pytest.raises(ValueError, match=r"at alpha = 0\.507812 the schedule gives"):
         simulated(network(noise=lambda alpha: 0.5 - alpha), "exact", 0, runs=1)
+
+
+def slower(t):
+    return 0.3 / (1 + t)
+
+
+ON_DATA = {
+    "descent": sgd.GradientDescent(lr=slower, samples_per_dimension=2.0, head_rate=slower),
+    "persistent": sgd.PersistentSGD(lr=sgd.piecewise_rate([1.0], [0.2, 0.1]), samples_per_dimension=2.0, persistence_time=1.0),
+    "Langevin": sgd.Langevin(lr=slower, samples_per_dimension=2.0, temperature=lambda t: jnp.exp(-t)),
+}
+
+
+@pytest.mark.parametrize("name", ["persistent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("descent", "Langevin"))])
+def test_learning_rates_on_fixed_data(name):
+    """Steps whose length depends on t: the clock adds them up, exact and direct runs agree in law, and DMFT has their mean."""
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.2, head="trained" if name == "descent" else "fixed")
+    begin = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
+    algorithm, runs, steps = ON_DATA[name], 600, [3, 12]
+    exact, direct = (
+        sgd.simulate(problem, algorithm, begin, steps=steps, dimension=40, runs=runs, method=method, seed=seed)
+        for seed, method in enumerate(("exact", "direct"))
+    )
+    t = [0.0]
+    for _ in range(12):
+        t.append(t[-1] + float(algorithm.lr(t[-1])))
+    np.testing.assert_allclose(exact.t, [t[3], t[12]], rtol=1e-6)  # a user's function is float32 here
+    same = sgd.simulate(problem, algorithm, begin, times=exact.t.values, dimension=40, runs=1)
+    assert same.step.values.tolist() == steps
+    for kept in ("M", "Q", "train_risk"):
+        same_law(exact[kept].values[:, -1].ravel(), direct[kept].values[:, -1].ravel(), kept)
+    theory = sgd.solve_dmft(problem, algorithm, begin, steps=steps, paths=4096, progress=False)
+    error = exact.risk.std("run").values / np.sqrt(runs)
+    # runs at d = 40 are off their limit by O(1/d)
+    assert np.all(np.abs(exact.risk.mean("run").values - theory.risk.values[0]) <= Z * error + 2 / 40)
+    if name == "persistent":
+        assert sgd.algorithm_of(theory) == algorithm
+        with pytest.raises(ValueError, match="a sample would switch with a probability above 1"):
+            sgd.simulate(problem, algorithm.replace(persistence_time=0.15), begin, steps=[1], dimension=40)
+    with pytest.raises(ValueError, match="at t = 0 the schedule gives -1"):
+        sgd.GradientDescent(lr=lambda t: t - 1.0)

@@ -191,7 +191,7 @@ def test_the_sde_has_the_spread_of_runs(name):
     """At d = 400 the variance of M over 1000 paths and 1000 runs: within 30% (4.9 standard errors of either are 22%)."""
     problem, options = CASES[name]
     algorithm, begin = sgd.OnePassSGD(lr=1.5, **options), sgd.random_start(problem, dimension=D, seed=1)
-    paths = sgd.solve_sde(problem, algorithm, begin, alpha=[1.0], dimension=400, paths=1000, seed=1)
+    paths = sgd.solve_sde(problem, algorithm, begin, alpha=[1.0], dimension=400, runs=1000, seed=1)
     runs = sgd.simulate(problem, algorithm, begin, alpha=[1.0], dimension=400, runs=1000, seed=2)
     np.testing.assert_allclose(paths.M.values[:, -1].var(axis=0), runs.M.values[:, -1].var(axis=0), rtol=0.3)
 

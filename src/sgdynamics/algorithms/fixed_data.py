@@ -10,17 +10,23 @@ temperature T. All four are this one step with other numbers, so that direct sim
 
 from __future__ import annotations
 
+import math
+from copy import copy
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
 from sgdynamics import checks, trees
-from sgdynamics.arrays import Numbers, Numeric, Scalar
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule
+from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
+from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, numbers_at
+from sgdynamics.precision import float64
 
+MOST_TABLED = 1 << 22  # steps of a learning rate that depends on t
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 
@@ -28,18 +34,16 @@ NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 class FixedData:
     """What the four algorithms have in common; not an algorithm itself."""
 
-    lr: float = 0.01
+    lr: Any = 0.01
     samples_per_dimension: float = 3.0
-    head_rate: float = 1.0
+    head_rate: Any = 1.0
 
     kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
 
     def __post_init__(self) -> None:
-        if callable(self.lr):
-            raise checks.reject("lr", self.lr, "on a fixed data set the learning rate is a number")
-        object.__setattr__(self, "lr", checks.number("lr", self.lr, above=0.0))
+        object.__setattr__(self, "lr", number_or_schedule("lr", self.lr, above=0.0, of="t"))
         object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
-        object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+        object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate, of="t"))
 
     def replace(self, **changes: object) -> Self:
         """The same algorithm with some of its arguments changed, checked as when it was made.
@@ -90,14 +94,49 @@ class FixedData:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         on, off = self.switching()
         numbers = {"fraction": self.fraction, "divisor": self.divisor, "on": on, "off": off}
+        if isinstance(self.lr, Schedule) and isinstance(self, PersistentSGD):
+            numbers["per_time"] = 1.0
         numbers |= {"lr": self.lr, "head_rate": self.head_rate, "temperature": getattr(self, "temperature", 0.0)}
         return {name: trees.traced(value) for name, value in numbers.items()}
 
     def check_times(self, times: np.ndarray) -> None:
-        """Refuse what is not defined at these times of a run: a temperature that is negative or not finite there."""
-        temperature = getattr(self, "temperature", 0.0)
-        if isinstance(temperature, Schedule):
-            checked_values("temperature", temperature, times, "t")
+        """Refuse what is not defined at these times of a run: a temperature, or a rate, that is negative or not finite there."""
+        for name in ("temperature", "head_rate"):
+            if isinstance(value := getattr(self, name, 0.0), Schedule):
+                checked_values(name, value, times, "t")
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the learning rate is a function of t."""
+        return isinstance(self.lr, Schedule)
+
+    def step_times(self, steps: float, until: float = math.inf) -> np.ndarray:
+        """t before each step, of so many (and one more) or up to the first at or after `until`; a power of two of them."""
+        assert isinstance(self.lr, Schedule)
+        count, found = 1 << 8, np.zeros(1)
+        while len(found) < steps + 2 and found[-1] < until:
+            if count > MOST_TABLED:
+                fix = f"these are more than {MOST_TABLED} steps, whose rates are added up one by one: give less, or a number"
+                raise checks.reject("lr", self.lr, fix)
+            found, count = _times(self.lr, count), 2 * count
+            if not np.all(np.diff(found) > 0):
+                where = float(found[np.argmin(np.append(np.diff(found) > 0, False))])
+                raise checks.reject("lr", self.lr, f"at t = {where:g} the schedule gives no number above 0: it must be above 0")
+        return found
+
+    def counted(self, steps: float) -> Self:
+        """The same with its learning rate step by step, where it is a function of t: what a run of so many steps takes."""
+        if not isinstance(self.lr, Schedule):
+            return self
+        table = self.step_times(steps)
+        found = copy(self)
+        object.__setattr__(found, "lr", Schedule(_of_table, {"times": table}, "table"))
+        object.__setattr__(found, "_stated", self)
+        sizes = np.diff(table[: int(steps) + 2])
+        if isinstance(self, PersistentSGD) and max(self.switching()) * sizes.max(initial=0.0) > 1:
+            fix = f"with the largest lr = {sizes.max():g} a sample would switch with a probability above 1 in a step: give a longer time"
+            raise checks.reject("persistence_time", self.persistence_time, fix)
+        return found
 
     def samples(self, dimension: int) -> int:
         """The size of the data set at dimension d.
@@ -135,7 +174,8 @@ class FixedData:
         dict
             "kind" and the arguments; "rerunnable" is False where a user's function is among them.
         """
-        shown = {one.name: describe_schedule(getattr(self, one.name)) for one in fields(self)}
+        stated = getattr(self, "_stated", self)
+        shown = {one.name: describe_schedule(getattr(stated, one.name)) for one in fields(self)}
         record = {name: int(value) if isinstance(value, bool) else value for name, (value, _) in shown.items()}
         return {"kind": type(self).__name__, **record} | ({} if all(again for _, again in shown.values()) else {"rerunnable": False})
 
@@ -151,12 +191,12 @@ class GradientDescent(FixedData):
 
     Parameters
     ----------
-    lr : float, default 0.01
-        The learning rate: one step moves t by this much.
+    lr : float or callable, default 0.01
+        The learning rate: one step moves t by this much. It may be a function of t.
     samples_per_dimension : float, default 3.0
         The size n of the data set over the dimension d.
-    head_rate : float, default 1.0
-        The rate of a trained head relative to ``lr``.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of t.
 
     Raises
     ------
@@ -178,12 +218,12 @@ class MultiPassSGD(FixedData):
 
     Parameters
     ----------
-    lr : float, default 0.01
-        The learning rate: one step moves t by this much.
+    lr : float or callable, default 0.01
+        The learning rate: one step moves t by this much. It may be a function of t.
     samples_per_dimension : float, default 3.0
         The size n of the data set over the dimension d.
-    head_rate : float, default 1.0
-        The rate of a trained head relative to ``lr``.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of t.
     batch_fraction : float, default 0.5
         The share of the samples in a batch, above 0 and at most 1.
     rescale : bool, default True
@@ -238,12 +278,12 @@ class PersistentSGD(MultiPassSGD):
 
     Parameters
     ----------
-    lr : float, default 0.01
-        The learning rate: one step moves t by this much.
+    lr : float or callable, default 0.01
+        The learning rate: one step moves t by this much. It may be a function of t.
     samples_per_dimension : float, default 3.0
         The size n of the data set over the dimension d.
-    head_rate : float, default 1.0
-        The rate of a trained head relative to ``lr``.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of t.
     batch_fraction : float, default 0.5
         The share b of the samples in a batch, above 0 and at most 1.
     rescale : bool, default True
@@ -274,7 +314,7 @@ class PersistentSGD(MultiPassSGD):
         tau, b = checks.number("persistence_time", self.persistence_time, above=0.0), self.batch_fraction
         object.__setattr__(self, "persistence_time", tau)
         on, off = self.switching()
-        if on > 1 or off > 1:
+        if not self.scheduled and (on > 1 or off > 1):
             least = self.lr * max(1.0, (1 - b) / b)
             raise checks.reject(
                 "persistence_time",
@@ -284,7 +324,7 @@ class PersistentSGD(MultiPassSGD):
             )
 
     def switching(self) -> tuple[float, float]:
-        on = self.lr / self.persistence_time
+        on = (1.0 if self.scheduled else self.lr) / self.persistence_time
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
 
@@ -295,12 +335,12 @@ class Langevin(FixedData):
 
     Parameters
     ----------
-    lr : float, default 0.01
-        The learning rate: one step moves t by this much.
+    lr : float or callable, default 0.01
+        The learning rate: one step moves t by this much. It may be a function of t.
     samples_per_dimension : float, default 3.0
         The size n of the data set over the dimension d.
-    head_rate : float, default 1.0
-        The rate of a trained head relative to ``lr``.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of t.
     temperature : float or callable, default 1.0
         T, a number or a function of t: ``sgd.piecewise_rate([350.0], [1.0, 0.0])`` switches it off at t = 350.
 
@@ -338,6 +378,42 @@ def checked_fixed_data(value: Any) -> FixedData:
     if type(value) not in ALGORITHMS.values():
         raise checks.reject("algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD or sgd.Langevin(...)")
     return value
+
+
+def _of_table(numbers: Numbers, number: Whole) -> Any:
+    times = jnp.asarray(numbers["times"])
+    return times[number + 1] - times[number]
+
+
+@float64
+def _times(schedule: Schedule, count: int) -> np.ndarray:
+    return np.asarray(_summed(schedule, count))
+
+
+@partial(jax.jit, static_argnums=1)
+def _summed(schedule: Schedule, count: int) -> Any:
+    return jax.lax.scan(lambda t, _: (t + schedule(t), t), jnp.zeros(()), length=count)[1]
+
+
+def elapsed_at(lr: Any, number: Any) -> Any:
+    """t after so many steps, from the learning rate of an algorithm's numbers: one number, or step by step."""
+    return jnp.asarray(lr.numbers["times"])[number] if isinstance(lr, Schedule) else number * lr
+
+
+def numbers_of_step(parameters: Numbers, algorithm: Numbers, number: Whole) -> tuple[Any, Any]:
+    """The numbers of a problem and an algorithm at one step of a run on a fixed data set."""
+    lr, now = algorithm["lr"], elapsed_at(algorithm["lr"], number)
+    if isinstance(lr, Schedule):
+        size = _of_table(lr.numbers, number)
+        algorithm = {**algorithm, "lr": size}
+        if "per_time" in algorithm:
+            algorithm |= {name: size * algorithm[name] for name in ("on", "off")}
+    return numbers_at((parameters, algorithm), now)
+
+
+def largest_rate(algorithm: FixedData) -> float:
+    """The largest learning rate of a run."""
+    return float(np.diff(algorithm.lr.numbers["times"]).max()) if isinstance(algorithm.lr, Schedule) else float(algorithm.lr)
 
 
 def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:

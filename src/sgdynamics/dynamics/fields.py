@@ -277,6 +277,13 @@ class FixedDataDynamics(FieldDynamics):
     def place(self, when: Clock) -> np.ndarray:
         return when.t
 
+    def counted(self, when: Clock) -> FixedDataDynamics:
+        if not self.algorithm.scheduled or when.step is None:
+            return self
+        found = copy(self)
+        found.algorithm = self.algorithm.counted(float(when.step[-1]))
+        return found
+
     def warn_before(self, begin: Start, dimension: int) -> None:
         warn_unstable(self.definition, self.algorithm, begin, self.algorithm.samples(dimension))
 

@@ -211,6 +211,10 @@ class Dynamics:
         """The same with functions of alpha read as functions of steps, for a dimension that is infinite."""
         raise NotImplementedError
 
+    def counted(self, when: Clock) -> Dynamics:
+        """The same for a run that ends with this clock."""
+        return self
+
     def has(self, name: str) -> bool:
         """Whether a function of the interface is given."""
         return getattr(type(self), name) is not getattr(Dynamics, name)

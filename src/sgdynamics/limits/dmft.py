@@ -22,7 +22,7 @@ from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
-from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.arrays import Keys, Numbers, Numeric, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.problems.problem import Problem
@@ -121,7 +121,7 @@ class Sweep:
                 probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
                 bar.advance((end - now) / self.fewer)
                 now = end
-            numbers = numbers_at(self.parameters, now * self.algorithm["lr"])
+            numbers = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
             for name, value in conditioning.observed(_observe, self.setup, self.on_train, numbers, state).items():
                 shown = np.array(value, dtype=np.float64)
                 shown[diverged] = np.nan

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sgdynamics import checks
-from sgdynamics.algorithms.fixed_data import FixedData, first_selection, kick_size, next_selection
+from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, first_selection, kick_size, next_selection, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Whole
 from sgdynamics.controls import numbers_at
@@ -129,7 +129,7 @@ class DirectFixedData(Simulator):
     def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
-        self.now = end * float(self.algorithm["lr"])
+        self.now = float(elapsed_at(self.algorithm["lr"], end))
         state, good = _advance_on_data(self.structure, self.options, *numbers, self.data, state, keys, np.int64(since), np.int64(end))
         return state, good, watch.seen
 
@@ -320,7 +320,7 @@ def fixed_data_step(
 ) -> Weights:
     """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
     rows, head, selected, first_risk = state
-    parameters, algorithm = numbers_at((parameters, algorithm), number * algorithm["lr"])
+    parameters, algorithm = numbers_of_step(parameters, algorithm, number)
     parameters = as_dtype(parameters, rows.dtype)
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics import conditioning
-from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey
 from sgdynamics.conditioning import Known
 from sgdynamics.controls import numbers_at
@@ -48,7 +48,7 @@ class ExactFixedData(Simulator):
 
     def advance(self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
-        self.now = end * float(self.algorithm["lr"])
+        self.now = float(elapsed_at(self.algorithm["lr"], end))
         numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING["float64"]))
         return *conditioning.advance(self.setup, numbers, self.most, state, keys, None, since, end), watch.seen
 

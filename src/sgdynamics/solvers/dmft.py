@@ -136,7 +136,10 @@ def solve_dmft(
     rank = None if rank is None else checks.whole("rank", rank, 1)
     setting = (door.seed, replicates)
     floor = conditioning.ROUNDING[dtype]
-    sweeps = [Sweep(problem, algorithm, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for fewer in (1, FEWER)]
+    sweeps = [
+        Sweep(problem, door.dynamics.algorithm, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype))
+        for fewer in (1, FEWER)
+    ]
     within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
     for sweep in sweeps:
         sweep.on_train = door.observables.losses()

@@ -75,6 +75,7 @@ def opened(
     when = clock(dynamics.algorithm, times=times, alpha=alpha, steps=steps, dimension=counted, whole_steps=whole_steps)
     if spectrum is not None and spectrum.infinite:
         when = replace(when, samples=False)
+    dynamics = dynamics.counted(when)
     dynamics.check_controls(when)
     begin = dynamics.start(start, runs)
     first = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(begin)).items()}
