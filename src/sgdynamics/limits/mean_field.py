@@ -26,10 +26,11 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
-from sgdynamics.clock import Clock, clock
+from sgdynamics.clock import Clock, clock, elapsed
+from sgdynamics.controls import check_schedules, numbers_at, scheduled, stretched
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.long_times import Followed, follow, ran_out
@@ -59,6 +60,7 @@ TABLE_NODES = 40
 WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
 PAIR_COST = 8.0  # a closed pair over a term of the series
 WARN_ABOVE = 1e-4
+CLOCK_NODES = 1025  # of a table of alpha along t
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,10 @@ class _Way:
     sphere: bool
 
 
-def _velocity(way: _Way, numbers: dict[str, Any], state: State) -> dict[str, Any]:
+def _velocity(way: _Way, numbers: dict[str, Any], t: Scalar, state: State) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
+    if "clock" in numbers:
+        numbers = numbers_at(numbers, jnp.interp(t, numbers["clock"]["t"], numbers["clock"]["alpha"]))
     T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
     if way.basis is None:
         push, stretch, value, _ = series.pair_forces(way.loss, numbers["problem"], numbers, state)
@@ -102,7 +106,7 @@ def _integrate(
 
     def one(state: State) -> tuple[Any, ...]:
         found = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: rate(numbers, y)),
+            diffrax.ODETerm(lambda t, y, args: rate(numbers, t, y)),
             diffrax.Dopri8(),
             t0=0.0,
             t1=times[-1],
@@ -124,8 +128,8 @@ def _integrate(
 
 
 @partial(jax.jit, static_argnums=0)
-def _flat_velocity(way: _Way, numbers: dict[str, Any], like: State, y: Float[Array, " n"]) -> Any:
-    return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y)))[0]
+def _flat_velocity(way: _Way, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]) -> Any:
+    return ravel_pytree(_velocity(way, numbers, t, ravel_pytree(like)[1](y)))[0]
 
 
 @jax.jit
@@ -141,7 +145,7 @@ def _later(way: _Way, numbers: dict[str, Any], state: State, t0: float, times: n
     setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: bool(inside(y))}
     y = np.asarray(ravel_pytree(like)[0])
     limits = float(tolerance["rtol"]), float(tolerance["atol"])
-    return follow(lambda _, y: np.asarray(_flat_velocity(way, numbers, like, y)), y, t0, times, *limits, **setting)
+    return follow(lambda t, y: np.asarray(_flat_velocity(way, numbers, like, t, y)), y, t0, times, *limits, **setting)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -249,7 +253,7 @@ def solve_mean_field(
         None if dimension is None else checks.whole("dimension", dimension, problem.signals + 1, MOST_DIMENSION) - problem.signals
     )
     when = _clock(problem, algorithm, times, alpha, steps, dimension)
-    t = when.t
+    t, changing = when.t, _alpha_at(problem, algorithm, when)
     way = _way(problem, checks.choice("expectations", expectations, ("auto", "series", "pairs")), perpendicular)
     T, q, a = particles(problem, start)
     states = {"T": T, "q": q, "a": a}
@@ -261,6 +265,7 @@ def solve_mean_field(
     span, nodes, widenings = SPAN, TABLE_NODES, 0
     while True:
         numbers, label_error = _numbers(problem, algorithm, way, states, span, nodes, perpendicular)
+        numbers |= changing
         found, out, full = _solve(way, numbers, states, t, tolerance)
         if out.any() and widenings < WIDENINGS:
             span, nodes, widenings = span**2, 2 * nodes, widenings + 1
@@ -362,6 +367,21 @@ def _clock(
     return replace(found, step=found.alpha * (dimension / algorithm.batch))
 
 
+def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str, Any]:
+    """A table of alpha along t/p, where numbers depend on it."""
+    if not problem.scheduled and not scheduled(algorithm.head_rate):
+        return {}
+    if when.alpha is None:
+        raise checks.reject("lr", algorithm.lr, "gradient flow uses no samples, and there are numbers that depend on alpha: give lr")
+    end = float(when.alpha[-1])
+    problem.check_numbers(end)
+    check_schedules(algorithm.parameters["head_rate"], end, "alpha")
+    alpha = np.linspace(0.0, end, CLOCK_NODES)[1:] if end > 0 else np.ones(1)
+    wide = replace(algorithm, batch=algorithm.batch * problem.width)
+    found = {"t": np.append(0.0, elapsed(wide, alpha)), "alpha": np.append(0.0, alpha)}
+    return {"clock": found}
+
+
 def _way(problem: Problem, expectations: str, perpendicular: int | None) -> _Way:
     """Series or pairs, by cost."""
     loss, k = problem.structure.loss, problem.signals
@@ -406,8 +426,8 @@ def _numbers(
     lowest, highest = v.min() / span, v.max() * span
     numbers: dict[str, Any] = {
         "eigenvalue": np.float64(eigenvalue),
-        "decay": np.float64(p * problem.weight_decay),
-        "head_rate": np.float64(algorithm.head_rate),
+        "decay": stretched(problem.weight_decay, p, 1.0) if scheduled(problem.weight_decay) else np.float64(p * problem.weight_decay),
+        "head_rate": trees.traced(algorithm.head_rate),
         "weights": np.full(p, 1.0 / p),
         "lowest": np.float64(lowest),
         "highest": np.float64(highest),
@@ -468,7 +488,10 @@ def _dataset(
     attributes: dict[str, Any],
     more: dict[str, Any],
 ) -> xr.Dataset:
-    values = {**_public(problem, found), "risk": excess + problem.noise_floor, "excess_risk": excess}
+    floor: Any = problem.noise_floor if not problem.scheduled else 0.0
+    if problem.scheduled and when.alpha is not None:
+        floor = np.array([problem.at(place).noise_floor for place in when.alpha])
+    values = {**_public(problem, found), "risk": excess + floor, "excess_risk": excess}
     variables = {
         name: (("run", "time", *VARIABLES[name].axes), value, {"long_name": VARIABLES[name].meaning}) for name, value in values.items()
     } | more
