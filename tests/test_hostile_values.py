@@ -191,6 +191,8 @@ CALLS = {
             **{"record": None, "evaluate": None},
         },
     ),
+    "contexts": (sgd.contexts, {"problems": {"a": PROBLEM, "b": PROBLEM}, "probabilities": [0.5, 0.5], "heads": "shared"}),
+    "phases": (sgd.phases, {"solver": sgd.solve_ode, "parts": [(PROBLEM, sgd.OnePassSGD(), 1.0)], "start": START}),
     "start": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "Q": np.eye(2), "a": None, "q": None, "m": None, "r2": None}),
     "start, wide": (sgd.start, {"problem": PROBLEM, "M": [[0.3], [0.1]], "q": [1.0, 1.0], "a": None}),
     "start, spiked": (sgd.start, {"problem": SPIKED, "m": 0.1, "r2": 1.0}),

@@ -15,6 +15,7 @@ from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.problem import Number, Problem, Structure
 from sgdynamics.samples.draws import edges_of, probabilities_of
 from sgdynamics.samples.sample import Sample
+from sgdynamics.samples.spectrum import eigenvalues
 
 HEADS = ("shared", "own")
 SHARED = ("weight_decay", "gram", "fractions", "multiplicities")  # numbers that all contexts have alike
@@ -23,14 +24,26 @@ SHARED = ("weight_decay", "gram", "fractions", "multiplicities")  # numbers that
 class Contexts(Problem):
     """Several problems of the same rows and signals, of which every sample draws one. Made by ``sgd.contexts``.
 
-    Attributes
+    Parameters
     ----------
-    names : tuple of str
-        The contexts.
-    probabilities : ndarray or Schedule
-        Those of the contexts, in this order.
-    heads : str
+    problems : dict of str to Problem
+        Problems by name.
+    probabilities : array_like or callable, optional
+        Of each, adding up to 1, or a function of alpha.
+    heads : str, default "shared"
         "shared" or "own".
+
+    Raises
+    ------
+    ValueError
+        If the problems do not fit each other.
+
+    Examples
+    --------
+    >>> one = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
+    >>> both = sgd.contexts({"quiet": one, "loud": one.replace(noise=1.0)})
+    >>> both.names, both.probabilities.tolist(), both.problems["loud"].noise
+    (('quiet', 'loud'), [0.5, 0.5], 1.0)
     """
 
     kind: ClassVar[str] = "contexts"
@@ -53,9 +66,9 @@ class Contexts(Problem):
         chances, count = probabilities_of("probabilities", probabilities)
         if count != len(every):
             raise checks.reject("probabilities", probabilities, f"there are {len(every)} contexts: give one probability for each")
-        eigenvalues = np.stack([np.asarray(one.parameters["eigenvalues"]) for one in every])
-        own = bool(np.any(eigenvalues != eigenvalues[0]))
-        if own and np.any(eigenvalues.max(axis=0) == 0):
+        sizes = np.stack([np.asarray(eigenvalues(one.parameters)) for one in every])
+        own = bool(np.any(sizes != sizes[0]))
+        if own and np.any(sizes.max(axis=0) == 0):
             raise checks.reject("problems", self.names, "a block of the covariance has eigenvalue 0 in all of them: leave it out")
         self.width, self.signals, self.head, self.constraint = first.width, first.signals, first.head, first.constraint
         shape = first.structure
@@ -66,8 +79,8 @@ class Contexts(Problem):
         self._stated_spectrum = first._stated_spectrum
         self._parameters = {
             **{name: first._parameters[name] for name in SHARED if name in first._parameters},
-            "eigenvalues": eigenvalues.max(axis=0),
-            **({"context_eigenvalues": eigenvalues} if own else {}),
+            "eigenvalues": sizes.max(axis=0),
+            **({"context_eigenvalues": sizes} if own else {}),
             "probabilities": chances,
             "contexts": every,
         }

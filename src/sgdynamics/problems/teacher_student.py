@@ -22,6 +22,7 @@ from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_covariance
 from sgdynamics.samples.draws import Draw, edges_of, of_two
 from sgdynamics.samples.spectra import Spectrum
+from sgdynamics.samples.spectrum import eigenvalues
 
 
 class _Network(Problem):
@@ -150,7 +151,7 @@ class TeacherStudent(_Network):
             sample = replace(self.structure.sample, draws=draws)
             self.structure = replace(self.structure, loss=GatedLoss(loss), sample=sample)
         if scheduled(seen) or seen != 0.0:
-            if np.any(np.asarray(self._parameters["eigenvalues"]) == 0):
+            if np.any(np.asarray(eigenvalues(self._parameters)) == 0):
                 raise checks.reject("input_noise", input_noise, "a block of the covariance has eigenvalue 0: leave noise on the inputs out")
             self._parameters["input_noise"] = trees.traced(seen)
             self.structure = replace(self.structure, sample=replace(self.structure.sample, noisy_inputs=True))

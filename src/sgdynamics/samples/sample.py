@@ -144,8 +144,9 @@ class Sample:
 
     def given(self, draws: dict[str, Any]) -> Tree:
         """The loss's fourth argument: the dictionary of draws, or the one normal, or the cluster's label; with contexts beside it."""
-        found = draws["label" if self.clusters else "noise"]
-        if self.draws is not None:
+        if self.draws is None:
+            found = draws["label" if self.clusters else "noise"]
+        else:
             found = {name: one for name, one in draws.items() if name not in ("context", "signal_noise")}
         return {"context": draws["context"], "given": found} if self.contexts else found
 

@@ -60,9 +60,7 @@ def phases(solver: Callable[..., xr.Dataset], parts: Sequence[tuple[Any, Any, An
     >>> found.alpha.values.tolist(), found.phase.values.tolist()
     ([1.0, 2.0, 3.0, 4.0], [0, 0, 1, 1])
     """
-    if not callable(solver):
-        raise checks.reject("solver", solver, "give a solver, such as sgd.solve_ode or sgd.simulate")
-    takes = inspect.signature(solver).parameters
+    takes = _arguments(solver)
     fix = "give phases (problem, algorithm, alpha), such as [(problem, algorithm, 5.0), (other, algorithm, 5.0)]"
     if isinstance(parts, (str, bytes, Mapping)) or not isinstance(parts, Sequence) or not parts:
         raise checks.reject("parts", parts, fix)
@@ -84,6 +82,17 @@ def phases(solver: Callable[..., xr.Dataset], parts: Sequence[tuple[Any, Any, An
             raise ValueError(f"phase {index}: {error}") from error
     joined = _joined(found, getattr(solver, "__name__", "solver"))
     return joined.assign_attrs(seed=seed) if "seed" in joined.attrs else joined
+
+
+def _arguments(solver: object) -> list[str]:
+    """The names of a solver's arguments; refuse what is none."""
+    try:
+        found = list(inspect.signature(solver).parameters) if callable(solver) else []
+    except ValueError:
+        found = []
+    if found[:3] != ["problem", "algorithm", "start"]:
+        raise checks.reject("solver", solver, "give a solver, such as sgd.solve_ode or sgd.simulate")
+    return found
 
 
 def _points(index: int, value: Any) -> dict[str, Any]:
