@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.law import MAKERS, Update
-from sgdynamics.controls import piecewise_rate
+from sgdynamics.controls import Schedule, describe_schedule, piecewise_rate
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.problem import Problem
@@ -45,7 +46,7 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
         raise ValueError("this algorithm holds a user's function, which its record names but cannot make again")
     kind = _kind("algorithm", values, KINDS)
     _names("algorithm", kind, values, KINDS[kind])
-    _with_schedules("algorithm", values, ("lr", "temperature"))
+    _with_schedules("algorithm", values, ("lr", "head_rate", "temperature"))
     if "rescale" in values:
         # netCDF has no bool: a result records 0 or 1
         values["rescale"] = bool(values["rescale"]) if values["rescale"] in (0, 1) else values["rescale"]
@@ -118,3 +119,27 @@ def _names(
     missing = [name for name in needed if name not in values and name not in given]
     if missing:
         raise ValueError(f"{what}: {kind} needs {', '.join(missing)}")
+
+
+def contents(value: object) -> Mapping[str, Any]:
+    """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    found: Any = describe_schedule(value)[0] if isinstance(value, Schedule) else getattr(value, "describe", lambda: value)()
+    if not isinstance(found, Mapping) or "source_sha256" in found:
+        return {}
+    if isinstance(value, Problem):  # as it was told, and what it was not told as it is
+        found = {**found, **{name: part for name, part in value.arguments.items() if part is not None or name not in found}}
+    return found if found is value else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
+
+
+def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    """A dictionary or an object with something else at these places inside, however deep."""
+    if not changes or () in changes:
+        return changes.get((), value)
+    inside: dict[str, dict[tuple[str, ...], Any]] = {}
+    for path, new in changes.items():
+        inside.setdefault(path[0], {})[path[1:]] = new
+    known = contents(value)
+    parts = {name: changed(known.get(name), below) for name, below in inside.items()}
+    return {**known, **parts} if isinstance(value, Mapping) or not hasattr(value, "replace") else value.replace(**parts)

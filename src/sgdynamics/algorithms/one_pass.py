@@ -39,8 +39,8 @@ class OnePassSGD:
         A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule: then t is the integral of lr/batch over alpha.
     batch : int, default 1
         Samples in a step.
-    head_rate : float, default 1.0
-        The rate of a trained head relative to ``lr``.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of alpha.
     update : sgd.updates.Update, optional
         How a gradient becomes a step: plain steps unless given, or one of ``sgd.updates`` (momentum, adam, muon, own, ...).
     per : str, default "dimension"
@@ -63,7 +63,7 @@ class OnePassSGD:
 
     lr: Any = 0.1
     batch: int = 1
-    head_rate: float = 1.0
+    head_rate: Any = 1.0
     update: Update | None = None
     per: str = "dimension"
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
@@ -72,7 +72,7 @@ class OnePassSGD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
-        object.__setattr__(self, "head_rate", checks.number("head_rate", self.head_rate, 0.0))
+        object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
 
@@ -196,7 +196,9 @@ class OnePassSGD:
         if self.stated is not None:
             return self.stated.describe()
         shown, rerunnable = describe_schedule(self.lr)
-        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": trees.number(self.head_rate)}
+        head_rate, known = describe_schedule(self.head_rate)
+        rerunnable = rerunnable and known
+        record = {"kind": type(self).__name__, "lr": shown, "batch": self.batch, "head_rate": head_rate}
         if self.per != "dimension":
             record["per"] = self.per
         if self.update is not None:
@@ -211,7 +213,15 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     """The learning rate where a question needs a constant one."""
     if algorithm.scheduled:
         raise checks.reject("lr", algorithm.lr, f"{what} need a constant learning rate: give a number")
+    constant_head_rate(algorithm, what)
     return float(algorithm.lr)
+
+
+def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
+    """The head's rate where a question needs a constant one."""
+    if isinstance(algorithm.head_rate, Schedule):
+        raise checks.reject("head_rate", algorithm.head_rate, f"{what} need a constant rate of the head: give a number")
+    return algorithm.head_rate
 
 
 def checked_algorithm(value: object, question: str | None = None, problem: Any = None) -> OnePassSGD:

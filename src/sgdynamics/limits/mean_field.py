@@ -27,7 +27,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float
 
 from sgdynamics import checks
-from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
+from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_head_rate
 from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.clock import Clock, clock
 from sgdynamics.gaussian.choice import expectation_of
@@ -407,7 +407,7 @@ def _numbers(
     numbers: dict[str, Any] = {
         "eigenvalue": np.float64(eigenvalue),
         "decay": np.float64(p * problem.weight_decay),
-        "head_rate": np.float64(algorithm.head_rate),
+        "head_rate": np.float64(constant_head_rate(algorithm, "wide networks")),
         "weights": np.full(p, 1.0 / p),
         "lowest": np.float64(lowest),
         "highest": np.float64(highest),

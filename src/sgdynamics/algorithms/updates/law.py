@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from sgdynamics import checks, trees
 from sgdynamics.arrays import Numeric
+from sgdynamics.controls import Schedule, describe_schedule, rates_of
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
@@ -113,7 +114,11 @@ class Update:
             "kind", the numbers and the options; "rerunnable" is False for a user's own that has no maker.
         """
         own = {} if self.kind in MAKERS else {**function_identity(self.law.step), "rerunnable": False}
-        shown = {name: value.describe() if isinstance(value, Update) else trees.number(value) for name, value in self.numbers.items()}
+        shown = {
+            name: value.describe() if isinstance(value, Update) else describe_schedule(value)[0] for name, value in self.numbers.items()
+        }
+        if any(isinstance(value, Schedule) for value in self.numbers.values()):
+            own["rerunnable"] = False  # makers take numbers
         inner = shown.get("of")
         if isinstance(inner, dict) and not inner.get("rerunnable", True):
             own["rerunnable"] = False
@@ -133,7 +138,14 @@ class Update:
             A new one; this one stays as it is.
         """
         checks.known_names(self.kind, changes, {**self.numbers, **dict(self.options)})
-        return MAKERS[self.kind](**{**self.numbers, **dict(self.options), **changes}) if changes else self
+        if not changes:
+            return self
+        numbers: dict[str, Any] = {**self.numbers, **changes}
+        moving = {name: value for name, value in numbers.items() if isinstance(value, Schedule)}
+        # a number that depends on alpha is checked where it starts
+        first = {name: float(rates_of(value, np.zeros(1))[0]) for name, value in moving.items()}
+        made = MAKERS[self.kind](**{**numbers, **dict(self.options), **changes, **first})
+        return replace(made, numbers={**made.numbers, **moving}) if moving else made
 
 
 def maker(function: Callable[..., Update]) -> Callable[..., Update]:
