@@ -113,9 +113,8 @@ def _objectives(
     found = simulate(problem, algorithm, begin, alpha=places, record=record, evaluate=evaluate, **where)
     if callable(asked.objective):
         risk = np.asarray(found["objective_of_state"])
-    elif evaluate is not None:
-        risk = np.asarray(found["evaluated_risk"])[..., 0]
-        other = asked.evaluate
+    elif asked.evaluate is not None:
+        risk, other = np.asarray(found["evaluated_risk"])[..., 0], asked.evaluate
         if "fields" in other.kinds:
             risk = risk - np.array([other.at(place).noise_floor for place in places])
     else:

@@ -98,9 +98,9 @@ def find(objects: Mapping[str, Any], name: object) -> Path:
 
 def _is_number(value: Any) -> bool:
     """Whether a control may stand in its place: one number, or a function of alpha."""
-    if scheduled(value) or (callable(value) and not isinstance(value, type)):
+    if scheduled(value) or callable(value):
         return True
-    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number, np.ndarray)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, np.number, np.ndarray)) and not isinstance(value, bool) and np.ndim(value) == 0
 
 
 def _bounds(name: str, bounds: Any) -> tuple[float, float]:
