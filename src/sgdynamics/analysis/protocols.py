@@ -112,6 +112,11 @@ class OptimalProtocol:
         """The end, samples over d."""
         return float(self.edges[-1])
 
+    @property
+    def switches(self) -> dict[str, np.ndarray]:
+        """Where each control leaves or reaches a bound, in alpha; a single piece between opposite bounds is where its mean puts it."""
+        return {name: _switches(values, self.bounds[name], self.edges) for name, values in self.protocol.items()}
+
     def confirm(self, *, dimension: int | None = None, runs: int = 100, seed: int = 0, progress: bool | None = None) -> Confirmation:
         """The gain of SGD itself at dimension d: the protocol and the best constants by ``sgd.simulate``, with the same random numbers.
 
@@ -367,6 +372,24 @@ def _gains(found: Outcome, chosen: Controls) -> dict[str, float]:
         groups = np.where(np.arange(len(chosen.names)) == index, found.search.pieces, 0)
         gains[name] = found.constant_value / found.search.exact(found.search.descend(found.flat, groups).z)[0]
     return gains
+
+
+def _switches(values: np.ndarray, bounds: tuple[float, float], edges: np.ndarray) -> np.ndarray:
+    """Where a control leaves or reaches a bound."""
+    low, high = bounds
+    near = 1e-5 * (high - low)
+    ends = np.where(values <= low + near, -1, np.where(values >= high - near, 1, 0))
+    first = np.flatnonzero(np.diff(ends, prepend=ends[0] + 9))  # of each stretch of pieces that are alike
+    found = []
+    for number, here in enumerate(first[1:], 1):
+        before, after = ends[here - 1], ends[here]
+        follows = first[number + 1] if number + 1 < len(first) else len(ends)
+        if after == 0 and follows == here + 1 < len(ends) and ends[follows] == -before:
+            share = (values[here] - low) / (high - low)
+            found.append(edges[here] + (share if before == 1 else 1 - share) * (edges[here + 1] - edges[here]))
+        elif not (before == 0 and found and edges[here - 1] < found[-1] < edges[here]):
+            found.append(edges[here])
+    return np.array(found)
 
 
 def _warn(found: Outcome, iterations: int) -> None:
