@@ -29,6 +29,7 @@ CALLS = {
     "increment_covariance": lambda p, a, s: sgd.increment_covariance(p, a, s),
     "regime": lambda p, a, s: sgd.regime(p, a, dimension=50),
     "optimal_schedule": lambda p, a, s: sgd.optimal_schedule(p, s, alpha=1.0),
+    "optimal_protocol": lambda p, a, s: sgd.optimal_protocol(p, a, s, alpha=1.0),
     "expect": lambda p, a, s: sgd.expect(s, lambda f, s, a, d: f[0], p),
     "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
     "functional": lambda p, a, s: sgd.functional.rule(p, s),

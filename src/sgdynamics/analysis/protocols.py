@@ -73,6 +73,8 @@ class OptimalProtocol:
         Whether the search came to its end.
     error_integrator : float
         Relative error of the objective, by half as many Runge-Kutta steps.
+    asked : Asked
+        The problem, the algorithm and the question, as they were given.
 
     Examples
     --------
