@@ -65,12 +65,14 @@ def measured(
     begin, starts = _repeated(asked.start, runs)
     direct = "coordinatewise update" in asked.algorithm.kinds
     where = {"dimension": dimension, "runs": runs, "seed": seed, "progress": progress, "method": "direct" if direct else "exact"}
-    both = []
+    both: list[np.ndarray] = []
+    d = 0
     for values in (protocol, flat):
         problem, algorithm = asked.controls.put(
             asked.problem, asked.algorithm, {name: pieces_of(edges, value) for name, value in values.items()}
         )
-        both.append(_objectives(asked, problem, algorithm, begin, edges, values, where))
+        found, d = _objectives(asked, problem, algorithm, begin, edges, values, where)
+        both.append(found)
     value, constant = both
     gain = constant.mean() / value.mean()
 
@@ -88,7 +90,7 @@ def measured(
         error(value),
         float(constant.mean()),
         error(constant),
-        int(where["dimension"] or 0),
+        d,
         runs,
     )
 
@@ -105,8 +107,8 @@ def _repeated(start: Any, runs: int) -> tuple[Any, int]:
 
 def _objectives(
     asked: Asked, problem: Any, algorithm: Any, begin: Any, edges: np.ndarray, values: dict[str, np.ndarray], where: dict[str, Any]
-) -> np.ndarray:
-    """The objective of each run."""
+) -> tuple[np.ndarray, int]:
+    """The objective of each run, and the dimension."""
     places = np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2])) if asked.integrated else edges[-1:]
     record = {"objective_of_state": asked.objective} if callable(asked.objective) else None
     evaluate = None if asked.evaluate is None else {"other": asked.evaluate}
@@ -120,7 +122,9 @@ def _objectives(
     else:
         risk = np.asarray(found["excess_risk" if "excess_risk" in found else "risk"])
     total = _integral(risk, edges) if asked.objective == "integral" else risk[:, -1]
-    return total if asked.cost is None else total + _integral(_costs(asked, found, places, values), edges)
+    if asked.cost is not None:
+        total = total + _integral(_costs(asked, found, places, values), edges)
+    return total, int(found.attrs["dimension"])
 
 
 def _integral(numbers: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -232,6 +232,8 @@ def optimal_protocol(
     A control that enters the equations linearly (noise, decay, the rate of a head) is best at its bounds, but for singular arcs: without
     bounds it would be an impulse, so every control has some. Label noise and the like without a price sit at their lowest value.
 
+    Updates whose step jumps with the sample's gradient (sign, clipped, normalised, sam, Muon) are refused: they have no such gradient.
+
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
@@ -246,6 +248,9 @@ def optimal_protocol(
     algorithm = checked_algorithm(algorithm)
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow makes no steps and uses no samples: give a learning rate above 0")
+    if algorithm.law is not None and algorithm.law.jumps:
+        fix = "its step jumps with the sample's gradient, and what it reaches has no gradient in the controls: take momentum, or Adam"
+        raise checks.reject("update", algorithm.update, fix)
     progress = checks.flag("progress", progress, unsaid=True)
     pieces = checks.whole("pieces", pieces, 1, MOST_PIECES)
     iterations = checks.whole("iterations", iterations, 1, 10**6)
