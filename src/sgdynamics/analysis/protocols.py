@@ -232,6 +232,9 @@ def optimal_protocol(
     A control that enters the equations linearly (noise, decay, the rate of a head) is best at its bounds, but for singular arcs: without
     bounds it would be an impulse, so every control has some. Label noise and the like without a price sit at their lowest value.
 
+    Where the expectations of ``solve_ode`` are sampled (activations such as gelu), the first of its replicates of points is taken: the
+    protocol is hardly another, its value may differ from that of ``solve_ode`` by a few times the error that this tells.
+
     Updates whose step jumps with the sample's gradient (sign, clipped, normalised, sam, Muon) are refused: they have no such gradient.
 
     Examples
