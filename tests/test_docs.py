@@ -22,7 +22,18 @@ DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md"))
 EXAMPLES = [page.relative_to(DOCS).as_posix() for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 API = sorted((DOCS / "api").glob("*.md"))
-SLOW = ("certify", "Certificate", "optimal_schedule", "OptimalSchedule", "measured_success", "MeasuredSuccess", "outcome")
+SLOW = (
+    "certify",
+    "Certificate",
+    "optimal_schedule",
+    "OptimalSchedule",
+    "optimal_protocol",
+    "OptimalProtocol",
+    "protocol",
+    "measured_success",
+    "MeasuredSuccess",
+    "outcome",
+)
 SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
 sys.path.insert(0, str(DOCS))
 import sections  # noqa: E402  what a public docstring must say, as the build asks too

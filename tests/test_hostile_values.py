@@ -258,6 +258,13 @@ CALLS = {
             **{"lr": (0.1, 1.0), "iterations": 2, "restarts": 0, "seed": 0, "progress": None},
         },
     ),
+    "optimal_protocol": (
+        sgd.optimal_protocol,
+        {
+            **{**SOLVE, "alpha": 1.0, "controls": {"lr": (0.1, 1.0)}, "objective": "final", "evaluate": None, "cost": None, "budget": None},
+            **{"pieces": 4, "restarts": 0, "dimension": None, "iterations": 2, "seed": 0, "progress": None},
+        },
+    ),
     "certify": (
         sgd.certify,
         {
@@ -293,6 +300,7 @@ CALLS = {
         plot.phase_diagram,
         {"dataset": swept(), "x": "lr", "y": "noise", "value": "mean", "ax": None, "log": None, "label": None},
     ),
+    "plot.protocol": (plot.protocol, {"result": result()}),
     "plot.regime_map": (plot.regime_map, {"regimes": [], "ax": None}),
     "functional.state": (functional.state, {"start": START, "run": 0}),
     "functional.finite": (functional.finite, {"problem": PROBLEM, "dimension": 50, "batch": 1}),

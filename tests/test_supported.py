@@ -29,6 +29,7 @@ CALLS = {
     "increment_covariance": lambda p, a, s: sgd.increment_covariance(p, a, s),
     "regime": lambda p, a, s: sgd.regime(p, a, dimension=50),
     "optimal_schedule": lambda p, a, s: sgd.optimal_schedule(p, s, alpha=1.0),
+    "optimal_protocol": lambda p, a, s: sgd.optimal_protocol(p, smooth(a), s, alpha=1.0),
     "expect": lambda p, a, s: sgd.expect(s, lambda f, s, a, d: f[0], p),
     "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
     "functional": lambda p, a, s: sgd.functional.rule(p, s),
@@ -41,6 +42,13 @@ CALLS = {
 def method(algorithm):
     """How it is simulated: a coordinatewise update has no chain."""
     return "direct" if "coordinatewise update" in algorithm.kinds else "exact"
+
+
+def smooth(algorithm):
+    """Of updates one that does not jump, as those alone have a gradient."""
+    if "coordinatewise update" in algorithm.kinds:
+        return algorithm.replace(update=sgd.updates.adam(memory=1.0))
+    return algorithm.replace(update=sgd.updates.momentum(0.5)) if "other update" in algorithm.kinds else algorithm
 
 
 def linear(problem):

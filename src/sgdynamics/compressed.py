@@ -290,7 +290,7 @@ def block_inputs(
     return jax.vmap(one)(alpha, *normals)
 
 
-SAMPLED = ("draws", "context_weights", "context_edges", "input_noise")  # numbers of the samples that may depend on alpha
+SAMPLED = ("draws", "probabilities", "input_noise")  # numbers of the samples that may depend on alpha
 
 
 def _made_inputs(

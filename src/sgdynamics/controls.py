@@ -121,7 +121,12 @@ def piecewise_rate(edges: Given, rates: Given) -> Schedule:
         raise checks.reject("edges", edges, "give increasing values of alpha above 0")
     if np.any(rates < 0):
         raise checks.reject("rates", rates, "give learning rates of 0 or more")
-    return Schedule(_piecewise, {"edges": edges, "rates": rates}, "piecewise")
+    return piecewise(edges, rates)
+
+
+def piecewise(edges: np.ndarray, values: np.ndarray) -> Schedule:
+    """The same of any number, which may be negative, unchecked."""
+    return Schedule(_piecewise, {"edges": edges, "rates": values}, "piecewise")
 
 
 class _Stretched:

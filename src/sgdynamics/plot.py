@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.analysis.protocol_picture import protocol as protocol
 from sgdynamics.variables import VARIABLES
 
 if TYPE_CHECKING:  # drawing is imported where it is done

@@ -27,6 +27,8 @@ from sgdynamics.analysis.fixed_points import FixedPoint as FixedPoint
 from sgdynamics.analysis.fixed_points import fixed_points as fixed_points
 from sgdynamics.analysis.landscape import HessianSpectrum as HessianSpectrum
 from sgdynamics.analysis.landscape import hessian_spectrum as hessian_spectrum
+from sgdynamics.analysis.protocols import OptimalProtocol as OptimalProtocol
+from sgdynamics.analysis.protocols import optimal_protocol as optimal_protocol
 from sgdynamics.analysis.regimes import Plateau as Plateau
 from sgdynamics.analysis.regimes import Regime as Regime
 from sgdynamics.analysis.regimes import plateau as plateau

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.law import MAKERS, Update
-from sgdynamics.controls import piecewise_rate
-from sgdynamics.problems.contexts import contexts
+from sgdynamics.controls import Schedule, describe_schedule, piecewise_rate, scheduled
+from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.problem import Problem
@@ -30,6 +31,9 @@ KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
 def _contexts(problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared") -> Problem:
     """Contexts from the records of their problems."""
     every: dict[str, Any] = {name: problem_from(one) for name, one in problems.items()}
+    if isinstance(probabilities, Mapping):
+        probabilities = dict(probabilities)
+        _with_schedules("problem probabilities", probabilities)
     return contexts(every, probabilities, heads)
 
 
@@ -129,3 +133,32 @@ def _names(
     missing = [name for name in needed if name not in values and name not in given]
     if missing:
         raise ValueError(f"{what}: {kind} needs {', '.join(missing)}")
+
+
+def contents(value: object) -> Mapping[str, Any]:
+    """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    found: Any = describe_schedule(value)[0] if isinstance(value, Schedule) else getattr(value, "describe", lambda: value)()
+    if not isinstance(found, Mapping) or "source_sha256" in found:
+        return {}
+    if isinstance(value, Problem):  # as it was told, and what it was not told as it is
+        found = {**found, **{name: part for name, part in value.arguments.items() if part is not None or name not in found}}
+    if isinstance(value, Contexts) and not scheduled(value.probabilities):
+        found = {**found, "probabilities": value.shares}
+    return found if found is value else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
+
+
+def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    """A dictionary or an object with something else at these places inside, however deep."""
+    if not changes or () in changes:
+        return changes.get((), value)
+    inside: dict[str, dict[tuple[str, ...], Any]] = {}
+    for path, new in changes.items():
+        inside.setdefault(path[0], {})[path[1:]] = new
+    known = contents(value)
+    parts = {name: changed(known.get(name), below) for name, below in inside.items()}
+    if isinstance(value, Contexts) and "probabilities" in inside and () not in inside["probabilities"]:
+        # the shares that change, the others have the rest
+        parts["probabilities"] = {name: parts["probabilities"][name] for name, *_ in inside["probabilities"]}
+    return {**known, **parts} if isinstance(value, Mapping) or not hasattr(value, "replace") else value.replace(**parts)

@@ -122,6 +122,11 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
     },
+    "optimal_protocol": {
+        "fixed data": _FRESH,
+        "snr = inf": _JUMPS.format(what="it has no gradient: give a finite snr"),
+        "spiked tensor": "spiked tensors need a constant learning rate, and have no numbers that depend on alpha",
+    },
     "expect": {**_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
     "certify": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},

@@ -232,7 +232,15 @@ def constant_rate(algorithm: OnePassSGD, what: str) -> float:
     """The learning rate where a question needs a constant one."""
     if algorithm.scheduled:
         raise checks.reject("lr", algorithm.lr, f"{what} need a constant learning rate: give a number")
+    constant_head_rate(algorithm, what)
     return float(algorithm.lr)
+
+
+def constant_head_rate(algorithm: OnePassSGD, what: str) -> float:
+    """The head's rate where a question needs a constant one."""
+    if isinstance(algorithm.head_rate, Schedule):
+        raise checks.reject("head_rate", algorithm.head_rate, f"{what} need a constant rate of the head: give a number")
+    return algorithm.head_rate
 
 
 def checked_algorithm(value: object, question: str | None = None, problem: Any = None) -> OnePassSGD:

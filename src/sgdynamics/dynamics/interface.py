@@ -452,7 +452,7 @@ class OwnWatch(Watch):
     criterion: Any
 
     def value(self, shared: Numbers, state: dict[str, Any]) -> Any:
-        return jnp.asarray(self.criterion(state) if callable(self.criterion) else self.definition.risk({**shared, "alpha": 0.0}, state))
+        return jnp.asarray(self.criterion(state) if callable(self.criterion) else self.definition.risk({"alpha": 0.0, **shared}, state))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks
+from sgdynamics.algorithms.one_pass import constant_head_rate
 from sgdynamics.clock import Clock
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.interface import Path, Prepared, told_apart
@@ -29,7 +30,7 @@ class SlidingDynamics(FieldDynamics):
         found = []
         for one in group:
             problem, begin = one.dynamics.definition, one.begin
-            numbers = {"weight_decay": problem.weight_decay, "head_rate": one.dynamics.algorithm.head_rate}
+            numbers = {"weight_decay": problem.weight_decay, "head_rate": constant_head_rate(one.dynamics.algorithm, "sliding motions")}
             tolerance = {"rtol": MARGIN * one.rtol, "atol": MARGIN * one.atol}
             path = solve_infinite_snr(problem.mixture, begin.M, begin.Q, begin.a, times=one.when.t, error=True, **numbers, **tolerance)
             finite = np.isfinite(path["a"]).all(axis=-1)

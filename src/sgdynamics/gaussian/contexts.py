@@ -13,6 +13,7 @@ from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
+from sgdynamics.samples.draws import weights_of
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ class ContextSums(Expectation):
         flow: bool = False,
     ) -> Moments:
         loss, total, heads = self.structure.loss, None, []
+        weights = weights_of(parameters["probabilities"])
         whole = spectrum.eigenvalues(parameters)
         for context, part in enumerate(self.parts):
-            weight, numbers, seen = parameters["context_weights"][context], parameters["contexts"][context], overlaps
+            weight, numbers, seen = weights[context], parameters["contexts"][context], overlaps
             if self.structure.sample.own_spectra:
                 seen = overlaps._replace(covariance=spectrum.variance(numbers, overlaps.blocks))
             own = loss.head_of(head, context)
@@ -52,12 +54,8 @@ class ContextSums(Expectation):
         return total._replace(head_gradient=loss.placed(heads))
 
     def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]) -> Float[Numeric, ""]:
-        every = self.risks(rule, nodes, parameters, overlaps, head)
-        return sum((weight * one for weight, one in zip(parameters["context_weights"], every, strict=True)), jnp.zeros(()))
-
-    def risks(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]) -> list[Any]:
-        """The risk of every context."""
-        return [part.risk(rule, *one) for part, *one in self._each(nodes, parameters, overlaps, head)]
+        every = jnp.stack([part.risk(rule, *one) for part, *one in self._each(nodes, parameters, overlaps, head)])
+        return jnp.asarray(weights_of(parameters["probabilities"])) @ every
 
     def _each(self, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " heads"]) -> list[tuple[Any, ...]]:
         found = []

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics import checks, trees
 from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import describe_schedule, mapped, numbers_at
+from sgdynamics.controls import describe_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.problems.losses import ContextLoss, label_noise
-from sgdynamics.problems.problem import Number, Problem, Structure
-from sgdynamics.samples.draws import edges_of, probabilities_of
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.samples.draws import probabilities_of
 from sgdynamics.samples.sample import Sample
 from sgdynamics.samples.spectrum import eigenvalues
 
@@ -29,7 +28,7 @@ class Contexts(Problem):
     problems : dict of str to Problem
         Problems by name.
     probabilities : array_like or callable, optional
-        Of each, adding up to 1, or a function of alpha.
+        Of each, adding up to 1, a function of alpha, or the shares of some by name.
     heads : str, default "shared"
         "shared" or "own".
 
@@ -47,9 +46,10 @@ class Contexts(Problem):
     """
 
     kind: ClassVar[str] = "contexts"
-    probabilities = Number()
 
-    def __init__(self, problems: Mapping[str, Problem], probabilities: Given | Function | None = None, heads: str = "shared") -> None:
+    def __init__(
+        self, problems: Mapping[str, Problem], probabilities: Given | Function | Mapping[str, Any] | None = None, heads: str = "shared"
+    ) -> None:
         self._made_of(locals())
         self.heads = checks.choice("heads", heads, HEADS)
         fix = 'give two problems or more by name, such as {"easy": sgd.TeacherStudent(...), "hard": sgd.TeacherStudent(...)}'
@@ -63,9 +63,7 @@ class Contexts(Problem):
             _alike(self.names[0], first, name, one)
         if probabilities is None:
             probabilities = np.full(len(every), 1 / len(every))
-        chances, count = probabilities_of("probabilities", probabilities)
-        if count != len(every):
-            raise checks.reject("probabilities", probabilities, f"there are {len(every)} contexts: give one probability for each")
+        chances = _chances(probabilities, self.names)
         sizes = np.stack([np.asarray(eigenvalues(one.parameters)) for one in every])
         own = bool(np.any(sizes != sizes[0]))
         if own and np.any(sizes.max(axis=0) == 0):
@@ -87,6 +85,20 @@ class Contexts(Problem):
         self._sealed = True
 
     @property
+    def probabilities(self) -> Any:
+        """Those of all contexts in their order, a function of alpha, or the shares of some by name."""
+        found = self._parameters["probabilities"]
+        if not isinstance(found, tuple):
+            return found
+        return {name: trees.number(one) for name, one in zip(self.names, found, strict=True) if one is not None}
+
+    @property
+    def shares(self) -> dict[str, Any]:
+        """The probability of every context by name; a function of alpha where its own share is one, and None where it is what is left."""
+        found = self._parameters["probabilities"]
+        return dict(zip(self.names, found if isinstance(found, tuple) else [float(one) for one in found], strict=True))
+
+    @property
     def problems(self) -> dict[str, Problem]:
         """The contexts' problems by name."""
         return dict(zip(self.names, self._parameters["contexts"], strict=True))
@@ -95,11 +107,6 @@ class Contexts(Problem):
     def parameters(self) -> dict[str, Any]:
         found = super().parameters
         return {**found, "contexts": tuple(one.parameters for one in found["contexts"])}
-
-    @cached_property
-    def _derived(self) -> dict[str, Any]:
-        weights = self._parameters["probabilities"]
-        return {**super()._derived, "context_weights": weights, "context_edges": mapped(weights, edges_of)}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -110,19 +117,21 @@ class Contexts(Problem):
         return float(label_noise(numbers_at(self.parameters, 0.0))) / 2 if self.structure.has_excess else 0.0
 
     def describe(self) -> dict[str, Any]:
-        chances, whole = describe_schedule(self.probabilities)
+        chances, whole = _described(self.probabilities)
         records = {name: one.describe() for name, one in self.problems.items()}
         whole = whole and all(record.get("rerunnable", True) for record in records.values())
         return {
             "kind": self.kind,
             "problems": records,
-            "probabilities": chances if isinstance(chances, dict) else np.asarray(chances).tolist(),
+            "probabilities": chances,
             "heads": self.heads,
             **({} if whole else {"rerunnable": False}),
         }
 
 
-def contexts(problems: Mapping[str, Problem], probabilities: Given | Function | None = None, heads: str = "shared") -> Contexts:
+def contexts(
+    problems: Mapping[str, Problem], probabilities: Given | Function | Mapping[str, Any] | None = None, heads: str = "shared"
+) -> Contexts:
     """Several problems of which every sample draws one: tasks with replay, groups of data, a curriculum.
 
     Parameters
@@ -130,8 +139,9 @@ def contexts(problems: Mapping[str, Problem], probabilities: Given | Function | 
     problems : dict of str to Problem
         Problems by name, of the same width, signals (their Gram matrix too), constraint and weight decay, each of one centred input a
         sample. They may differ in their labels, activations, losses, label noise and eigenvalues of the covariance.
-    probabilities : array_like or callable, optional
-        Of each, adding up to 1; they may be a function of alpha. Equal ones unless given.
+    probabilities : array_like, callable or dict, optional
+        Of each, adding up to 1, or a function of alpha that gives them; or the shares of some by name, numbers or functions of alpha each,
+        of which the others have equal parts of the rest: ``{"hard": 0.3}``. Equal ones unless given.
     heads : str, default "shared"
         "own": every context has a head of its own, and a start takes them as ``a`` of shape (contexts, width).
 
@@ -156,9 +166,36 @@ def contexts(problems: Mapping[str, Problem], probabilities: Given | Function | 
     >>> both = sgd.contexts({"one": one, "other": one.replace(teacher_head=[0.0, 2.0])}, probabilities=[0.7, 0.3])
     >>> begin = sgd.start(both, M=[[0.2, 0.1]], Q=[[1.0]])
     >>> sgd.solve_ode(both, sgd.OnePassSGD(lr=1.0), begin, alpha=[1.0]).context_risk.values.round(3).tolist()
-    [[[0.129, 0.18]]]
+    [[[0.202, 0.267]]]
     """
     return Contexts(problems, probabilities, heads)
+
+
+def _chances(value: Any, names: tuple[str, ...]) -> Any:
+    """Probabilities as an argument: of all contexts, a function that gives them, or the shares of some by name."""
+    if not isinstance(value, Mapping):
+        chances, count = probabilities_of("probabilities", value)
+        if count != len(names):
+            raise checks.reject("probabilities", value, f"there are {len(names)} contexts: give one probability for each")
+        return chances
+    for name in value:
+        if name not in names:
+            raise checks.reject("probabilities", value, f"{checks.did_you_mean(name, names)}the contexts are {', '.join(names)}")
+    shares = {name: number_or_schedule(f"probabilities[{name!r}]", one, most=1.0) for name, one in value.items()}
+    known = [one for one in shares.values() if not scheduled(one)]
+    if not 0 < len(shares) < len(names) or sum(known) > 1 + 1e-9:
+        fix = "give the shares of some contexts, at most 1 in all, and the others have equal parts of the rest; or a list of all"
+        raise checks.reject("probabilities", value, fix)
+    return tuple(trees.traced(shares[name]) if name in shares else None for name in names)
+
+
+def _described(value: Any) -> tuple[Any, bool]:
+    """Probabilities as plain values for a record, and whether they can be made again from them."""
+    if isinstance(value, dict):
+        every = {name: describe_schedule(one) for name, one in value.items()}
+        return {name: one for name, (one, _) in every.items()}, all(whole for _, whole in every.values())
+    found, whole = describe_schedule(value)
+    return found if isinstance(found, dict) else np.asarray(found).tolist(), whole
 
 
 def _accept(name: object, one: Any, fix: str) -> None:

@@ -19,6 +19,7 @@ from sgdynamics import checks
 from sgdynamics.arrays import Function, Numbers, Numeric, Scalar, Tree
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
+from sgdynamics.samples.draws import weights_of
 
 
 def squared(output: Scalar, label: Scalar) -> Scalar:
@@ -52,7 +53,8 @@ def outer_loss(value: str | Function) -> Callable[[Any, Any], Any]:
 def label_noise(numbers: Numbers) -> Any:
     """The variance of the label noise: a number of the problem, or one of its own loss; with contexts its mean."""
     if "contexts" in numbers:
-        return sum(weight * label_noise(one) for weight, one in zip(numbers["context_weights"], numbers["contexts"], strict=True))
+        weights = weights_of(numbers["probabilities"])
+        return sum(weights[context] * label_noise(one) for context, one in enumerate(numbers["contexts"]))
     return numbers["noise"] if "noise" in numbers else numbers["user"]["noise"]
 
 

@@ -79,8 +79,6 @@ def following(numbers: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "cluster_weights" in numbers:
         found["cluster_edges"] = edges_of(numbers["cluster_weights"])
-    if "context_weights" in numbers:
-        found["context_edges"] = mapped(numbers["context_weights"], edges_of)
     if "draws" in numbers:
         found["draws"] = {name: {**one, "edges": mapped(one["probabilities"], edges_of)} for name, one in numbers["draws"].items()}
     if "token_correlation" in numbers:

@@ -69,6 +69,17 @@ def of_two(chance: Any) -> Any:
     return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack([1 - chance, chance])
 
 
+def weights_of(probabilities: Any) -> Any:
+    """Probabilities from how they stand among a problem's numbers: all of them, or the shares of some (None: an equal part of the rest)."""
+    if not isinstance(probabilities, tuple):
+        return probabilities
+    given = [one for one in probabilities if one is not None]
+    free = len(probabilities) - len(given)
+    rest = (1 - sum(given)) / max(free, 1)
+    every = [rest if one is None else one for one in probabilities]
+    return (jnp if any(checks.is_traced(one) or isinstance(one, jax.Array) for one in given) else np).stack(every)
+
+
 def probabilities_of(argument: str, value: Any) -> tuple[Any, int]:
     """Probabilities as an argument, numbers or a function of alpha that gives them, and how many there are."""
     fix = "give probabilities, 0 or more and adding up to 1, or a JAX function of alpha that gives them"

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics.arrays import DType, Numbers, Numeric, Tree
-from sgdynamics.samples.draws import Draw
+from sgdynamics.samples.draws import Draw, edges_of, weights_of
 from sgdynamics.samples.spectrum import clean_share, spread
 
 MOST_CASES = 64  # combinations of discrete draws that expectations sum over; beyond, they are sampled like the others
@@ -136,7 +136,8 @@ class Sample:
         if self.clusters and draw.name == "cluster":
             return numbers["cluster_weights"], numbers["cluster_edges"]
         if self.contexts and draw.name == "context":
-            return numbers["context_weights"], numbers["context_edges"]
+            weights = weights_of(numbers["probabilities"])
+            return weights, edges_of(weights)
         return numbers["draws"][draw.name]["probabilities"], numbers["draws"][draw.name]["edges"]
 
     def _of_cluster(self, draws: dict[str, Any], table: Float[Numeric, "clusters ..."], dtype: DType) -> Float[Numeric, "*s"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.controls import Schedule, describe_schedule
 from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
-from sgdynamics.records import algorithm_from, problem_from, start_of
+from sgdynamics.records import algorithm_from, changed, contents, problem_from, start_of
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.large_batch import solve_large_batch
 from sgdynamics.solvers.linear import solve_linear
@@ -217,30 +215,6 @@ class Job:
         given = {"problem": problem, "algorithm": algorithm, "start": begin}
         quiet = {"progress": False} if "progress" in self.takes and "progress" not in arguments else {}
         return self.function(**{name: value for name, value in given.items() if value is not None}, **arguments, **quiet)
-
-
-def contents(value: object) -> Mapping[str, Any]:
-    """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    found: Any = describe_schedule(value)[0] if isinstance(value, Schedule) else getattr(value, "describe", lambda: value)()
-    if not isinstance(found, Mapping) or "source_sha256" in found:
-        return {}
-    if isinstance(value, Problem):  # as it was told, and what it was not told as it is
-        found = {**found, **{name: part for name, part in value.arguments.items() if part is not None or name not in found}}
-    return found if found is value else {name: part for name, part in found.items() if name not in ("kind", "rerunnable")}
-
-
-def changed(value: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
-    """A dictionary or an object with something else at these places inside, however deep."""
-    if not changes or () in changes:
-        return changes.get((), value)
-    inside: dict[str, dict[tuple[str, ...], Any]] = {}
-    for path, new in changes.items():
-        inside.setdefault(path[0], {})[path[1:]] = new
-    known = contents(value)
-    parts = {name: changed(known.get(name), below) for name, below in inside.items()}
-    return {**known, **parts} if isinstance(value, Mapping) or not hasattr(value, "replace") else value.replace(**parts)
 
 
 def _signature(function: Callable[..., Any]) -> tuple[list[str], bool, list[str]]:
