@@ -13,6 +13,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.analysis.protocol_confirm import Asked, Confirmation, measured
 from sgdynamics.analysis.protocol_controls import Controls, checked_controls, pieces_of
+from sgdynamics.analysis.protocol_linear import LinearProtocol, by_recursion, solve_linear_protocol
 from sgdynamics.analysis.protocol_program import Program, controls_in, held
 from sgdynamics.analysis.protocol_search import ACCURACY, Outcome, Search, solve
 from sgdynamics.dynamics.interface import Dynamics
@@ -229,6 +230,9 @@ def optimal_protocol(
     gradient in reverse mode. The best constants are found on a grid, and from there by L-BFGS-B; from them on so are the pieces, on the
     logarithm of the objective where it is positive; with a budget by SLSQP. Equal pieces cost O(1/pieces^2), also where a control jumps.
 
+    The learning rate of a linear student on a ``sgd.Spectrum`` follows the exact mean of SGD in place of the ODE, step by step or by powers
+    of a step (steps to 1e6 and beyond); where the dimension is infinite alpha counts steps.
+
     A control that enters the equations linearly (noise, decay, the rate of a head) is best at its bounds, but for singular arcs: without
     bounds it would be an impulse, so every control has some. Label noise and the like without a price sit at their lowest value.
 
@@ -261,6 +265,9 @@ def optimal_protocol(
     if not callable(objective):
         checks.choice("objective", objective, ("final", "integral"))
     chosen = checked_controls(problem, algorithm, {"lr": (0.0, 5.0)} if controls is None else controls, budget)
+    if by_recursion(problem, algorithm, chosen, objective, evaluate, cost):
+        asked = Asked(problem, algorithm, start, chosen, objective, evaluate, cost)
+        return _linear(asked, solve_linear_protocol(problem, algorithm, start, chosen, alpha, pieces, iterations))
     door = _opened(problem, algorithm, start, chosen, alpha, dimension)
     prepared = _prepared(door, chosen, objective, evaluate, cost)
     program = replace(prepared[0], steps=max(4, STEPS // pieces))
@@ -296,6 +303,33 @@ def optimal_protocol(
         converged=found.converged,
         error_integrator=found.error,
         asked=Asked(problem, algorithm, start, chosen, objective, evaluate, cost),
+    )
+
+
+def _linear(asked: Asked, found: LinearProtocol) -> OptimalProtocol:
+    """The result where the mean of SGD itself was followed, step by step."""
+    best, (name,) = found.best, asked.controls.names
+    box, protocol = asked.controls.box, {name: best.rates}
+    moving = asked.controls.put(asked.problem, asked.algorithm, {name: pieces_of(found.edges, best.rates)})
+    return OptimalProtocol(
+        value=best.risk,
+        extrapolated=found.extrapolated,
+        value_of_half=float("nan") if found.half is None else found.half.risk,
+        constant={name: best.best_constant_lr, "risk": best.best_constant_risk},
+        gains={name: best.gain},
+        protocol=protocol,
+        edges=found.edges,
+        residual=found.residual,
+        at_bounds={name: np.flatnonzero(found.ends)},
+        bounds={name: (float(box.low[0]), float(box.high[0]))},
+        problem=moving[0],
+        algorithm=moving[1],
+        risks=best.risks,
+        constant_risks=found.constant_risks,
+        history=best.history,
+        converged=best.converged,
+        error_integrator=0.0,
+        asked=asked,
     )
 
 
