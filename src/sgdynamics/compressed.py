@@ -294,7 +294,7 @@ SAMPLED = ("draws", "probabilities", "input_noise")  # numbers of the samples th
 
 
 def _made_inputs(
-    grouping: Grouping, lead: tuple[int, ...], parameters: Numbers, normals: Numeric, noise: Numeric, strip: Any
+    grouping: Grouping, lead: tuple[int, ...], parameters: Numbers, normals: Numeric, noise: Numeric, strip: Numeric
 ) -> tuple[Any, Any]:
     """Inputs (*lead, columns) from their normals, and what the loss takes beside them."""
     sample = grouping.structure.sample

@@ -145,7 +145,7 @@ class _Stretched:
         return hash((_Stretched, self.function))
 
 
-def stretched(schedule: Schedule, factor: Any, stretch: Any) -> Schedule:
+def stretched(schedule: Schedule, factor: Scalar, stretch: Scalar) -> Schedule:
     """A schedule in other units: factor times its value at stretch times the place."""
     if schedule.name == "piecewise":
         edges, rates = schedule.numbers["edges"] / stretch, schedule.numbers["rates"] * factor
@@ -154,7 +154,7 @@ def stretched(schedule: Schedule, factor: Any, stretch: Any) -> Schedule:
     return replace(schedule, function=_Stretched(schedule.function), numbers=numbers)
 
 
-def all_stretched(numbers: Tree, stretch: Any) -> Any:
+def all_stretched(numbers: Tree, stretch: Scalar) -> Any:
     """Numbers whose schedules are read at stretch times the place."""
     return jax.tree.map(lambda leaf: stretched(leaf, 1.0, stretch) if scheduled(leaf) else leaf, numbers, is_leaf=scheduled)
 

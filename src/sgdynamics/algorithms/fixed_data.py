@@ -395,7 +395,7 @@ def _summed(schedule: Schedule, count: int) -> Any:
     return jax.lax.scan(lambda t, _: (t + schedule(t), t), jnp.zeros(()), length=count)[1]
 
 
-def elapsed_at(lr: Any, number: Any) -> Any:
+def elapsed_at(lr: Schedule | Scalar, number: Whole) -> Any:
     """t after so many steps, from the learning rate of an algorithm's numbers: one number, or step by step."""
     return jnp.asarray(lr.numbers["times"])[number] if isinstance(lr, Schedule) else number * lr
 

@@ -17,7 +17,7 @@ from scipy.optimize import OptimizeResult
 
 from sgdynamics import checks
 from sgdynamics.analysis.linear_recursion import LinearRecursion, linear_recursion, room_for
-from sgdynamics.arrays import Numeric, Reals
+from sgdynamics.arrays import Numeric, Reals, Tree
 from sgdynamics.controls import Schedule
 from sgdynamics.precision import float64
 
@@ -49,22 +49,22 @@ class LinearOptimum:
         return self.best_constant_risk / self.risk
 
 
-def _level(recursion: LinearRecursion, batches: Any, edges: Any, log_rates: Numeric) -> Any:
+def _level(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Numeric) -> Any:
     return jnp.log(recursion.risks(jnp.exp(log_rates), batches, edges)[-1])
 
 
 @jax.jit
-def _levels(recursion: LinearRecursion, batches: Any, edges: Any, log_rates: Float[Numeric, "several pieces"]) -> Any:
+def _levels(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Float[Numeric, "several pieces"]) -> Any:
     return jax.lax.map(partial(_level, recursion, batches, edges), log_rates, batch_size=11)
 
 
 @jax.jit
-def _with_gradient(recursion: LinearRecursion, batches: Any, edges: Any, log_rates: Float[Numeric, " pieces"]) -> Any:
+def _with_gradient(recursion: LinearRecursion, batches: Tree, edges: Tree, log_rates: Float[Numeric, " pieces"]) -> Any:
     return jax.value_and_grad(partial(_level, recursion, batches, edges))(log_rates)
 
 
 @jax.jit
-def _risks(recursion: LinearRecursion, batches: Any, edges: Any, rates: Float[Numeric, " pieces"]) -> Any:
+def _risks(recursion: LinearRecursion, batches: Tree, edges: Tree, rates: Float[Numeric, " pieces"]) -> Any:
     return recursion.risks(rates, batches, edges)
 
 
@@ -157,7 +157,7 @@ def _checked_range(recursion: LinearRecursion, lr: tuple[float, float] | None) -
     return low, high
 
 
-def _best_constant(recursion: LinearRecursion, batches: Any, edges: Any, pieces: int, bounds: tuple[float, float]) -> tuple[float, float]:
+def _best_constant(recursion: LinearRecursion, batches: Tree, edges: Tree, pieces: int, bounds: tuple[float, float]) -> tuple[float, float]:
     """The best constant log-rate and its level, by grids that close in on it."""
     (low, high), (best, level) = bounds, (bounds[0], math.inf)
     single = batches is None or np.ptp(batches) == 0

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
-from sgdynamics.arrays import Numbers, Numeric, Reals, Scalar
+from sgdynamics.arrays import Numbers, Numeric, Reals, Scalar, Tree
 from sgdynamics.controls import piecewise_rate
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.precision import float64
@@ -212,7 +212,7 @@ def _survival(numbers: Numbers, g: Scalar, batch: Scalar) -> tuple[Any, Any, Any
     return pull * (2 - pull) + along * (2 * (1 - pull) - square * along), g**2 / batch, along + pull
 
 
-def _by_steps(room: int, numbers: Numbers, begin: Any, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
+def _by_steps(room: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
     """sum l c at the edges of pieces, step by step; steps after the last have rate 0, and change nothing."""
     number = jnp.arange(room)
     piece = jnp.clip(jnp.searchsorted(edges, number, side="right") - 1, 0, len(rates) - 1)
@@ -240,7 +240,7 @@ def _by_steps(room: int, numbers: Numbers, begin: Any, rates: Numeric, batches: 
     return jnp.append(totals.reshape(-1), each_l @ end[0])[edges]
 
 
-def _by_powers(bits: int, numbers: Numbers, begin: Any, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
+def _by_powers(bits: int, numbers: Numbers, begin: Tree, rates: Numeric, batches: Numeric, edges: Numeric) -> Any:
     """sum l c at the edges of pieces, by squaring the map of a step, in r = c/sqrt(n), where it is symmetric.
 
     r' = r - E r + X m + b, m' = m - z m + t (z and t of weight decay, X a matrix from its second power on): E, not 1 - E, is kept, so that
@@ -259,7 +259,7 @@ def _by_powers(bits: int, numbers: Numbers, begin: Any, rates: Numeric, batches:
             b = b + pull**2 * target
             rest = jnp.diag(-2 * pull * (1 - behind)), behind, -pull * target
 
-        def bit(carry: Any, _: None) -> tuple[Any, None]:
+        def bit(carry: Tree, _: None) -> tuple[Any, None]:
             (r, m), (E, b, rest), left = carry
             odd = left % 2 == 1
             moved = r - E @ r + b

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.protocol_controls import Controls, pieces_of
 from sgdynamics.precision import float64
 from sgdynamics.problems.starts import Start
@@ -55,10 +57,10 @@ def measured(
     edges: np.ndarray,
     protocol: dict[str, np.ndarray],
     flat: dict[str, np.ndarray],
-    dimension: Any,
-    runs: Any,
-    seed: Any,
-    progress: Any,
+    dimension: int | None,
+    runs: int,
+    seed: int,
+    progress: bool | None,
 ) -> Confirmation:
     """Both by the exact chain (coordinatewise updates have none: in d dimensions), with one seed."""
     runs = checks.whole("runs", runs, 2)
@@ -106,7 +108,13 @@ def _repeated(start: Any, runs: int) -> tuple[Any, int]:
 
 
 def _objectives(
-    asked: Asked, problem: Any, algorithm: Any, begin: Any, edges: np.ndarray, values: dict[str, np.ndarray], where: dict[str, Any]
+    asked: Asked,
+    problem: Any,
+    algorithm: OnePassSGD,
+    begin: object,
+    edges: np.ndarray,
+    values: dict[str, np.ndarray],
+    where: dict[str, Any],
 ) -> tuple[np.ndarray, int]:
     """The objective of each run, and the dimension."""
     places = np.sort(np.concatenate([edges, (edges[1:] + edges[:-1]) / 2])) if asked.integrated else edges[-1:]
@@ -133,7 +141,7 @@ def _integral(numbers: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.einsum("rpk,k,p->r", every, SIMPSON, np.diff(edges))
 
 
-def _costs(asked: Asked, found: Any, places: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
+def _costs(asked: Asked, found: xr.Dataset, places: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
     """The cost of each run at the ends and the middle of each piece, with the piece's own controls."""
     names = ("M", "Q", "a") if "fields" in asked.problem.kinds else tuple(asked.problem.variables)
 

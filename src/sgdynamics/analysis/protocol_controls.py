@@ -31,7 +31,7 @@ class Controls:
     paths: tuple[Path, ...]
     box: Box
 
-    def put(self, problem: Any, algorithm: Any, schedules: Mapping[str, Any]) -> tuple[Any, Any]:
+    def put(self, problem: object, algorithm: object, schedules: Mapping[str, Any]) -> tuple[Any, Any]:
         """The problem and the algorithm with these schedules, or numbers, in place of the controls."""
         made: list[Any] = []
         for section, value in (("problem", problem), ("algorithm", algorithm)):
@@ -40,7 +40,7 @@ class Controls:
         return made[0], made[1]
 
 
-def checked_controls(problem: Any, algorithm: Any, controls: object, budget: object) -> Controls:
+def checked_controls(problem: object, algorithm: object, controls: object, budget: object) -> Controls:
     """The arguments `controls` and `budget`."""
     if not isinstance(controls, Mapping) or not controls:
         raise checks.reject("controls", controls, 'give bounds by name, such as {"lr": (0, 5)}')
@@ -99,7 +99,7 @@ def find(objects: Mapping[str, Any], name: object) -> Path:
     return path
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether a control may stand in its place: one number, or a function of alpha."""
     if scheduled(value) or callable(value):
         return True

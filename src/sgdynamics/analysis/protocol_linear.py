@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.linear_protocols import LinearOptimum, LinearRecursion, linear_recursion, optimal_rates
 from sgdynamics.analysis.protocol_controls import Controls
+from sgdynamics.arrays import Numeric
 from sgdynamics.problems.starts import Start
 from sgdynamics.reach import check_steps
 from sgdynamics.solvers.linear import linear_student
@@ -69,6 +71,6 @@ def solve_linear_protocol(
 
 
 @jax.jit
-def _slope(recursion: LinearRecursion, rates: Any) -> Any:
+def _slope(recursion: LinearRecursion, rates: Float[Numeric, " pieces"]) -> Any:
     """dJ/dlog lr of every piece."""
     return rates * jax.grad(lambda rates: recursion.risks(rates)[-1])(rates)

@@ -111,7 +111,7 @@ def _along(program: Program, numbers: Numbers, values: Float[Numeric, "pieces co
     places, weights = (jnp.asarray(part) for part in STAGES)
     priced = program.integral or program.cost is not None
 
-    def piece(carry: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
+    def piece(carry: Tree, given: tuple[Any, Any]) -> tuple[Any, Any]:
         index, row = given
         # the piece's own values at both its ends: stages on an edge must not read the next
         now = placed(numbers["shared"], row)
@@ -120,7 +120,7 @@ def _along(program: Program, numbers: Numbers, values: Float[Numeric, "pieces co
             moved = program.field(numbers["each"], now, alpha, both[0])
             return moved, _running(program, numbers, now, row, alpha, both[0]) if priced else jnp.zeros(())
 
-        def step(carry: Any, number: Scalar) -> tuple[Any, None]:
+        def step(carry: Tree, number: Scalar) -> tuple[Any, None]:
             first = (index * program.steps + number) * length
 
             def stage(inner: tuple[Any, Any], coefficients: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:

@@ -16,6 +16,7 @@ from sgdynamics.analysis.protocol_controls import Controls, checked_controls, pi
 from sgdynamics.analysis.protocol_linear import LinearProtocol, by_recursion, solve_linear_protocol
 from sgdynamics.analysis.protocol_program import Program, controls_in, held
 from sgdynamics.analysis.protocol_search import ACCURACY, Outcome, Search, solve
+from sgdynamics.arrays import Tree
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
 from sgdynamics.precision import float64
@@ -333,7 +334,7 @@ def _linear(asked: Asked, found: LinearProtocol) -> OptimalProtocol:
     )
 
 
-def _opened(problem: Any, algorithm: Any, start: Any, chosen: Controls, alpha: float, dimension: Any) -> Door:
+def _opened(problem: object, algorithm: OnePassSGD, start: object, chosen: Controls, alpha: float, dimension: int | None) -> Door:
     """The question as the solvers see it, with placeholders for the controls."""
     low, high = chosen.box.ends
     middle = chosen.box.values((low + high) / 2)
@@ -383,7 +384,7 @@ def _prepared(door: Door, chosen: Controls, objective: Any, evaluate: Any, cost:
     return Program(case.field, watch, chosen.names, 1, objective == "integral", own, cost, risky), numbers
 
 
-def _one_replicate(name: str, part: Any) -> Any:
+def _one_replicate(name: str, part: Tree) -> Any:
     """Of what is sampled the first replicate; points of a step on the sphere are few, and all of them are taken."""
     if name == "points" and isinstance(part, dict) and "inside" in part:
         return {key: value.reshape(-1, *value.shape[2:]) for key, value in part.items()}

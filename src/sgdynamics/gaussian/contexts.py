@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.arrays import Nodes, Numbers, Numeric
+from sgdynamics.arrays import Nodes, Numbers, Numeric, Tree
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
@@ -93,7 +93,7 @@ class ContextSums(Expectation):
         return any(part.drift_sampled for part in self.parts)
 
 
-def _plus(one: Any, other: Any) -> Any:
+def _plus(one: Tree, other: Tree) -> Any:
     return other if one is None else one if other is None else one + other
 
 

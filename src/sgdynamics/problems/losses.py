@@ -293,7 +293,7 @@ class ContextLoss(Loss):
         """Gradients (..., p) of all contexts' heads as one: side by side, or added up."""
         return jnp.concatenate(gradients, axis=-1) if self.own_heads else sum(gradients[1:], gradients[0])
 
-    def _each(self, function: Callable[[Any, Any, Any], Any], head: Any, draws: Tree, parameters: Numbers) -> list[Any]:
+    def _each(self, function: Callable[[Any, Any, Any], Any], head: Numeric, draws: Tree, parameters: Numbers) -> list[Any]:
         """function(structure, head, numbers) of every context, times whether it was drawn."""
         found = []
         for context, structure in enumerate(self.structures):
@@ -305,7 +305,7 @@ class ContextLoss(Loss):
     def __call__(
         self, fields: Float[Numeric, " p"], signals: Float[Numeric, " K"], head: Float[Numeric, " heads"], draws: Tree, parameters: Numbers
     ) -> Float[Numeric, ""]:
-        def value(structure: Any, head: Any, numbers: Numbers) -> Any:
+        def value(structure: Any, head: Numeric, numbers: Numbers) -> Any:
             return structure.loss(fields, signals, head, draws["given"], numbers)
 
         return sum(self._each(value, head, draws, parameters), jnp.zeros((), fields.dtype))
@@ -318,7 +318,7 @@ class ContextLoss(Loss):
         noise_draw: Tree,
         parameters: Numbers,
     ) -> tuple[Any, Move]:
-        def value(structure: Any, head: Any, numbers: Numbers) -> Any:
+        def value(structure: Any, head: Numeric, numbers: Numbers) -> Any:
             found, move = structure.loss.move(fields, signals, head, noise_draw["given"], numbers)
             return found, move.inputs, move.head
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Num
 from scipy import special
 
 from sgdynamics import checks
-from sgdynamics.arrays import Numeric
+from sgdynamics.arrays import Numeric, Reals, Tree
 from sgdynamics.controls import Range, checked_values, made_schedule, mapped, number_or_schedule
 
 FIX = (
@@ -64,12 +64,12 @@ def _scheduled(argument: str, name: str, shape: tuple[int, ...], binary: bool, g
     return Draw(name, shape, outcomes), chances
 
 
-def of_two(chance: Any) -> Any:
+def of_two(chance: Reals) -> Any:
     """The probabilities of 0 and 1, from that of 1."""
     return (jnp if checks.is_traced(chance) or isinstance(chance, jax.Array) else np).stack([1 - chance, chance])
 
 
-def weights_of(probabilities: Any) -> Any:
+def weights_of(probabilities: Tree) -> Any:
     """Probabilities from how they stand among a problem's numbers: all of them, or the shares of some (None: an equal part of the rest)."""
     if not isinstance(probabilities, tuple):
         return probabilities

@@ -18,7 +18,7 @@ POINTS = 33  # save points of a phase whose length is all that is given
 UNITS = ("alpha", "times", "steps")
 
 
-def phases(solver: Callable[..., xr.Dataset], parts: Sequence[tuple[Any, Any, Any]], start: Any, **more: Any) -> xr.Dataset:
+def phases(solver: Callable[..., xr.Dataset], parts: Sequence[tuple[Any, Any, Any]], start: object, **more: Any) -> xr.Dataset:
     """Solve or simulate several phases one after the other, each from where the one before ended.
 
     Parameters

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from sgdynamics import checks
 from sgdynamics.algorithms.updates.law import MAKERS, Asked, Law, Update, maker
 from sgdynamics.arrays import Numbers, Scalar, State
-from sgdynamics.controls import number_or_schedule
+from sgdynamics.controls import Schedule, number_or_schedule
 
 
 def _plain(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class _Thermal:
         return found
 
 
-def thermal(temperature: Any, of: Update | None) -> Update:
+def thermal(temperature: Schedule | float, of: Update | None) -> Update:
     """An update whose every step ends with the kicks of a temperature on the rows, sqrt(2 T lr)/D N(0, I): one-pass Langevin."""
     inner = PLAIN if of is None else of
     if inner.law.coordinatewise or inner.law.noise or inner.law.moved != "weights":
