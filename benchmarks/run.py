@@ -1,4 +1,4 @@
-"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, spectra, updates.
+"""Ratios measured side by side in one run: chain and direct, cost in d, ODE and Euler; exit times, first solve, tokens, spectra, ...
 
     make bench            everything (a few minutes on 2 cores)
 
@@ -18,6 +18,7 @@ import numpy as np
 import dmft_iteration
 import mixtures
 import optimisers
+import protocols
 import sequences
 import sgdynamics as sgd
 import spectra
@@ -142,7 +143,7 @@ def exit_times() -> tuple[str, float, float, bool]:
 def main() -> int:
     with jax.enable_x64(True):
         rows = [*simulation(), integrator(), *sequences.ratios(), *spectra.ratios()]
-    rows += [exit_times(), first_solve(), *optimisers.ratios(), *mixtures.rows(), *dmft_iteration.rows(), sweeps.row()]
+    rows += [exit_times(), first_solve(), *optimisers.ratios(), *protocols.ratios(), *mixtures.rows(), *dmft_iteration.rows(), sweeps.row()]
     met = True
     for label, value, target, at_least in rows:
         good = value >= target if at_least else value <= target
