@@ -223,6 +223,12 @@ def test_what_is_refused():
         "its theory sums over": lambda: sgd.solve_ode(
             network.replace(width=11), sgd.OnePassSGD(), sgd.random_start(network.replace(width=11), dimension=50), alpha=[1.0]
         ),
+        "know no noise on inputs": lambda: sgd.solve_ode(
+            one.replace(input_noise=0.1), sgd.OnePassSGD(update=sgd.updates.clipped(0.3)), begin, alpha=[1.0]
+        ),
+        "updates that commute with rotations: take another": lambda: sgd.simulate(
+            one.replace(input_noise=0.1), sgd.OnePassSGD(update=sgd.updates.sign()), begin, alpha=[1.0], dimension=30
+        ),
         "the same contexts with other probabilities": lambda: sgd.solve_ode(
             tasks(), sgd.OnePassSGD(), sgd.random_start(tasks(), dimension=50), alpha=[1.0], evaluate={"one": tasks().problems["one"]}
         ),

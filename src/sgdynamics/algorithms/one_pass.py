@@ -138,8 +138,9 @@ class OnePassSGD:
             raise checks.reject("update", self.update, 'it is for the rows, not for a head: take head="fixed", or another update')
         if structure.heads > 1:
             raise checks.reject("update", self.update, "contexts with heads of their own are trained by plain steps: leave update out")
-        if structure.sample.own_spectra and self.law.coordinatewise:
-            raise checks.reject("update", self.update, "contexts with covariances of their own have no such limit: take another update")
+        if (structure.sample.own_spectra or structure.sample.noisy_inputs) and self.law.coordinatewise:
+            fix = "contexts with covariances of their own, and noise on inputs, are for updates that commute with rotations: take another"
+            raise checks.reject("update", self.update, fix)
         if structure.sphere and not self.law.holds_sphere:
             raise checks.reject("update", self.update, "an average of rows does not stay on the sphere: take constraint=None")
 

@@ -7,13 +7,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.arrays import Numbers
 from sgdynamics.clock import Clock
-from sgdynamics.controls import all_stretched, check_schedules, numbers_at
+from sgdynamics.controls import all_stretched, check_schedules, numbers_at, scheduled
 from sgdynamics.dynamics.interface import Dynamics, Prepared
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
@@ -188,7 +189,8 @@ class FieldDynamics(Dynamics):
 
     def coarser(self, begin: Start) -> tuple[Dynamics, Start] | None:
         problem = self.definition
-        merged = None if problem.spectrum is None else problem.spectrum.coarser()
+        # contexts have eigenvalues of their own
+        merged = None if problem.spectrum is None or self.structure.sample.contexts else problem.spectrum.coarser()
         if merged is None:
             return None
         to, means = merged
@@ -273,6 +275,8 @@ class FixedDataDynamics(FieldDynamics):
 
     def check_controls(self, when: Clock) -> None:
         self.definition.check_numbers(when.t[-1], "t")
+        if any(scheduled(leaf) for leaf in jax.tree.leaves(self.parameters.get("draws"), is_leaf=scheduled)):
+            raise checks.reject("draws", self.definition, "a data set is drawn once: its probabilities do not depend on t; give numbers")
 
     def place(self, when: Clock) -> np.ndarray:
         return when.t

@@ -96,6 +96,9 @@ class UpdateDynamics(FieldDynamics):
         if dimension is not None and self.definition.spectrum is None:
             fix = "the mean step of an update is known as d -> infinity: leave dimension out, or take sgd.simulate at this d"
             raise checks.reject("dimension", dimension, fix)
+        if not algorithm.law.linear and "other inputs" in self.definition.kinds:
+            fix = "its step is averaged over points, which know no noise on inputs nor covariances of contexts: take sgd.simulate"
+            raise checks.reject("update", algorithm.update, fix)
         if self.without_ode is not None:
             raise checks.reject("update", algorithm.update, self.without_ode)
 

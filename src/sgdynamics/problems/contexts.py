@@ -93,6 +93,10 @@ class Contexts(Problem):
         return {name: trees.number(one) for name, one in zip(self.names, found, strict=True) if one is not None}
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        return {"problems": self.problems, "probabilities": self.probabilities, "heads": self.heads}
+
+    @property
     def shares(self) -> dict[str, Any]:
         """The probability of every context by name; a function of alpha where its own share is one, and None where it is what is left."""
         found = self._parameters["probabilities"]
@@ -214,7 +218,8 @@ def _alike(first_name: str, first: Problem, name: str, one: Problem) -> None:
     for what, (mine, other) in shapes.items():
         if mine != other:
             raise checks.reject("problems", {first_name: mine, name: other}, f"all contexts need the same {what}: state them alike")
-    same = all(np.array_equal(first._parameters[part], one._parameters[part]) for part in ("gram", "fractions"))
+    parts = ("gram", "fractions", "multiplicities")
+    same = all(np.array_equal(first.parameters.get(part, 0.0), one.parameters.get(part, 0.0)) for part in parts)
     if not same:
         fix = "all contexts need the same signals: one Gram matrix, and the same fractions of d; let each problem read those it needs"
         raise checks.reject("problems", [first_name, name], fix)
