@@ -371,8 +371,8 @@ SAYS = {
     "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
     "table": "the file has no 'algoritm': did you mean 'algorithm'? "
     "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
-    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor, contexts, "
-    "{models}",
+    "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor, "
+    "contexts, {models}",
     "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, abs, sign, "
     "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
