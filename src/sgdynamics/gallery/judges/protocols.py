@@ -110,7 +110,7 @@ def best_learning_rates(data: xr.Dataset) -> Judgement:
     constant, least = data.closed_constant.values
     return judged(
         f"{_told(data, 'linear')}; {_told(data, 'erf')}; the linear student's rates are within {np.abs(rates - 1).max():.1%} of the closed "
-        f"form's mean over a piece; the erf student's at alpha = {listed(list(ERF_RATES))}: {listed(found.round(3))}",
+        f"form's mean over a piece; the erf student's at alpha = {listed(data.place.values)}: {listed(found.round(3))}",
         agreement(
             f"linear: the rates are eps/(eps + noise), to {loose:.1g} of them with {pieces} pieces",
             rates,
@@ -159,8 +159,8 @@ def replay(data: xr.Dataset) -> Judgement:
     mean = risks.mean(axis=1)
     return judged(
         f"{_told(data, 'replay')}; switches at alpha = {listed(one.switches.values[np.isfinite(one.switches.values)].round(3))}, between "
-        f"them the share of task two goes from {share[arc][0]:.3f} to {share[arc][-1]:.3f}; without replay the mean risk ends at {mean[2]:.5f}, "
-        f"that of task one at {risks[2, 0]:.5f} (optimum {risks[0, 0]:.5f})",
+        f"them the share of task two goes from {share[arc][0]:.3f} to {share[arc][-1]:.3f}; without replay the mean risk ends at "
+        f"{mean[2]:.5f}, that of task one at {risks[2, 0]:.5f} (optimum {risks[0, 0]:.5f})",
         *_optimum(data, "replay"),
         _switched(data, "replay"),
         counted("task two alone before the arc, task one alone after it", int(np.sum(np.abs(ends) > 1e-6)), len(ends)),
@@ -336,8 +336,8 @@ def batch_ramps(data: xr.Dataset) -> Judgement:
     middle = lr / d <= 0.1 + 1e-9  # beyond, lr/d is not small
     return judged(
         f"lr = {listed(lr)}: {listed(data.steps.values)} steps, excess risk {listed(data['last'].values.round(7))}, above that of the "
-        f"falling rate ({data.attrs['best']:.7f}) by {', '.join(f'{one:.2%}' for one in above)}; {runs.shape[1]} runs at d = {d} with whole batches "
-        f"are off their mean by {', '.join(f'{one:.2%}' for one in relative.mean(axis=1))}",
+        f"falling rate ({data.attrs['best']:.7f}) by {', '.join(f'{one:.2%}' for one in above)}; {runs.shape[1]} runs at "
+        f"d = {d} with whole batches are off their mean by {', '.join(f'{one:.2%}' for one in relative.mean(axis=1))}",
         counted("ramps take as many steps as another program's", int(np.sum(data.steps.values != steps)), len(lr)),
         agreement("and reach the same risks, to 6e-8", data["last"].values, 0.0, risks, tolerance=6e-8, scale=1e-6),
         agreement(
