@@ -24,7 +24,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Parameters
     ----------
     quick : bool, default False
-        Fewer pieces and runs, in less than a minute.
+        Fewer pieces and runs, in about a minute.
     seed : int, default 0
         Of the random numbers.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.protocols import OptimalProtocol, optimal_protocol
+from sgdynamics.controls import piecewise_rate
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.starts import start
 from sgdynamics.problems.teacher_student import TeacherStudent
@@ -84,7 +86,7 @@ def dropout(pieces: int) -> OptimalProtocol:
     return best(problem, ONE, begin, 30.0, {"keep": (0.01, 1)}, pieces)
 
 
-def two_tasks() -> tuple[Contexts, OnePassSGD, Any]:
+def two_tasks(pieces: int) -> tuple[Contexts, OnePassSGD, Any]:
     """Two tasks with a head each, the algorithm, and the state after task one alone to alpha = 30."""
     one = TeacherStudent(
         width=2, teacher_width=2, activation="erf", teacher_gram=[[1, 0.3], [0.3, 1]], teacher_head=[2.0, 0.0], head="trained"
@@ -92,7 +94,14 @@ def two_tasks() -> tuple[Contexts, OnePassSGD, Any]:
     tasks = contexts({"one": one, "two": one.replace(teacher_head=[0.0, 2.0])}, probabilities=[1.0, 0.0], heads="own")
     begin = start(tasks, M=[[0.1, 0.02], [-0.05, 0.08]], Q=[[0.5, 0.05], [0.05, 0.4]], a=[[1.0, 0.4], [0.6, 1.0]])
     algorithm = OnePassSGD(lr=1.0, head_rate=4.0)
-    return tasks, algorithm, start_from(solve_ode(tasks, algorithm, begin, alpha=[30.0], rtol=1e-9))
+    edges = np.linspace(0, 30, pieces + 1)
+    return tasks, algorithm, start_from(with_share(tasks, algorithm, begin, edges, np.zeros(pieces)))
+
+
+def with_share(tasks: Contexts, algorithm: OnePassSGD, begin: Any, edges: np.ndarray, share: np.ndarray) -> xr.Dataset:
+    """The ODE at the edges with shares of the second of two contexts in pieces; of as many pieces all are one program."""
+    moving = tasks.replace(probabilities=piecewise_rate(edges[1:-1], np.stack([1 - share, share], axis=-1)))
+    return solve_ode(moving, algorithm, begin, alpha=edges, rtol=1e-9)
 
 
 def groups() -> tuple[Contexts, Any]:

@@ -8,11 +8,9 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.controls import piecewise_rate
 from sgdynamics.papers.drawing import finish, subplots
 from sgdynamics.papers.protocols.kept import control_on, kept, risk_on
-from sgdynamics.papers.protocols.reference import best, two_tasks
-from sgdynamics.solvers.ode import solve_ode
+from sgdynamics.papers.protocols.reference import best, two_tasks, with_share
 
 DIMENSION, ALPHA = 1000, 10.0
 
@@ -46,7 +44,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     pieces, runs = (40, 100) if quick else (80, 1000)
-    tasks, algorithm, known = two_tasks()
+    tasks, algorithm, known = two_tasks(pieces)
     both = tasks.replace(probabilities=[0.5, 0.5])
     found = best(tasks, algorithm, known, ALPHA, {"two": (0, 1)}, pieces, evaluate=both)
     measured = found.confirm(dimension=DIMENSION, runs=runs, seed=seed, progress=False)
@@ -54,8 +52,8 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     shares = {"optimum": found.protocol["two"], "best constant": np.full(pieces, found.constant["two"]), "no replay": np.ones(pieces)}
     risks = []
     for share in shares.values():
-        moving = tasks.replace(probabilities=piecewise_rate(found.edges[1:-1], np.stack([1 - share, share], axis=-1)))
-        risks.append(solve_ode(moving, algorithm, known, alpha=found.edges).context_risk.transpose("run", "time", "context").values[0])
+        line = with_share(tasks, algorithm, known, found.edges, share)
+        risks.append(line.context_risk.transpose("run", "time", "context").values[0])
     data = data.assign(task_risks=(("share", "edge", "task"), np.array(risks), {"long_name": "risk of each task, ODE"}))
     data = data.assign_coords(share=list(shares), task=["one", "two"])
     return _drawn(data), data
