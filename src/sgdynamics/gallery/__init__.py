@@ -36,6 +36,7 @@ DOCUMENTS = {
     "several_inputs": "Samples of several inputs and own rules (attention, sequences, autoencoders, perceptrons, GANs)",
     "scaling_laws": "Scaling laws (power-law spectra, compute-optimal random features, real samples, emergence)",
     "optimisers": "Optimisers (momentum, reuse, Muon, clipping, Adam, noise for privacy: their ODEs on runs)",
+    "protocols": "Protocols (the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
 }
 
 OPTIONAL = ("sklearn",)  # modules without which a figure is skipped; that any other cannot be imported is a failure

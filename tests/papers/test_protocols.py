@@ -1,0 +1,100 @@
+"""Protocols: closed formulas against the equations they solve, the chain of batches against runs, figures and verdicts on all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize
+
+import sgdynamics as sgd
+from sgdynamics import gallery
+from sgdynamics.papers import protocols as paper
+from sgdynamics.papers.protocols import batch_figure, reference
+from tests.conftest import Z
+
+
+def test_best_rate_solves_its_equation():
+    """eps' = -2 lr eps + lr^2 (eps + noise), lr = eps/(eps + noise), by steps; no other rate falls faster."""
+    noise, start = 0.3, 0.7
+    at = np.linspace(0, 30, 7)
+    whole = integrate.solve_ivp(lambda _, e: -(e**2) / (e + noise), (0, 30), [start], t_eval=at, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(paper.best_error(at, start, noise), whole.y[0], rtol=1e-8)
+    eps, lr = paper.best_error(at, start, noise), paper.best_rate(at, start, noise)
+    for other in (0.9 * lr, 1.1 * lr):
+        assert np.all(-2 * other * eps + other**2 * (eps + noise) > -2 * lr * eps + lr**2 * (eps + noise))
+
+
+def test_error_is_finite_late_and_falls_as_noise_over_alpha():
+    assert paper.best_error(1e6, 1.0, 0.1) == pytest.approx(1e-7, rel=1e-4)
+    assert float(paper.best_error(0.0, 1.7, 0.1)) == pytest.approx(1.7, rel=1e-12)
+
+
+def test_constant_rate():
+    """Against its equation, and the reference of the best one."""
+    whole = integrate.solve_ivp(lambda _, e: -2 * 0.4 * e + 0.16 * (e + 0.3), (0, 5), [0.7], rtol=1e-11, atol=1e-13)
+    assert float(paper.constant_error(5.0, 0.7, 0.3, 0.4)) == pytest.approx(whole.y[0, -1], rel=1e-8)
+    least = optimize.minimize_scalar(
+        lambda lr: float(paper.constant_error(20.0, 1.0, 0.1, lr)), bounds=(0.01, 1.9), options={"xatol": 1e-9}
+    )
+    known = reference.REFERENCE["linear"]
+    assert least.fun / 2 == pytest.approx(known.constant_risk, rel=1e-7)
+    assert least.x == pytest.approx(known.constant, rel=1e-5)
+    assert known.gain == pytest.approx(1.69681, rel=1e-5)
+    assert reference.REFERENCE["erf"].gain == pytest.approx(1.554, abs=5e-4)
+
+
+def test_exponents():
+    assert paper.horizon_exponents(2.5, 1.2) == pytest.approx((0.6, 1.5 / 2.7))
+    assert paper.horizon_exponents(1.5, 2.0) == pytest.approx((0.25, 0.2))
+    # a constant rate is never better, and on the border of easy and hard both formulas are one
+    assert paper.horizon_exponents(2.0, 2.0) == pytest.approx((0.5, 1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: paper.best_error(-1.0, 1.0, 0.1), "alpha = -1"),
+        (lambda: paper.best_error(1.0, 0.0, 0.1), "start = 0"),
+        (lambda: paper.best_rate(1.0, 1.0, 0.0), "noise = 0"),
+        (lambda: paper.constant_error(1.0, 1.0, 0.1, 2.0), "lr = 2"),
+        (lambda: paper.horizon_exponents(1.0, 2.0), "a = 1"),
+        (lambda: paper.horizon_exponents(2.0, 0.5), "b = 0.5"),
+    ],
+)
+def test_bad_numbers_are_named(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_chain_of_batches_is_that_of_simulate(batch):
+    """Means after 300 steps, of two programs that share nothing."""
+    steps, runs = 300, 400
+    own = batch_figure.chain(np.full(steps, 0.8), np.full(steps, batch), 4000, seed=3)
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=reference.NOISE)
+    begin = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+    algorithm = sgd.OnePassSGD(lr=0.8, batch=batch)
+    ran = sgd.simulate(problem, algorithm, begin, steps=[steps], dimension=batch_figure.DIMENSION, runs=runs, seed=1, progress=False)
+    other = ran.excess_risk.values[:, -1]
+    error = np.hypot(own.std() / np.sqrt(len(own)), other.std() / np.sqrt(runs))
+    assert abs(own.mean() - other.mean()) < Z * error
+    assert error < 0.01 * own.mean()
+    assert own.std() == pytest.approx(other.std(), rel=0.25)
+
+
+@pytest.mark.parametrize(("lr", "steps"), [(one, steps) for one, (steps, _) in reference.RAMPS.items()])
+def test_ramps_use_all_samples(lr, steps):
+    rates, batches = batch_figure.ramp(lr)
+    assert len(rates) == steps
+    assert batches.sum() == pytest.approx(batch_figure.SAMPLES)
+    np.testing.assert_allclose(rates[:-1], lr)
+    assert np.all(np.diff(batches[:-1]) > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["1", "2", "3", "4", "5", "6"])
+def test_figures_are_reproduced(number, tmp_path):
+    found = gallery.make(gallery.find("protocols", number), tmp_path)
+    assert not found["error"]
+    assert found["verdict"].startswith("reproduced"), found["verdict"]
+    assert (tmp_path / f"protocols-{number}.png").stat().st_size > 20_000
