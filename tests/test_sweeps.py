@@ -262,7 +262,7 @@ def test_numbers_inside_objects_vary():
         sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.bet": [0.1]})
     with pytest.raises(ValueError, match="there is no 'beta'"):
         sweep(answer, problem=problem, algorithm=sgd.OnePassSGD(), over={"algorithm.update.beta": [0.1]})
-    with pytest.warns(UserWarning, match="beta = 2.0: give a number of 0 or more and below 1"):
+    with pytest.warns(UserWarning, match="beta = 2.0: give a number, 0 or more and below 1"):
         sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.beta": [2.0]})
 
 

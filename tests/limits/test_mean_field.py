@@ -354,18 +354,18 @@ def test_the_front_door_takes_wide_networks():
 
 
 def test_numbers_that_depend_on_alpha():
-    """Decay, the head's rate and the learning rate change at alpha = 100: the same as two solves, the second from where the first ended."""
-    problem = sgd.TeacherStudent(width=30, activation="erf", head="trained")
-    begin = sgd.mean_field_random_start(problem, dimension=200)
+    """Decay, the head's rate and the learning rate change at alpha = 20: the same as two solves, the second from where the first ended."""
+    problem = sgd.TeacherStudent(width=8, activation="erf", head="trained")
+    begin = sgd.mean_field_random_start(problem, dimension=50)
     pieces = {
-        name: sgd.piecewise_rate([100.0], values) for name, values in {"decay": [0.01, 0.05], "head": [1.0, 3.0], "lr": [1.0, 2.0]}.items()
+        name: sgd.piecewise_rate([20.0], values) for name, values in {"decay": [0.01, 0.05], "head": [1.0, 3.0], "lr": [1.0, 2.0]}.items()
     }
-    noise = sgd.piecewise_rate([100.0], [1.0, 0.0])
+    noise = sgd.piecewise_rate([20.0], [1.0, 0.0])
     changing = problem.replace(weight_decay=pieces["decay"], noise=noise), sgd.OnePassSGD(lr=pieces["lr"], head_rate=pieces["head"])
-    found = sgd.solve_mean_field(*changing, begin, alpha=[50.0, 100.0, 150.0])
-    first = sgd.solve_mean_field(problem.replace(weight_decay=0.01), sgd.OnePassSGD(lr=1.0), begin, alpha=[50.0, 100.0])
+    found = sgd.solve_mean_field(*changing, begin, alpha=[10.0, 20.0, 30.0])
+    first = sgd.solve_mean_field(problem.replace(weight_decay=0.01), sgd.OnePassSGD(lr=1.0), begin, alpha=[10.0, 20.0])
     later = problem.replace(weight_decay=0.05), sgd.OnePassSGD(lr=2.0, head_rate=3.0)
-    second = sgd.solve_mean_field(*later, sgd.start_from(first), alpha=[50.0])
+    second = sgd.solve_mean_field(*later, sgd.start_from(first), alpha=[10.0])
     np.testing.assert_allclose(found.excess_risk[0], [*first.excess_risk.values[0], *second.excess_risk.values[0]], rtol=1e-5)
     np.testing.assert_allclose(found.risk - found.excess_risk, [[0.5, 0.0, 0.0]], atol=1e-12)
     with pytest.raises(ValueError, match="gradient flow uses no samples"):

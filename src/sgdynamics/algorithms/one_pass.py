@@ -70,6 +70,7 @@ class OnePassSGD:
     update: Update | None = None
     per: str = "dimension"
     temperature: Any = 0.0
+    hot: bool = field(default=False, init=False, repr=False)  # whether there is a temperature: its number may be traced
     stated: Any = field(default=None, init=False, repr=False)  # what `on` has put into units of d
     unit: Any = field(default=1.0, init=False, repr=False)  # D/d there
 
@@ -80,6 +81,7 @@ class OnePassSGD:
         checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
         object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature))
+        object.__setattr__(self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0)
         _ = self.stepping  # refuse an update that has no kicks
 
     def replace(self, **changes: object) -> OnePassSGD:
@@ -157,8 +159,7 @@ class OnePassSGD:
     @property
     def stepping(self) -> Update | None:
         """How its gradients become steps: the update, with the kicks of a temperature where there is one; None for plain SGD."""
-        cold = isinstance(self.temperature, float) and self.temperature == 0.0
-        return self.update if cold else thermal(self.temperature, self.update)
+        return thermal(self.temperature, self.update) if self.hot else self.update
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -218,7 +219,7 @@ class OnePassSGD:
         record = {"kind": type(self).__name__, "lr": lr, "batch": self.batch, "head_rate": head_rate}
         if self.per != "dimension":
             record["per"] = self.per
-        if self.law is not None and self.law.noise and not (self.update and self.update.law.noise):
+        if self.hot:
             record["temperature"], also = describe_schedule(self.temperature)
             rerunnable = rerunnable and also
         if self.update is not None:

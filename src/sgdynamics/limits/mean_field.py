@@ -30,7 +30,7 @@ from sgdynamics import checks, trees
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.arrays import Given, Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.clock import Clock, clock, elapsed
-from sgdynamics.controls import check_schedules, numbers_at, scheduled, stretched
+from sgdynamics.controls import Schedule, check_schedules, numbers_at, scheduled, stretched
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.limits import mean_field_series as series
 from sgdynamics.limits.long_times import Followed, follow, ran_out
@@ -73,7 +73,7 @@ class _Way:
     sphere: bool
 
 
-def _velocity(way: _Way, numbers: dict[str, Any], t: Scalar, state: State) -> dict[str, Any]:
+def _velocity(way: _Way, numbers: dict[str, Any], state: State, t: Scalar = 0.0) -> dict[str, Any]:
     """d(T, q, a)/d(t/p)."""
     if "clock" in numbers:
         numbers = numbers_at(numbers, jnp.interp(t, numbers["clock"]["t"], numbers["clock"]["alpha"]))
@@ -106,7 +106,7 @@ def _integrate(
 
     def one(state: State) -> tuple[Any, ...]:
         found = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: rate(numbers, t, y)),
+            diffrax.ODETerm(lambda t, y, args: rate(numbers, y, t)),
             diffrax.Dopri8(),
             t0=0.0,
             t1=times[-1],
@@ -129,7 +129,7 @@ def _integrate(
 
 @partial(jax.jit, static_argnums=0)
 def _flat_velocity(way: _Way, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]) -> Any:
-    return ravel_pytree(_velocity(way, numbers, t, ravel_pytree(like)[1](y)))[0]
+    return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y), t))[0]
 
 
 @jax.jit
@@ -377,6 +377,9 @@ def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str,
     problem.check_numbers(end)
     check_schedules(algorithm.parameters["head_rate"], end, "alpha")
     alpha = np.linspace(0.0, end, CLOCK_NODES)[1:] if end > 0 else np.ones(1)
+    if isinstance(algorithm.lr, Schedule) and algorithm.lr.name == "piecewise":  # a table is linear between its nodes, as t is there
+        edges = algorithm.lr.numbers["edges"]
+        alpha = np.unique(np.concatenate([alpha, edges[edges < alpha[-1]]]))
     wide = replace(algorithm, batch=algorithm.batch * problem.width)
     found = {"t": np.append(0.0, elapsed(wide, alpha)), "alpha": np.append(0.0, alpha)}
     return {"clock": found}
