@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import os
 import shutil
@@ -34,6 +35,7 @@ C4 = np.array([[1, 0.3, 0.2, 0.1], [0.3, 1.2, 0.4, 0.25], [0.2, 0.4, 0.9, 0.35],
 
 
 SLOWEST = 900  # seconds that a test of a tenth may take
+HANGING = 1200  # seconds after which a test is taken to hang
 
 
 def share_programs() -> None:
@@ -124,7 +126,16 @@ def tenths(names: list[str]) -> dict[str, int]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """A test of a tenth fails where it takes too long, so that those who wait for all of them know how long at most."""
+    """A test that hangs, in compiled code too, ends its process, which fails it: nobody waits for it. A test of a tenth fails where it
+    takes too long, so that those who wait for all of them know how long at most."""
+    faulthandler.dump_traceback_later(HANGING, exit=True)
+    try:
+        return (yield from _in_time(item))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _in_time(item: pytest.Item):
     if item.config.getoption("--tenth") is None or not hasattr(signal, "SIGALRM"):
         return (yield)
 
