@@ -119,6 +119,7 @@ def test_budget_against_pontryagin_by_shooting(rate):
     assert rate.protocol["lr"].mean() > 1.3 * mean
 
 
+@pytest.mark.slow
 def test_rate_of_an_erf_student(erf_rate):
     assert erf_rate.value == pytest.approx(0.0038102376, rel=1e-6)
     assert erf_rate.value_of_half == pytest.approx(0.0038133492, rel=1e-6)

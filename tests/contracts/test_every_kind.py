@@ -27,9 +27,8 @@ STEPS = [0, 600, 1200]  # t = 0, 0.15, 0.3
 TIMES = [step * LR / D for step in STEPS]
 FEW = [0, 1, 3]  # steps of a fixed data set, each a whole pass
 SLACK = 3 / D  # what finite d adds to a mean, relative
-COMPILES_LONG = (
-    "several inputs",
-)  # sampled expectations; its own tests are tests/simulation/test_tokens.py and tests/gaussian/test_tokens.py
+# sampled expectations, or sums over cases; their own tests are test_tokens.py and test_regularised.py of tests/simulation
+COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs")
 
 CALLS = {
     "solve_ode": lambda *asked: sgd.solve_ode(*asked, times=TIMES),
