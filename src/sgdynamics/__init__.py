@@ -22,6 +22,7 @@ __all__ = [
     "EffectiveDynamics",
     "EffectiveScaling",
     "ExitTimes",
+    "EpochSGD",
     "Expectation",
     "FixedPoint",
     "GaussianMixture",

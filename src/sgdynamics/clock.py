@@ -1,6 +1,6 @@
 """Time: the caller gives exactly one of `times`, `alpha`, `steps`; the others follow.
 
-t = lr steps/d (on a fixed data set lr steps) is gradient-flow time, alpha = samples used/d = steps batch/d.
+t = lr steps/d (on a fixed data set lr steps, over its epochs lr steps/d) is gradient-flow time, alpha = samples used/d = steps batch/d.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Clock:
     alpha: np.ndarray | None
     step: np.ndarray | None
     samples: bool = True  # whether samples/d means something: not where d is infinite
+    epoch: np.ndarray | None = None  # where there are epochs
 
 
 def clock(
@@ -105,7 +106,8 @@ def _fixed_data(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:
     step = np.round(step).astype(np.int64)
     end = float(step[-1]) * algorithm.lr
     algorithm.check_times(np.unique(np.concatenate([step * algorithm.lr, np.linspace(0, end, CHECKED_TIMES)])))
-    return Clock(step * per_step["times"], step * per_step["alpha"], step)
+    epoch = step * algorithm.fraction if algorithm.order else None
+    return Clock(step * per_step["times"], step * per_step["alpha"], step, epoch=epoch)
 
 
 def _fixed_data_scheduled(algorithm: FixedData, name: str, points: np.ndarray) -> Clock:

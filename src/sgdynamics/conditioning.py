@@ -37,6 +37,7 @@ from sgdynamics.problems.problem import Structure
 from sgdynamics.random import chi, normals_and_uniforms
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.samples.spectrum import spread as input_spread
+from sgdynamics.samples.spectrum import trace as input_trace
 
 LARGEST = {"float64": 1e50, "float32": 1e8}  # coefficients beyond this have diverged; the fourth powers of their fields still fit
 ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions
@@ -54,6 +55,8 @@ class Setup:
     hot: bool
     limit: bool  # d -> infinity: lengths at their limits, white noise on new directions only
     probed: bool = False  # rows have a change of first order beside them; at d -> infinity only
+    visited: bool = False  # a step is a cell of an epoch (`algorithms.epochs`): in place of uniforms, how often it visits each sample
+    again: bool = False  # and that may be more than once
 
     @property
     def first(self) -> int:
@@ -95,7 +98,7 @@ class StepDraws(NamedTuple):
     """The random numbers of one step: normals (normals, blocks, inputs), uniforms (n) for the selection, and small ones."""
 
     normals: Float[Numeric, "normals blocks inputs"]
-    uniform: Float[Numeric, " n"]
+    uniform: Float[Numeric, " n"]  # or visits
     lengths: Float[Numeric, "opened blocks"]  # proposals for chi
     uniforms: Float[Numeric, "opened blocks"]  # their acceptance
     along: Any  # (capacity, p, blocks): white noise along known directions
@@ -231,6 +234,7 @@ class _Now(NamedTuple):
     tolerance: Any
     draws: StepDraws
     key: Any
+    used: Any  # (n,): how often this step uses each sample
 
     def length(self, index: int, opened: Whole, dtype: DType) -> Float[Numeric, " blocks"]:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
@@ -250,7 +254,8 @@ def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, k
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
-    now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key)
+    used = draws.uniform if setup.visited else state.selected
+    now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key, used)
     p = setup.structure.width
     pulls, normals, head_pull = _pulls(now, state)
     known, gradient = _gradient(now, state, pulls, normals)
@@ -275,18 +280,39 @@ def _pulls(
     structure, sample = now.setup.structure, now.setup.structure.sample
     fields = fields_of(state.rows, state.A)
 
-    def slopes(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    def gradients(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
         return sample_gradients(structure, now.parameters, fields, state.signals, state.head, state.given)
+
+    def slopes(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+        found = gradients(fields)
+        return _visited_again(now, gradients, fields, found) if now.setup.again else found
 
     h, head_gradient = slopes(fields)
     samples = jnp.asarray(state.selected.shape[0], state.A.dtype)
-    weight = state.selected.astype(state.A.dtype) / (now.algorithm["divisor"] * samples).astype(state.A.dtype)
+    weight = (now.used > 0).astype(state.A.dtype) / (now.algorithm["divisor"] * samples).astype(state.A.dtype)
     g, normals = h.T * sample.each_input(weight), now.draws.normals[: structure.width]
     if now.setup.probed:
         # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
         _, bent = jax.jvp(lambda fields: slopes(fields)[0], (fields,), (fields_of(state.change, state.A),))
         g, normals = jnp.concatenate([g, bent.T * sample.each_input(weight)]), jnp.concatenate([normals, now.draws.change])
     return g, normals, jnp.sum(head_gradient * weight[:, None], axis=0)
+
+
+def _visited_again(
+    now: _Now, gradients: Callable[..., Any], fields: Float[Numeric, "inputs p"], first: tuple[Any, Any]
+) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
+    """The sums of gradients over all visits of a sample in one cell: each sees its own fields moved by those before it, by -gamma h |x|^2/d."""
+    sample = now.setup.structure.sample
+    each = (now.algorithm["lr"] * now.algorithm["own"] * input_trace(now.parameters)).astype(fields.dtype)
+
+    def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        count, h, head_h = carry
+        own = sample.mixed_inputs(now.parameters, sample.mixed_inputs(now.parameters, h.T)).T
+        more, more_head = (part.astype(fields.dtype) for part in gradients(fields - each * own))
+        still = (now.used > count).astype(fields.dtype)
+        return count + 1, h + sample.each_input(still)[:, None] * more, head_h + still[:, None] * more_head
+
+    return jax.lax.while_loop(lambda carry: carry[0] < jnp.max(now.used), again, (jnp.ones(()), *first))[1:]
 
 
 def _gradient(

@@ -6,6 +6,7 @@ from sgdynamics import papers as papers
 from sgdynamics import plot as plot
 from sgdynamics import scaling as scaling
 from sgdynamics.algorithms import updates as updates
+from sgdynamics.algorithms.epochs import EpochSGD as EpochSGD
 from sgdynamics.algorithms.fixed_data import GradientDescent as GradientDescent
 from sgdynamics.algorithms.fixed_data import Langevin as Langevin
 from sgdynamics.algorithms.fixed_data import MultiPassSGD as MultiPassSGD

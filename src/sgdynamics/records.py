@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sgdynamics import checks
+from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.law import MAKERS, Update
@@ -25,7 +26,7 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
 }
-KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS}
+KINDS: dict[str, Callable[..., Any]] = {"OnePassSGD": OnePassSGD, **ALGORITHMS, "EpochSGD": EpochSGD}
 
 
 def _contexts(problems: Mapping[str, Any], probabilities: Any = None, heads: str = "shared") -> Problem:

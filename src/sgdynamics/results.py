@@ -60,8 +60,9 @@ def time_coordinates(
     clock: Clock, diverged_at: np.ndarray, d: str = "d", fixed_data: bool = False, ran_out_at: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Every unit of time that is defined, where runs diverged, and where an integrator ran out of steps, if any; `d` is the dimension."""
+    whole = fixed_data and clock.epoch is None
     coordinates: dict[str, Any] = {
-        "t": ("time", clock.t, {"long_name": "time t = lr steps" if fixed_data else f"time t = lr steps/{d}"}),
+        "t": ("time", clock.t, {"long_name": "time t = lr steps" if whole else f"time t = lr steps/{d}"}),
         "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
     }
     if ran_out_at is not None and np.any(np.isfinite(ran_out_at)):
@@ -70,6 +71,8 @@ def time_coordinates(
         coordinates["alpha"] = ("time", clock.alpha, {"long_name": f"samples/{d}"})
     if clock.step is not None:
         coordinates["step"] = ("time", clock.step, {"long_name": "steps"})
+    if clock.epoch is not None:
+        coordinates["epoch"] = ("time", clock.epoch, {"long_name": "epochs"})
     return coordinates
 
 
@@ -151,7 +154,7 @@ def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
 
     Returns
     -------
-    OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+    OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
         Equal to the one that was used.
 
     Raises

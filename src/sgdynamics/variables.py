@@ -46,7 +46,7 @@ VARIABLES: dict[str, Variable] = {
 TIMES = ("t", "alpha", "step")
 AXES = ("run", "time", *dict.fromkeys(axis for one in VARIABLES.values() for axis in one.axes))
 # names of a result that nothing else may have
-TAKEN = frozenset((*AXES, *VARIABLES, *TIMES, "t_sgd", "eigenvalue", "row_set", "diverged_at", "ran_out_at", "stopped_at"))
+TAKEN = frozenset((*AXES, *VARIABLES, *TIMES, "t_sgd", "epoch", "eigenvalue", "row_set", "diverged_at", "ran_out_at", "stopped_at"))
 STANDARD_ERROR = "_standard_error"  # what the name of a variable's standard error ends with
 
 

@@ -32,13 +32,14 @@ NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 @dataclass(frozen=True)
 class FixedData:
-    """What the four algorithms have in common; not an algorithm itself."""
+    """What the algorithms have in common; not an algorithm itself."""
 
     lr: Any = 0.01
     samples_per_dimension: float = 3.0
     head_rate: Any = 1.0
 
     kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
+    order: ClassVar[str] = ""  # of the samples over an epoch, where there are epochs (`epochs`)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr, above=0.0, of="t"))
@@ -55,7 +56,7 @@ class FixedData:
 
         Returns
         -------
-        GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+        GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
             A new one of the same kind; this one stays as it is.
 
         Raises
@@ -376,7 +377,7 @@ ALGORITHMS = {kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, Pe
 def checked_fixed_data(value: Any) -> FixedData:
     """An algorithm on a fixed data set as an argument."""
     if type(value) not in ALGORITHMS.values():
-        raise checks.reject("algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD or sgd.Langevin(...)")
+        raise checks.reject("algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or sgd.EpochSGD(...)")
     return value
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.algorithms.one_pass import checked_algorithm
+from sgdynamics.dynamics.epochs import EpochDynamics
 from sgdynamics.dynamics.fields import FieldDynamics, FixedDataDynamics
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
@@ -19,7 +20,7 @@ def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:
     require(question, problem, algorithm)
     fixed = isinstance(algorithm, FixedData) and "fields" in problem.kinds
     if fixed:
-        return FixedDataDynamics(problem, checked_fixed_data(algorithm))
+        return (EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics)(problem, checked_fixed_data(algorithm))
     algorithm = checked_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return problem.bound(algorithm)

@@ -103,6 +103,7 @@ class Dynamics:
     kinds: ClassVar[tuple[str, ...]] = ("own dynamics",)
     letter: ClassVar[str] = "d"  # the dimension's name
     methods: ClassVar[tuple[str, ...]] = ("exact",)  # of simulate
+    only_direct: ClassVar[bool] = False  # whether that is always by direct runs
     has_data: ClassVar[bool] = False  # whether a data set is read again and again
     variables: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     algorithm: Any = None
@@ -210,6 +211,10 @@ class Dynamics:
     def counted_in_steps(self) -> Dynamics:
         """The same with functions of alpha read as functions of steps, for a dimension that is infinite."""
         raise NotImplementedError
+
+    def in_steps(self, dimension: int | None, cells: int | None) -> Dynamics:
+        """The same with an algorithm whose steps are known, where these depend on the dimension or on the cells of an epoch."""
+        return self
 
     def counted(self, when: Clock) -> Dynamics:
         """The same for a run that ends with this clock."""

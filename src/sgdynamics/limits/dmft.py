@@ -22,6 +22,7 @@ from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
+from sgdynamics.algorithms.epochs import sequence, visits
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.arrays import Keys, Numbers, Numeric, Whole
 from sgdynamics.controls import numbers_at
@@ -33,6 +34,8 @@ from sgdynamics.reach import available_bytes
 from sgdynamics.samples.spectrum import spread as input_spread
 
 MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
+CELLS_AT_A_TIME = 16  # of an epoch
+FIRST_ROOM = 128  # directions that memory is made for at first, where an epoch is solved with several numbers of cells: they share programs
 POINT_BYTES = 1 << 27  # quasi-random numbers made at a time
 FEWEST_PATHS = 64  # of one replicate
 FEWER = 4  # every replicate is solved again with so many times fewer paths and a so much larger tolerance: the change is part of the errors
@@ -68,8 +71,16 @@ class Sweep:
     ) -> None:
         each = points // fewer
         self.problem = problem
-        self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot, limit=True)
+        self.setup = conditioning.Setup(
+            problem.structure,
+            algorithm.selects,
+            algorithm.hot,
+            limit=True,
+            visited=bool(algorithm.order),
+            again=algorithm.order == "replacement",
+        )
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
+        self.order, self.cells = algorithm.order, round(1 / algorithm.fraction)  # of an epoch, where there are any
         self.each, self.seed, self.replicates, self.dtype = each, seed, replicates, dtype
         self.inputs = each * problem.structure.sample.inputs_a_sample
         self.fewer = fewer  # these paths are the first of so many times more
@@ -105,6 +116,8 @@ class Sweep:
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
         """Overlaps (replicate, time, ...) of one start."""
         points = _SobolPaths(self.setup, self.each, self.fewer, self.replicates, self.seed, self.dtype)
+        if self.order:
+            points.visits = _Visits(self.order, self.cells, self.each, self.replicates, self.seed)
         state = self.initial(begin, points)
         # runs of the generator that fills in small random numbers: apart from those of simulations
         keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
@@ -146,7 +159,8 @@ class Sweep:
     def initial(self, begin: Start, points: _SobolPaths) -> conditioning.Known:
         T, L = factor(self.problem, begin)
         setup = self.setup
-        room = min(max(conditioning.SMALLEST, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
+        smallest = FIRST_ROOM if setup.visited else conditioning.SMALLEST
+        room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
         return _initial(setup, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
 
     def advance(
@@ -266,7 +280,8 @@ class _SobolPaths:
         self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals
         self.first_count = blocks * setup.first * self.tokens + self.draws
         self.inner = blocks * setup.normals * self.tokens
-        self.step_count = self.inner + int(setup.selects)
+        self.step_count = self.inner + int(setup.selects and not setup.visited)
+        self.visits: _Visits | None = None
         self.left: np.ndarray | None = None
         self.fresh = True
 
@@ -292,10 +307,21 @@ class _SobolPaths:
     def piece(self, now: int, target: int) -> tuple[tuple[Any, Any, Any], int]:
         """What `conditioning.advance` takes for the steps from `now`, as many as are made at a time."""
         most = max(1, POINT_BYTES // (8 * self.each * self.replicates * self.step_count))
+        if self.visits is not None:
+            if self.visits.given is None or now == self.visits.end:
+                block = min(most, CELLS_AT_A_TIME)
+                self.visits.keep(self.normals(block), now, now + block)
+            assert self.visits.given is not None
+            return self.visits.given, min(target, self.visits.end)
         count = min(target - now, most)
         uniform = self.next(count * self.step_count).reshape(self.replicates, count, self.step_count, self.each)
         normals = self.by_path(special.ndtri(uniform[:, :, : self.inner]), (self.setup.normals, self.setup.structure.blocks))
         return (normals, uniform[:, :, -1] if self.setup.selects else None, np.int64(now)), now + count
+
+    def normals(self, count: int) -> np.ndarray:
+        """Those of so many steps (replicate, step, normals, blocks, inputs)."""
+        uniform = self.next(count * self.inner).reshape(self.replicates, count, self.inner, self.each)
+        return self.by_path(special.ndtri(uniform), (self.setup.normals, self.setup.structure.blocks))
 
     def probe(self) -> np.ndarray:
         """Normals (replicate, unit, blocks, inputs) of a kick, the same whenever it is asked for."""
@@ -331,6 +357,32 @@ class _SobolPaths:
             # the points are multiples of 2^-30: the middle of each cell, never 0 or 1
             sets.append(points + 2.0**-31)
         self.left, self.fresh = np.stack(sets), False
+
+
+class _Visits:
+    """Which paths the cells of an epoch visit, and what `conditioning.advance` takes for the next few cells.
+
+    Every replicate has a generator of its own for each epoch, so that an epoch visits its paths in the same order whatever the number of
+    its cells: what that number changes is then seen with little noise. Cells come so many at a time whatever the save points, in one shape.
+    """
+
+    def __init__(self, order: str, cells: int, each: int, replicates: int, seed: int) -> None:
+        self.order, self.cells, self.each, self.replicates, self.seed = order, cells, each, replicates, seed
+        self.epoch, self.end, self.given = -1, 0, None
+
+    def keep(self, normals: np.ndarray, first: int, end: int) -> None:
+        """Make what the cells from `first` to `end` take."""
+        found = np.stack([self.of_cell(cell) for cell in range(first, end)], axis=1)
+        self.given, self.end = (normals, found.astype(np.float64), np.int64(first)), end
+
+    def of_cell(self, number: int) -> np.ndarray:
+        """(replicate, n)."""
+        epoch = 0 if self.order == "fixed" else number // self.cells
+        if epoch != self.epoch:
+            roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 3, epoch)) for replicate in range(self.replicates)]
+            self.sequences = [sequence(self.order, self.each, np.random.default_rng(root)) for root in roots]
+            self.epoch = epoch
+        return np.stack([visits(one, self.cells, number % self.cells) for one in self.sequences])
 
 
 def _uncorrelated(vectors: np.ndarray) -> np.ndarray:

@@ -232,14 +232,14 @@ def _product(rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]) -> Floa
     return jnp.matmul(x, rows.T, precision=HIGHEST)
 
 
-def _weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "p d"]:
+def weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "p d"]:
     """h^T x, (p, d)."""
     if h.shape[1] == 1:
         return jnp.matmul(h[:, 0], x, precision=HIGHEST)[None]
     return jnp.matmul(h.T, x, precision=HIGHEST)
 
 
-def _losses(
+def losses_on(
     structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]
 ) -> tuple[Float[Numeric, ""], tuple[Any, Any]]:
     """The mean loss over the data set, and dloss/dfields (inputs, p), dloss/dhead (samples, p)."""
@@ -324,12 +324,12 @@ def fixed_data_step(
     parameters = as_dtype(parameters, rows.dtype)
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
-    risk, (h, head_h) = _losses(structure, parameters, data, rows, head)
+    risk, (h, head_h) = losses_on(structure, parameters, data, rows, head)
     if options.selects:
         h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
         head_h = jnp.where(selected[:, None], head_h, 0)
     share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
-    gradient, head_gradient = share * _weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
+    gradient, head_gradient = share * weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
     kick = head_kick = None
     normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if options.hot else 0, samples if options.selects else 0)
     if options.hot:

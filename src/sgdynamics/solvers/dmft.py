@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, conditioning
+from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.arrays import Given
 from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, Sweep, within_reach
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import meter, warn
+from sgdynamics.progress import Meter, meter, warn
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
@@ -41,6 +43,7 @@ def solve_dmft(
     two_time: bool = False,
     dtype: str = "float64",
     memory: float | None = None,
+    cells: int | None = None,
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
@@ -53,17 +56,17 @@ def solve_dmft(
     ----------
     problem : Problem
         What is learned, with Gaussian inputs.
-    algorithm : GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+    algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
         How, on a fixed data set.
     start : Start
         Where, of one run or several. With M = 0 a run stays there only up to the sampling error of the paths, from which an unstable M = 0
         will leave.
     times : array_like, optional
-        Save points in t = lr steps, rounded to whole steps.
+        Save points in t = lr steps, rounded to whole steps; with ``EpochSGD`` in t = lr steps/d, rounded to whole cells of the coarsest kind.
     alpha : array_like, optional
         Save points in samples used/d.
     steps : array_like, optional
-        Save points in steps.
+        Save points in steps; not with ``EpochSGD``, which makes infinitely many.
     paths : int, default 20000
         Of the effective process, in all.
     seed : int, default 0
@@ -83,6 +86,9 @@ def solve_dmft(
         "float32" halves the memory.
     memory : float, optional
         Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
+    cells : int, optional
+        With ``EpochSGD``: m, the cells that an epoch is cut into, a multiple of 4 and 16 or more; unless given as many as make t of a cell,
+        lr samples_per_dimension/(batch m), 0.04 or less.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     record : dict, optional
@@ -93,7 +99,8 @@ def solve_dmft(
     Returns
     -------
     xarray.Dataset
-        ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with ``two_time`` ``C`` and ``R``.
+        ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with ``two_time`` ``C`` and ``R``. With
+        ``EpochSGD`` the coordinate ``epoch``, and the attributes ``cells`` and ``error_cells``.
 
     Raises
     ------
@@ -105,6 +112,10 @@ def solve_dmft(
     What is left of a bias of order 1/paths, and of the tolerance, is measured by solving again with a quarter of each set and four times
     the tolerance: a third of the change is part of the standard errors, in squares (not of R's; ``error_paths`` is its largest share of the
     training risk, ``error_sampling`` that of the whole standard error).
+    With ``EpochSGD`` all visits of a cell use the weights at its start, and the error is of order t of a cell. So x(m), x(m/2) and x(m/4)
+    are solved for; what is given is 2 x(m) - x(m/2), and the change that a third level would make to it, (2 x(m) - 3 x(m/2) + x(m/4))/3, is
+    part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk. Every cell opens
+    directions, and many of them beside the paths are a bias: it is taken off here, and only a quarter of it is part of the errors.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or for
     ``rank`` directions where that is given.
 
@@ -119,11 +130,11 @@ def solve_dmft(
     """
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
-    where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress}
+    levels = _levels(algorithm, cells, steps)
+    where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress, "cells": levels[0]}
     door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
     if problem.spectrum is not None and problem.spectrum.multiplicities.min() < FEW_COORDINATES:
         warn("every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them")
-    begin, when = door.begin, door.when
     replicates = checks.whole("replicates", replicates, 2)
     checks.choice("dtype", dtype, ("float64", "float32"))
     checks.choice("two_time", two_time, (False, True))
@@ -136,38 +147,78 @@ def solve_dmft(
     rank = None if rank is None else checks.whole("rank", rank, 1)
     setting = (door.seed, replicates)
     floor = conditioning.ROUNDING[dtype]
+    # the coarsest steps first, at which the save points are; the finest are what is refused
+    finer = [1] if levels[0] is None else [round(count / levels[0]) for count in levels]
+    algorithms = [door.dynamics.algorithm] if levels[0] is None else [algorithm.in_steps(1 / count) for count in levels]
     sweeps = [
-        Sweep(problem, door.dynamics.algorithm, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype))
+        [Sweep(problem, one, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for one in algorithms]
         for fewer in (1, FEWER)
     ]
-    within_reach(sweeps[0], when.step, rank, begin.runs, two_time)
-    for sweep in sweeps:
+    last = sweeps[0][-1]
+    within_reach(last, finer[-1] * door.when.step, rank, door.begin.runs, two_time)
+    for sweep in (one for fewer in sweeps for one in fewer):
         sweep.on_train = door.observables.losses()
-        sweep.make_room(int(when.step[-1]), rank, memory)
+        sweep.make_room(finer[-1] * int(door.when.step[-1]), rank, memory)
+    work = float(door.when.step[-1]) * door.begin.runs * sum(finer) * (1 + 1 / FEWER)
     states = []
-    with meter(f"DMFT, {each * replicates} paths", float(when.step[-1]) * begin.runs * (1 + 1 / FEWER), door.progress) as bar:
-        for sweep in sweeps:
-            found = []
-            for run in range(begin.runs):
-                one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-                found.append(sweep.solve(one, when.step, two_time, bar))
-            states.append({name: np.stack([part[name] for part in found]) for name in found[0]})  # (run, replicate, time, ...)
-    return _dataset(door, states[0], states[1], sweeps[0], tolerance)
+    with meter(f"DMFT, {each * replicates} paths", work, door.progress) as bar:
+        for fewer in sweeps:
+            states.append([_solved(door, sweep, ratio, two_time, bar) for sweep, ratio in zip(fewer, finer, strict=True)])
+    return _dataset(door, states[0], states[1], last, tolerance)
 
 
-def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndarray], sweep: Sweep, tolerance: float) -> xr.Dataset:
+def _levels(algorithm: FixedData, cells: int | None, steps: Given | None) -> list[Any]:
+    """Into how many cells an epoch is cut, the fewest first; [None] where there are none."""
+    if not isinstance(algorithm, EpochSGD):
+        if cells is not None:
+            raise checks.reject("cells", cells, "these are the parts of an epoch of sgd.EpochSGD(...): leave it out")
+        return [None]
+    if steps is not None:
+        raise checks.reject("steps", steps, "at d -> infinity an epoch has infinitely many: give times= or alpha=")
+    count = algorithm.cells(cells)
+    return [count // 4, count // 2, count]
+
+
+def _solved(door: Door, sweep: Sweep, ratio: int, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
+    """All runs of a start, (run, replicate, time, ...), with `ratio` steps for each of the door's."""
+    begin, found = door.begin, []
+    for run in range(begin.runs):
+        one = Start(*(part[run : run + 1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+        found.append(sweep.solve(one, ratio * door.when.step, two_time, bar))
+    return {name: np.stack([part[name] for part in found]) for name in found[0]}
+
+
+def _extrapolated(levels: list[dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Values without the first order of a cell's length, and what the second order would change, from a quarter, a half and all cells."""
+    if len(levels) == 1:
+        return levels[0], {}
+    coarse, half, fine = levels
+    values = {name: 2 * fine[name] - half[name] for name in fine}
+    return values, {name: (2 * fine[name] - 3 * half[name] + coarse[name]) / 3 for name in fine}
+
+
+def _dataset(
+    door: Door, levels: list[dict[str, np.ndarray]], levels_of_fewer: list[dict[str, np.ndarray]], sweep: Sweep, tolerance: float
+) -> xr.Dataset:
     """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
     error, observed, of_others = 0.0, {}, 0.0
-    for part in (states, fewer):
+    for part in (*levels, *levels_of_fewer):
         part["risk"], error = door.dynamics.risk_of(part, door.when, None)
         observed, of_others = door.observed(part, 3)
         part |= observed
+    states, bent = _extrapolated(levels)
+    fewer, _ = _extrapolated(levels_of_fewer)
+    gaps = {name: (value - states[name]) / (FEWER - 1) for name, value in fewer.items()}
+    if bent:
+        # a direction a cell is many beside the paths: their bias is taken off, and a part of it left as an error
+        states = {name: value - gaps.get(name, 0.0) for name, value in states.items()}
+        gaps = {name: value / FEWER for name, value in gaps.items()}
     means = {name: value.mean(axis=1) for name, value in states.items()}
-    whole = {name: value.sum(axis=3) if name in ("M", "Q") else value for name, value in states.items()}  # all blocks together
-    change = {name: (value.sum(axis=3) if name in ("M", "Q") else value) - whole[name] for name, value in fewer.items()}
-    biases = {name: np.abs(value.mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
+    whole, gaps, bent = ({name: _all_blocks(name, value) for name, value in part.items()} for part in (states, gaps, bent))
+    biases = {name: np.abs(value.mean(axis=1)) for name, value in gaps.items()}
     spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
-    errors = {name: np.hypot(value, biases.get(name, 0.0)) for name, value in spreads.items()}
+    of_cells = {name: np.abs(value.mean(axis=1)) for name, value in bent.items() if name not in ("C", "R")}
+    errors = {name: np.sqrt(value**2 + biases.get(name, 0.0) ** 2 + of_cells.get(name, 0.0) ** 2) for name, value in spreads.items()}
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(good.all(axis=1), np.nan, door.when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
     texts = ()
@@ -187,6 +238,10 @@ def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndar
         "error_paths": largest_share(biases["train_risk"], means["train_risk"]),
         "error_evaluated": of_others if "evaluated_risk" in observed else None,
     }
+    if of_cells:
+        attributes["cells"] = sweep.cells
+        attributes["error_cells"] = largest_share(of_cells["train_risk"], means["train_risk"])
+        door = replace(door, when=replace(door.when, step=None))  # cells are no steps
     more = {name: means[name] for name in observed}
     result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts, observed=more)
     for name in ("C", "R"):
@@ -196,3 +251,7 @@ def _dataset(door: Door, states: dict[str, np.ndarray], fewer: dict[str, np.ndar
         label = result[name].attrs["long_name"]
         result[name + STANDARD_ERROR] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
     return result
+
+
+def _all_blocks(name: str, value: np.ndarray) -> np.ndarray:
+    return value.sum(axis=3) if name in ("M", "Q") else value

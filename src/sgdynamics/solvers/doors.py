@@ -59,6 +59,7 @@ def opened(
     record: Any = None,
     evaluate: Any = None,
     whole_steps: bool = False,
+    cells: int | None = None,
 ) -> Door:
     """The arguments of every solver, checked in one order, before anything compiles."""
     checks.outside_jit(question)
@@ -67,6 +68,7 @@ def opened(
     d, sizes = (None, None) if dimension is None and not needs_dimension else dynamics.at_dimension(dimension, small)
     spectrum = getattr(problem, "spectrum", None)
     seed = checks.whole("seed", seed, 0)
+    dynamics = dynamics.in_steps(d, cells)
     if spectrum is not None and spectrum.infinite and alpha is not None:
         raise checks.reject("alpha", alpha, "the dimension is infinite, and samples/d is nothing: give steps= or times=")
     if spectrum is not None and spectrum.infinite and problem.scheduled:

@@ -48,12 +48,12 @@ def simulate(
     ----------
     problem : Problem, SpikedTensor or Dynamics
         What is learned.
-    algorithm : OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD or Langevin
+    algorithm : OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
         How.
     start : Start, SpikedStart or dict
         Where; a start of one run serves any number of runs, one of n runs serves n.
     times : array_like, optional
-        Save points in t = lr steps/d (on a fixed data set lr steps), increasing.
+        Save points in t = lr steps/d (on a fixed data set lr steps, with ``EpochSGD`` lr steps/d), increasing.
     alpha : array_like, optional
         Save points in samples used/d.
     steps : array_like, optional
@@ -67,8 +67,8 @@ def simulate(
     method : str, default "exact"
         "exact": the compressed chain, equal in law to SGD, at a cost without d; on a fixed data set the exact law by Gaussian conditioning,
         without a data set, at a cost that grows with the steps squared. "direct": SGD on d-dimensional weights, from a start with the same
-        overlaps; on a fixed data set it keeps the n x d data sets. "tensor", for spiked tensors at small n: the tensors themselves, O(n^k)
-        a step.
+        overlaps; on a fixed data set it keeps the n x d data sets (``EpochSGD``, whose exact law costs as much, goes
+        this way with both). "tensor", for spiked tensors at small n: the tensors themselves, O(n^k) a step.
     dtype : str, default "float64"
         "float32" halves the memory of direct runs (and sees the same data).
     progress : bool, optional
@@ -86,9 +86,9 @@ def simulate(
     Returns
     -------
     xarray.Dataset
-        As that of ``solve_ode``, on a fixed data set also ``train_risk``, the mean loss over it. The attribute ``error_sampling`` is the
-        largest relative standard error of the mean risk over runs. A run that diverges is NaN from then on, with its last finite time in
-        ``diverged_at``; the others go on.
+        As that of ``solve_ode``, on a fixed data set also ``train_risk``, the mean loss over it, and with ``EpochSGD`` the coordinate
+        ``epoch``. The attribute ``error_sampling`` is the largest relative standard error of the mean risk over runs. A run that diverges
+        is NaN from then on, with its last finite time in ``diverged_at``; the others go on.
 
     Raises
     ------
@@ -116,6 +116,7 @@ def simulate(
     door = opened("simulate", problem, algorithm, start, **where, needs_dimension=True, small=True, whole_steps=True)
     dynamics, d = door.dynamics, door.dimension
     checks.choice("method", method, dynamics.methods)
+    method = "direct" if dynamics.only_direct else method
     checks.choice("dtype", dtype, ("float64", "float32"))
     if method == "exact" and dtype != "float64":
         raise checks.reject(

@@ -1,0 +1,154 @@
+"""SGD that goes through a fixed data set epoch after epoch, a batch of a few samples a step, on the clock of one-pass SGD.
+
+At d -> infinity the steps are gone, and an epoch is cut into cells: all visits of a cell use the weights at its start. A step of a cell is
+then that of multi-pass SGD with the batch fraction 1/cells (`fixed_data`); which samples it visits, and how often, is said here.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from sgdynamics import checks, trees
+from sgdynamics.algorithms.fixed_data import ALGORITHMS, NUMBERS, FixedData
+from sgdynamics.controls import Schedule
+
+ORDERS = ("reshuffle", "replacement", "fixed")
+LEVELS = 4  # cells come in so many, a half and a quarter of them: what their number changes is extrapolated
+FEWEST_CELLS = 16
+FINEST = 0.04  # t of a cell, unless its number is given: the extrapolation then leaves about 1e-3
+
+
+@trees.numbered(*NUMBERS)
+@dataclass(frozen=True)
+class EpochSGD(FixedData):
+    """SGD with small batches on a fixed data set of n samples, which is used again and again: epochs of n/batch steps.
+
+    ::
+
+        W <- W - (lr/(batch d)) sum_batch dloss/dW,     a <- a - (head_rate lr/(batch d)) sum_batch dloss/da,
+        t = lr steps/d,     alpha = batch steps/d,     epochs = alpha/samples_per_dimension
+
+    Parameters
+    ----------
+    lr : float, default 0.1
+        The learning rate, of order 1, as of ``OnePassSGD``.
+    samples_per_dimension : float, default 3.0
+        The size n of the data set over the dimension d: alpha of one epoch.
+    batch : int, default 1
+        Samples in a step. As d grows only lr/batch matters, for any batch that stays small beside n.
+    order : str, default "reshuffle"
+        "reshuffle": every epoch in an order of its own; "fixed": every epoch in the same one; "replacement": each sample of a step is any
+        of the n.
+    head_rate : float or callable, default 1.0
+        The rate of a trained head relative to ``lr``; it may be a function of t.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range, or ``lr`` is a function.
+
+    Notes
+    -----
+    Batches follow each other without a gap: one that is begun at the end of an epoch takes its last samples from the next. In the first
+    epoch of "reshuffle" and "fixed" no sample is seen twice, and all is as in one pass.
+
+    Examples
+    --------
+    >>> algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
+    >>> algorithm.samples(500), algorithm.cells()
+    (1000, 40)
+    """
+
+    lr: Any = 0.1
+    batch: int = 1
+    order: str = "reshuffle"
+    head_rate: Any = field(default=1.0, kw_only=True)
+
+    kinds: ClassVar[tuple[str, ...]] = ("epochs",)
+    share: ClassVar[float] = math.nan  # of an epoch that a step takes: known once d or the number of cells is
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.lr, Schedule):
+            raise checks.reject("lr", self.lr, "over epochs the learning rate is a number: give one, and go on with another by sgd.phases")
+        object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
+        object.__setattr__(self, "order", checks.choice("order", self.order, ORDERS))
+
+    def in_steps(self, share: float) -> Self:
+        """The same as an algorithm on a fixed data set whose step takes this share of an epoch: batch/n, or 1/cells at d -> infinity."""
+        found = copy(self)
+        object.__setattr__(found, "lr", self.lr * self.samples_per_dimension * share / self.batch)
+        object.__setattr__(found, "share", share)
+        object.__setattr__(found, "_stated", self)
+        return found
+
+    def samples(self, dimension: int) -> int:
+        count = super().samples(dimension)
+        if self.batch > count:
+            raise checks.reject("batch", self.batch, f"at dimension {dimension} there are {count} samples: take at most as many")
+        return count
+
+    def cells(self, given: Any = None) -> int:
+        """How many cells an epoch is cut into at d -> infinity.
+
+        Parameters
+        ----------
+        given : int, optional
+            A multiple of 4, 16 or more; unless given the fewest whose t = lr samples_per_dimension/(batch cells) is 0.04 or less.
+
+        Returns
+        -------
+        int
+            Their number.
+
+        Raises
+        ------
+        ValueError
+            If the number given is none of these.
+        """
+        if given is None:
+            least = self.lr * self.samples_per_dimension / (self.batch * FINEST)
+            if not least < checks.LARGEST_WHOLE:
+                raise checks.reject("lr", self.lr, f"t of an epoch is {FINEST * least:.3g}: take a smaller lr, or fewer samples")
+            return max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
+        count = checks.whole("cells", given, FEWEST_CELLS)
+        if count % LEVELS:
+            fix = f"the same is solved with half and a quarter of them: give a multiple of {LEVELS}, such as {count + LEVELS - count % LEVELS}"
+            raise checks.reject("cells", given, fix)
+        return count
+
+    @property
+    def selects(self) -> bool:
+        return True
+
+    @property
+    def fraction(self) -> float:
+        return self.share
+
+    @property
+    def divisor(self) -> float:
+        return self.share
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        # a visit moves a sample's own fields by lr/batch, which is this many times the lr of a step
+        return super().parameters | {"own": trees.traced(1 / (self.share * self.samples_per_dimension))}
+
+
+ALGORITHMS[EpochSGD.__name__] = EpochSGD
+
+
+def sequence(order: str, count: int, generator: Any) -> np.ndarray:
+    """Which of `count` samples are visited one after the other in an epoch."""
+    return generator.integers(count, size=count) if order == "replacement" else generator.permutation(count)
+
+
+def visits(sequence: np.ndarray, cells: int, cell: int) -> np.ndarray:
+    """How often each sample is visited in one of so many cells of an epoch."""
+    count = len(sequence)
+    return np.bincount(sequence[cell * count // cells : (cell + 1) * count // cells], minlength=count)
