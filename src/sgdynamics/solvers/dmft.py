@@ -114,8 +114,7 @@ def solve_dmft(
     training risk, ``error_sampling`` that of the whole standard error).
     With ``EpochSGD`` all visits of a cell use the weights at its start, and the error is of order t of a cell. So x(m), x(m/2) and x(m/4)
     are solved for; what is given is 2 x(m) - x(m/2), and the change that a third level would make to it, (2 x(m) - 3 x(m/2) + x(m/4))/3, is
-    part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk. Every cell opens
-    directions, and many of them beside the paths are a bias: it is taken off here, and only a quarter of it is part of the errors.
+    part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or for
     ``rank`` directions where that is given.
 
@@ -208,14 +207,9 @@ def _dataset(
         part |= observed
     states, bent = _extrapolated(levels)
     fewer, _ = _extrapolated(levels_of_fewer)
-    gaps = {name: (value - states[name]) / (FEWER - 1) for name, value in fewer.items()}
-    if bent:
-        # a direction a cell is many beside the paths: their bias is taken off, and a part of it left as an error
-        states = {name: value - gaps.get(name, 0.0) for name, value in states.items()}
-        gaps = {name: value / FEWER for name, value in gaps.items()}
     means = {name: value.mean(axis=1) for name, value in states.items()}
-    whole, gaps, bent = ({name: _all_blocks(name, value) for name, value in part.items()} for part in (states, gaps, bent))
-    biases = {name: np.abs(value.mean(axis=1)) for name, value in gaps.items()}
+    whole, change, bent = ({name: _all_blocks(name, value) for name, value in part.items()} for part in (states, fewer, bent))
+    biases = {name: np.abs((value - whole[name]).mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
     spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
     of_cells = {name: np.abs(value.mean(axis=1)) for name, value in bent.items() if name not in ("C", "R")}
     errors = {name: np.sqrt(value**2 + biases.get(name, 0.0) ** 2 + of_cells.get(name, 0.0) ** 2) for name, value in spreads.items()}
