@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported
+from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported, why_not
 from tests.before_work import Work, stop_before_work
 from tests.contracts.kinds import PROBLEMS, algorithm_of, start_of
 
@@ -19,7 +19,8 @@ CALLS = {
     "solve_large_batch": lambda p, a, s: sgd.solve_large_batch(p, a, s, steps=[1], samples_per_dimension=1.0),
     "solve_sde": lambda p, a, s: sgd.solve_sde(p, a, s, times=[1.0], dimension=50),
     "solve_mean_field": lambda p, a, s: sgd.solve_mean_field(p, a, s, times=[1.0]),
-    "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, steps=[1]),
+    "solve_dmft": lambda p, a, s: sgd.solve_dmft(p, a, s, alpha=[6.0]),
+    "worth_of_repeats": lambda p, a, s: sgd.worth_of_repeats(p, a, s),
     "solve_linear": lambda p, a, s: sgd.solve_linear(linear(p), a, s, steps=[1], dimension=50),
     "simulate": lambda p, a, s: sgd.simulate(p, a, s, steps=[1], dimension=50, method=method(a)),
     "exit_time by the ODE": lambda p, a, s: sgd.exit_time(p, a, s),
@@ -61,13 +62,12 @@ def test_every_cell_is_true(question, monkeypatch):
     for kind in KINDS:
         problem = PROBLEMS[kind]()
         algorithm = algorithm_of(kind, question)
-        if question in WITHOUT_ALGORITHM and kind in ("other update", "coordinatewise update", "fixed data"):
+        if question in WITHOUT_ALGORITHM and kind in ("other update", "coordinatewise update", "fixed data", "epochs"):
             continue
         start = start_of(kind, problem, question)
         with monkeypatch.context() as patch:
             stop_before_work(patch)
-            refused = REFUSED[question]
-            reason = refused.get(kind, refused.get("mixture") if kind == "snr = inf" else None)
+            reason = why_not(question, kind)
             if reason is None:
                 with contextlib.suppress(Work):
                     CALLS[question](problem, algorithm, start)
@@ -81,7 +81,7 @@ def test_the_documentation_prints_it():
     assert text in (Path(__file__).parents[1] / "docs/supported.md").read_text(encoding="utf-8")
     assert text.count("\n| `") == len(REFUSED)
     assert all(kind in text.splitlines()[0] for kind in KINDS)
-    assert all(reason in text for refused in REFUSED.values() for reason in refused.values())
+    assert all(reason in text for refused in REFUSED.values() for reason in refused.values() if reason)
 
 
 @pytest.mark.parametrize("kind", ["spiked tensor", "own dynamics"])

@@ -21,8 +21,8 @@ __all__ = [
     "Dynamics",
     "EffectiveDynamics",
     "EffectiveScaling",
-    "ExitTimes",
     "EpochSGD",
+    "ExitTimes",
     "Expectation",
     "FixedPoint",
     "GaussianMixture",
@@ -102,6 +102,7 @@ __all__ = [
     "supported",
     "sweep",
     "updates",
+    "worth_of_repeats",
 ]
 
 

@@ -198,8 +198,8 @@ def outside(P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inp
     return vectors
 
 
-def at_length(vectors: Float[Numeric, "*s inputs"], n: int) -> Float[Numeric, "*s inputs"]:
-    """vectors (..., n) brought to the length sqrt(n) that normals have in the limit; a projection has taken some of it."""
+def at_length(vectors: Float[Numeric, "*s inputs"], n: Whole) -> Float[Numeric, "*s inputs"]:
+    """vectors brought to the length sqrt(n) that normals have in the limit; a projection has taken some of it."""
     square = jnp.sum(vectors**2, axis=-1, keepdims=True)
     return vectors * jnp.sqrt(n / jnp.where(square > 0, square, 1.0))
 
@@ -303,7 +303,7 @@ def _pulls(
 def _visited_again(
     now: _Now, gradients: Callable[..., Any], fields: Float[Numeric, "inputs p"], first: tuple[Any, Any]
 ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
-    """The sums of gradients over all visits of a sample in one cell: each sees its own fields moved by those before it, by -gamma h |x|^2/d."""
+    """Sums of gradients over all visits of a sample in one cell: each sees its fields moved by those before it, -gamma h |x|^2/d."""
     sample = now.setup.structure.sample
     each = (now.algorithm["lr"] * now.algorithm["own"] * input_trace(now.parameters)).astype(fields.dtype)
 

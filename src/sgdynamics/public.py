@@ -34,6 +34,7 @@ from sgdynamics.analysis.regimes import Plateau as Plateau
 from sgdynamics.analysis.regimes import Regime as Regime
 from sgdynamics.analysis.regimes import plateau as plateau
 from sgdynamics.analysis.regimes import regime as regime
+from sgdynamics.analysis.repeats import worth_of_repeats as worth_of_repeats
 from sgdynamics.analysis.sample_complexity import SampleComplexity as SampleComplexity
 from sgdynamics.analysis.sample_complexity import sample_complexity as sample_complexity
 from sgdynamics.analysis.schedules import OptimalSchedule as OptimalSchedule

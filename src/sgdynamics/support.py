@@ -21,6 +21,7 @@ KINDS: dict[str, str] = {
     "other update": "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)",
     "coordinatewise update": "one-pass SGD with an update of each coordinate by itself (sign, Adam, AdaGrad, RMSprop)",
     "fixed data": "an algorithm on a fixed data set",
+    "epochs": "EpochSGD (which is on a fixed data set)",
 }
 _JUMPS = "without noise the drift jumps where a unit is orthogonal to a cluster, and {what}"
 _FIELDS = "this question is answered for problems with Gaussian inputs, not for {what}"
@@ -29,6 +30,7 @@ _PLAIN = (
     "problems that are stated by fields"
 )
 _DATA = "this is for a fixed data set, on which steps are plain: give sgd.GradientDescent(...) or another such algorithm"
+_EPOCHS = "this is about a data set that is used again and again: give sgd.EpochSGD(...)"
 _FRESH = "this is for fresh samples: give sgd.OnePassSGD(...)"
 _MAP = "this map is of networks that learn from centred Gaussian inputs, with limits in lr/p, d and p"
 _PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
@@ -41,8 +43,10 @@ _REGULAR = {"dropout": _MIXED, "contexts": _MIXED, "other inputs": _MIXED}
 _UPDATES = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
 _THEORY = {**_UPDATES, "fixed data": _FRESH}
 
-# question -> kind -> why not, and what to do instead; what is not here is answered
-REFUSED: dict[str, Mapping[str, str]] = {
+# what is refused for one kind is for another, unless the table says so itself
+PART_OF = {"snr = inf": "mixture", "epochs": "fixed data"}
+# question -> kind -> why not, and what to do instead; what is not here is answered, and so is None
+REFUSED: dict[str, Mapping[str, str | None]] = {
     "solve_ode": {"fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
     "solve_large_batch": {
         "coordinatewise update": "in large batches each coordinate has a mean of its own: only updates that commute with rotations close",
@@ -75,6 +79,16 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "rule": _PULLS,
         "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
         "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
+    },
+    "worth_of_repeats": {
+        **_REGULAR,
+        "other update": _EPOCHS,
+        "coordinatewise update": _EPOCHS,
+        "fixed data": _EPOCHS,
+        "epochs": None,
+        "rule": _PULLS,
+        "spiked tensor": _SPIKED,
+        "own dynamics": _OWN,
     },
     "solve_linear": {
         **_THEORY,
@@ -128,13 +142,23 @@ REFUSED: dict[str, Mapping[str, str]] = {
         "spiked tensor": "spiked tensors need a constant learning rate, and have no numbers that depend on alpha",
     },
     "expect": {**_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
-    "certify": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
+    "certify": {
+        "epochs": "direct runs of epochs have no other scheme beside them: hold sgd.simulate against sgd.solve_dmft by sgd.compare",
+        "spiked tensor": _SPIKED,
+        "own dynamics": _OWN,
+    },
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "sweep": {},
 }
 WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
-_ARGUMENT = {"other update": "update", "coordinatewise update": "update", "fixed data": "algorithm"}
+_ARGUMENT = {"other update": "update", "coordinatewise update": "update", "fixed data": "algorithm", "epochs": "algorithm"}
+
+
+def why_not(question: str, kind: str) -> str | None:
+    """Why a question is not answered for a kind; None where it is."""
+    refused = REFUSED[question]
+    return refused.get(kind, refused.get(PART_OF.get(kind, "")))
 
 
 def require(question: str, problem: object, algorithm: object = None) -> None:
@@ -142,11 +166,13 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     kinds = getattr(problem, "kinds", None)
     if kinds is None or isinstance(problem, type):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
-    for kind in (*kinds, *getattr(algorithm, "kinds", ())):
-        reason = REFUSED[question].get(kind)
-        if kind == "rule" and "fixed data" in getattr(algorithm, "kinds", ()):
+    ways = getattr(algorithm, "kinds", ())
+    on_data = {"fixed data", "epochs"} & set(ways)
+    for kind in (*kinds, *ways):
+        reason = why_not(question, kind)
+        if kind == "rule" and on_data:
             reason = _PULLS  # whatever the question
-        if kind in _REGULAR and "fixed data" in getattr(algorithm, "kinds", ()):
+        if kind in _REGULAR and on_data:
             reason = _MIXED
         if kind in _UPDATES and "fields" not in kinds:
             reason = _PLAIN  # of problems that have no fields, whatever the question
@@ -171,10 +197,10 @@ def supported() -> str:
     """
     reasons: list[str] = []
     lines = ["| | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
-    for question, refused in REFUSED.items():
+    for question in REFUSED:
         cells = []
         for kind in KINDS:
-            reason = refused.get(kind, refused.get("mixture") if kind == "snr = inf" else None)
+            reason = why_not(question, kind)
             if reason is None:
                 cells.append("-" if kind in _ARGUMENT and question in WITHOUT_ALGORITHM else "yes")
                 continue

@@ -53,6 +53,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "other update": phase,
     "coordinatewise update": phase,
     "fixed data": phase,
+    "epochs": phase,
 }
 
 
@@ -61,11 +62,13 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
     if kind == "coordinatewise update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
+    if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
+        return sgd.EpochSGD(lr=LR)
     return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=LR)
 
 
 def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
-    if question == "solve_mean_field" and kind in ("fields", "other update", "coordinatewise update", "fixed data"):
+    if question == "solve_mean_field" and kind in ("fields", "other update", "coordinatewise update", "fixed data", "epochs"):
         return sgd.mean_field_random_start(problem, dimension=50)
     if kind == "own dynamics":
         return {"m": 0.5}

@@ -18,7 +18,7 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics import functional
-from sgdynamics.support import KINDS, REFUSED
+from sgdynamics.support import KINDS, why_not
 from tests.conftest import FALSE_ALARM, Z, optimised, same_law, slow
 from tests.contracts.kinds import LR, PROBLEMS, algorithm_of, start_of
 
@@ -37,7 +37,7 @@ CALLS = {
     "direct": lambda *asked: sgd.simulate(*asked, steps=STEPS, dimension=D, runs=40, seed=2, method="direct"),
     "solve_dmft": lambda *asked: sgd.solve_dmft(*asked, steps=FEW, paths=4096, replicates=4, seed=4),
 }
-BY_COORDINATE = {"simulate": CALLS["direct"]}  # no exact chain
+DIRECTLY = {"simulate": CALLS["direct"]}  # no exact chain
 ON_DATA = {
     "simulate": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=1),
     "direct": lambda *asked: sgd.simulate(*asked, steps=FEW, dimension=D, runs=40, seed=2, method="direct"),
@@ -46,8 +46,7 @@ ON_DATA = {
 
 def answered(question, *but):
     """The kinds for which a question is answered."""
-    refused = REFUSED[question]
-    return [kind for kind in KINDS if kind not in refused and not (kind == "snr = inf" and "mixture" in refused) and kind not in but]
+    return [kind for kind in KINDS if why_not(question, kind) is None and kind not in but]
 
 
 @functools.cache
@@ -55,7 +54,7 @@ def solved(kind, method):
     """A result, computed once for all that is asked of it."""
     problem = PROBLEMS[kind]()
     question = "simulate" if method == "direct" else method
-    calls = CALLS | {"fixed data": ON_DATA, "coordinatewise update": BY_COORDINATE}.get(kind, {})
+    calls = CALLS | {"fixed data": ON_DATA, "coordinatewise update": DIRECTLY, "epochs": DIRECTLY}.get(kind, {})
     with optimised() if question == "simulate" else nullcontext():
         return calls[method](problem, algorithm_of(kind, question), start_of(kind, problem, question))
 
@@ -112,8 +111,8 @@ def test_exact_and_direct_runs_have_one_law(kind):
     assert moves(exact) > 5 * SLACK
 
 
-# fields on a data set are the kind "fixed data"; a mixture has a DMFT of its own to compile, at any snr
-@pytest.mark.parametrize("kind", slow(answered("solve_dmft", "fields"), ("mixture", "snr = inf", *COMPILES_LONG)))
+# fields on a data set are the kind "fixed data" (epochs: tests/algorithms/test_epochs.py); a mixture has a DMFT of its own, at any snr
+@pytest.mark.parametrize("kind", slow(answered("solve_dmft", "fields", "epochs"), ("mixture", "snr = inf", *COMPILES_LONG)))
 def test_dmft_is_the_mean_of_runs_on_a_data_set(kind):
     theory = solved(kind, "solve_dmft")
     problem = PROBLEMS[kind]()
@@ -201,7 +200,7 @@ def test_a_sweep_is_its_calls(kind):
     problem = PROBLEMS[kind]()
     rest = dict(problem=problem, start=start_of(kind, problem), runs=200, seed=1, dimension=D)
     rest |= {"steps": FEW, "runs": 40} if kind == "fixed data" else {"steps": STEPS}
-    rest |= {"method": "direct", "runs": 40, "seed": 2} if kind == "coordinatewise update" else {}
+    rest |= {"method": "direct", "runs": 40, "seed": 2} if kind in ("coordinatewise update", "epochs") else {}
     swept = sgd.sweep("simulate", algorithm=algorithm_of(kind, "sweep"), over={"lr": [LR / 2, LR]}, **rest)
     alone = solved(kind, "simulate")
     for name in numbers(alone):

@@ -118,7 +118,7 @@ class EpochSGD(FixedData):
             return max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
         count = checks.whole("cells", given, FEWEST_CELLS)
         if count % LEVELS:
-            fix = f"the same is solved with half and a quarter of them: give a multiple of {LEVELS}, such as {count + LEVELS - count % LEVELS}"
+            fix = f"half and a quarter of them are taken too: give a multiple of {LEVELS}, such as {count + LEVELS - count % LEVELS}"
             raise checks.reject("cells", given, fix)
         return count
 

@@ -371,13 +371,15 @@ class Langevin(FixedData):
         return isinstance(self.temperature, Schedule) or self.temperature > 0
 
 
-ALGORITHMS = {kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, PersistentSGD, Langevin)}
+ALGORITHMS: dict[str, type[FixedData]] = {kind.__name__: kind for kind in (GradientDescent, MultiPassSGD, PersistentSGD, Langevin)}
 
 
 def checked_fixed_data(value: Any) -> FixedData:
     """An algorithm on a fixed data set as an argument."""
     if type(value) not in ALGORITHMS.values():
-        raise checks.reject("algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or sgd.EpochSGD(...)")
+        raise checks.reject(
+            "algorithm", value, "give sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or sgd.EpochSGD(...)"
+        )
     return value
 
 

@@ -54,9 +54,7 @@ class DirectEpochs(DirectFixedData):
         assert watch.see is None, "first passages are not watched here"
         self.now = float(elapsed_at(self.algorithm["lr"], end))
         setting = (self.structure, self.options.shared, self.order, self.batch)
-        state, good = _advance_epochs(
-            *setting, self.parameters, self.algorithm, self.data, state, keys, np.int64(since), np.int64(end)
-        )
+        state, good = _advance_epochs(*setting, self.parameters, self.algorithm, self.data, state, keys, np.int64(since), np.int64(end))
         return state, good, watch.seen
 
 
@@ -95,9 +93,7 @@ def _advance_epochs(
         if order == "reshuffle":
             began = (epoch > 0) & (epoch > (place[0] - batch) // n)
             # the number is one for all runs: orders are drawn when an epoch begins, not looked at in every step
-            orders = jax.lax.cond(
-                began, lambda both: jnp.stack([both[1], _order(n, key, epoch + 1)]), lambda both: both, state.selected
-            )
+            orders = jax.lax.cond(began, lambda both: jnp.stack([both[1], _order(n, key, epoch + 1)]), lambda both: both, state.selected)
             state = state._replace(selected=orders)
             chosen = orders[place // n - epoch, place % n]
         elif order == "fixed":

@@ -62,7 +62,7 @@ def solve_dmft(
         Where, of one run or several. With M = 0 a run stays there only up to the sampling error of the paths, from which an unstable M = 0
         will leave.
     times : array_like, optional
-        Save points in t = lr steps, rounded to whole steps; with ``EpochSGD`` in t = lr steps/d, rounded to whole cells of the coarsest kind.
+        Save points in t = lr steps, rounded to whole steps; with ``EpochSGD`` in t = lr steps/d, rounded to 4/m of an epoch.
     alpha : array_like, optional
         Save points in samples used/d.
     steps : array_like, optional
@@ -129,8 +129,8 @@ def solve_dmft(
     """
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
-    levels = _levels(algorithm, cells, steps)
-    where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress, "cells": levels[0]}
+    parts = _parts(algorithm, cells, steps)
+    where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress, "cells": parts[0] if parts else None}
     door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
     if problem.spectrum is not None and problem.spectrum.multiplicities.min() < FEW_COORDINATES:
         warn("every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them")
@@ -146,9 +146,9 @@ def solve_dmft(
     rank = None if rank is None else checks.whole("rank", rank, 1)
     setting = (door.seed, replicates)
     floor = conditioning.ROUNDING[dtype]
-    # the coarsest steps first, at which the save points are; the finest are what is refused
-    finer = [1] if levels[0] is None else [round(count / levels[0]) for count in levels]
-    algorithms = [door.dynamics.algorithm] if levels[0] is None else [algorithm.in_steps(1 / count) for count in levels]
+    # where epochs are cut into cells the fewest come first: the save points are at these
+    algorithms = [algorithm.in_steps(1 / count) for count in parts] if isinstance(algorithm, EpochSGD) else [door.dynamics.algorithm]
+    finer = [count // parts[0] for count in parts] or [1]
     sweeps = [
         [Sweep(problem, one, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for one in algorithms]
         for fewer in (1, FEWER)
@@ -166,12 +166,12 @@ def solve_dmft(
     return _dataset(door, states[0], states[1], last, tolerance)
 
 
-def _levels(algorithm: FixedData, cells: int | None, steps: Given | None) -> list[Any]:
-    """Into how many cells an epoch is cut, the fewest first; [None] where there are none."""
+def _parts(algorithm: FixedData, cells: int | None, steps: Given | None) -> list[int]:
+    """Into how many cells an epoch is cut, the fewest first; none where there are no epochs."""
     if not isinstance(algorithm, EpochSGD):
         if cells is not None:
             raise checks.reject("cells", cells, "these are the parts of an epoch of sgd.EpochSGD(...): leave it out")
-        return [None]
+        return []
     if steps is not None:
         raise checks.reject("steps", steps, "at d -> infinity an epoch has infinitely many: give times= or alpha=")
     count = algorithm.cells(cells)
