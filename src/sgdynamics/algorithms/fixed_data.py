@@ -39,7 +39,7 @@ class FixedData:
     head_rate: Any = 1.0
 
     kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
-    order: ClassVar[str] = ""  # of the samples over an epoch, where there are epochs (`epochs`)
+    order = ""  # of the samples over an epoch, where there are epochs (`epochs`); a ClassVar would keep its place before later fields
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr, above=0.0, of="t"))

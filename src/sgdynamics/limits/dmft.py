@@ -118,6 +118,8 @@ class Sweep:
         points = _SobolPaths(self.setup, self.each, self.fewer, self.replicates, self.seed, self.dtype)
         if self.order:
             points.visits = _Visits(self.order, self.cells, self.each, self.replicates, self.seed)
+            blocks = -(-int(steps[-1]) // CELLS_AT_A_TIME)
+            points.dimensions = min(MOST_DIMENSIONS, points.first_count + 1 + blocks * CELLS_AT_A_TIME * points.inner)
         state = self.initial(begin, points)
         # runs of the generator that fills in small random numbers: apart from those of simulations
         keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
@@ -282,12 +284,13 @@ class _SobolPaths:
         self.inner = blocks * setup.normals * self.tokens
         self.step_count = self.inner + int(setup.selects and not setup.visited)
         self.visits: _Visits | None = None
+        self.dimensions = MOST_DIMENSIONS
         self.left: np.ndarray | None = None
         self.fresh = True
 
     def first(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Normals (replicate, blocks, K + p, inputs), those of the draws (replicate, n, ...), uniforms of a selection (replicate, n)."""
-        self.take(MOST_DIMENSIONS)
+        self.take(self.dimensions)
         uniform = self.next(self.first_count + 1)
         normals = special.ndtri(uniform[:, :-1])
         # in the limit the signals' fields, the start's and normal draws are uncorrelated: on these paths they are made so. Discrete
@@ -336,7 +339,7 @@ class _SobolPaths:
         parts = []
         while count:
             if self.left is None or self.left.shape[1] == 0:
-                self.take(MOST_DIMENSIONS)
+                self.take(self.dimensions)
             assert self.left is not None
             part, self.left = self.left[:, :count], self.left[:, count:]
             parts.append(part)

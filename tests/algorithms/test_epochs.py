@@ -1,0 +1,350 @@
+"""Epochs over a fixed data set: direct runs step by step, DMFT against the two-time equations of a linear network and against runs."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import sgdynamics as sgd
+from sgdynamics import conditioning
+from sgdynamics.algorithms.epochs import sequence, visits
+from sgdynamics.analysis.repeats import _fresh
+from sgdynamics.random import run_keys
+from sgdynamics.simulation.direct_epochs import DirectEpochs
+from tests.before_work import Work, stop_before_work
+from tests.conftest import FALSE_ALARM, Z
+
+ORDERS = ("reshuffle", "fixed", "replacement")
+GAMMA, ALPHA, NOISE = 0.8, 2.0, 0.25
+REPLICATES = 16
+T_LIMIT = float(stats.t.isf(FALSE_ALARM / 2, REPLICATES - 1))
+# |w - w*|^2 after epochs 1, 2, 3, 5 at these numbers, noise 0 and .25, from w = 0
+TABLE = {
+    (0.0, "reshuffle"): [0.1466, 0.0503, 0.0224, 0.0060],
+    (0.0, "fixed"): [0.1466, 0.0466, 0.0196, 0.0047],
+    (0.0, "replacement"): [0.2507, 0.1016, 0.0501, 0.0160],
+    (NOISE, "reshuffle"): [0.2889, 0.2370, 0.2397, 0.2582],
+    (NOISE, "fixed"): [0.2889, 0.2478, 0.2570, 0.2812],
+    (NOISE, "replacement"): [0.3977, 0.3019, 0.2830, 0.2886],
+}
+
+
+def linear(noise=NOISE):
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=noise)
+    return problem, sgd.start(problem, M=[[0.0]], Q=[[1e-12]])
+
+
+def distance(result):
+    """|w - w*|^2."""
+    return result["Q"].values[..., 0, 0] - 2 * result["M"].values[..., 0, 0] + 1
+
+
+def two_time(gamma, alpha, noise, order, epochs, cells):
+    """The linear network by its equations in two times, cell by cell, in theory.md: |w - w*|^2 and the mean squared residual at the start
+    of each epoch (not of "fixed") and after the last."""
+    b, count = 1 / cells, epochs * cells + 1
+    R, C, D, Y, apart, V = np.zeros((6, count + 1, count + 1))
+    R[0, 0] = C[0, 0] = 1
+    group = np.arange(count) // (cells if order == "reshuffle" else 1)
+    for c in range(count):
+        D[c, c] = 1
+        if order == "fixed":
+            mine = np.arange(c % cells, c + 1, cells)
+            inverse = np.linalg.inv(np.eye(len(mine)) + gamma * np.tril(R[np.ix_(mine, mine + 1)], -1))
+            D[c, mine] = inverse[-1]
+            V[c, mine] = b * (inverse @ (C[np.ix_(mine, mine)] + noise) @ inverse.T)[-1]
+        else:
+            pull = gamma * b * R[c, 1 : c + 1] * (group[:c] < group[c])
+            D[c, :c] = -pull @ D[:c, :c]
+            X = D[: c + 1, : c + 1] @ (C[c, : c + 1] + noise)
+            Y[c, :c] = X[:c] - gamma * R[c, 1 : c + 1] * np.diag(Y)[:c] - pull @ apart[:c, :c]
+            Y[c, c] = X[c] - pull @ Y[c, :c]
+            apart[c, :c] = apart[:c, c] = Y[c, :c] * (group[:c] != group[c])
+            V[c, :c], V[c, c] = b * b * apart[c, :c], b * Y[c, c]
+        K = b * D[c, : c + 1]
+        R[c + 1, : c + 1], R[c + 1, c + 1] = R[c, : c + 1] - gamma * alpha * K @ R[: c + 1, : c + 1], 1
+        kick = gamma**2 * alpha * np.tril(R[: c + 2, 1 : c + 2], -1) @ V[c, : c + 1]
+        C[c + 1, : c + 1] = C[c, : c + 1] - gamma * alpha * K @ C[: c + 1, : c + 1] + kick[: c + 1]
+        C[: c + 1, c + 1] = C[c + 1, : c + 1]
+        C[c + 1, c + 1] = C[c + 1, c] - gamma * alpha * K @ C[: c + 1, c + 1] + kick[c + 1]
+    return np.diag(C)[:count:cells], np.diag(Y)[:count:cells]
+
+
+@functools.cache
+def limit(order, noise=NOISE, alpha=ALPHA, epochs=3, gamma=GAMMA):
+    """The same without the error of cells, by three levels."""
+    few, some, many = (np.stack(two_time(gamma, alpha, noise, order, epochs, cells)) for cells in (10, 20, 40))
+    return (8 * many - 6 * some + few) / 3
+
+
+@pytest.mark.parametrize(("noise", "order"), TABLE)
+def test_the_two_time_equations_give_the_table(noise, order):
+    found = limit(order, noise, epochs=5)[0][[1, 2, 3, 5]]
+    np.testing.assert_allclose(found, TABLE[noise, order], atol=5e-4)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_visits_of_cells(order):
+    """Every number of cells cuts one sequence; an epoch has as many visits as samples, each sample once unless drawn with replacement."""
+    one = sequence(order, 256, np.random.default_rng(0))
+    fine = np.stack([visits(one, 40, cell) for cell in range(40)])
+    assert np.all(fine.sum(axis=0) == 1) == (order != "replacement")
+    assert fine.sum() == 256
+    assert np.ptp(fine.sum(axis=1)) <= 1
+    np.testing.assert_array_equal(np.stack([visits(one, 20, cell) for cell in range(20)]), fine[::2] + fine[1::2])
+
+
+@pytest.mark.parametrize("order", ["reshuffle", "fixed"])
+def test_direct_runs_step_by_step(order):
+    """The weights are those of a plain loop over the data set in this order, also where batches run over the end of an epoch."""
+    problem = sgd.TeacherStudent(width=2, activation="tanh", head="trained", noise=0.1, weight_decay=0.05)
+    begin = sgd.start(problem, M=[[0.3], [-0.2]], Q=np.eye(2))
+    d, batch, lr, rate = 10, 3, 1.5, 0.4
+    algorithm = sgd.EpochSGD(lr, 2.0, batch, order, head_rate=rate)
+    dynamics = algorithm.in_steps(batch / (2.0 * d))
+    simulator = DirectEpochs(problem, dynamics, begin, d, problem.block_dimensions(d), seed=5)
+    n, key = 20, run_keys(5, np.array([0]))
+    with jax.enable_x64(True):
+        state = simulator.initial(np.array([0]))
+    W, a = (np.asarray(part[0], dtype=float) for part in (state.rows, state.head))
+    X, signals, noise = (np.asarray(part[0], dtype=float) for part in simulator.data)
+    orders = [np.arange(n)] * 3
+    if order == "reshuffle":
+        with jax.enable_x64(True):
+            later, _, _ = simulator.advance(state, key, 0, 7)  # 21 samples: the second epoch has begun
+        orders = [*np.asarray(state.selected[0]), np.asarray(later.selected[0, 1])]
+        np.testing.assert_array_equal(orders[1], later.selected[0, 0])
+        assert all(sorted(one) == list(range(n)) for one in orders)
+        assert np.mean(orders[1] == orders[2]) < 0.5
+    y = np.tanh(signals[:, 0]) + np.sqrt(0.1) * noise
+    for step in range(18):
+        drawn = [orders[place // n][place % n] for place in range(batch * step, batch * (step + 1))]
+        x, f = X[drawn], np.tanh(X[drawn] @ W.T)
+        gap = (f @ a / 2 - y[drawn])[:, None] / (2 * batch)
+        pull, pull_head = (gap * a * (1 - f**2)).T @ x + 0.05 * W, (gap * f).sum(axis=0) + 0.05 * a
+        W, a = W - lr / d * pull, a - rate * lr / d * pull_head
+    with jax.enable_x64(True):
+        state, good, _ = simulator.advance(state, key, 0, 18)
+    np.testing.assert_allclose(state.rows[0], W, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(state.head[0], a, rtol=1e-10)
+    assert good == [18]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.runs_long
+def test_direct_runs_have_the_means_of_the_two_time_equations(order):
+    problem, begin = linear()
+    d, runs = 150, 48
+    algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order)
+    result = sgd.simulate(problem, algorithm, begin, alpha=ALPHA * np.arange(4), dimension=d, runs=runs, seed=3)
+    U, train = limit(order)
+    np.testing.assert_allclose(result.epoch, [0, 1, 2, 3], rtol=1e-12)
+    np.testing.assert_allclose(result.t, result.step * GAMMA / d, rtol=1e-12)
+    close(distance(result), U, 1.5 / d)
+    if order != "fixed":
+        close(2 * result["train_risk"].values, train, 1.5 / d)
+    assert result.attrs["method"] == "simulate-direct"
+    assert sgd.algorithm_of(result) == algorithm
+
+
+def close(values, expected, slack):
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    assert np.all(np.abs(values.mean(axis=0) - expected) <= Z * error + slack), (values.mean(axis=0), expected, error)
+
+
+@functools.cache
+def solved(order):
+    algorithm = sgd.EpochSGD(2 * GAMMA, ALPHA, 2, order)  # only lr/batch matters
+    numbers = {"paths": REPLICATES * 512, "replicates": REPLICATES, "cells": 16, "progress": False}
+    return sgd.solve_dmft(*linear()[:1], algorithm, linear()[1], alpha=ALPHA * np.arange(4), **numbers)
+
+
+def agrees(found, error, expected, least=0.0):
+    """Within the errors that are given, and these are small."""
+    assert np.all(np.abs(found - expected) <= T_LIMIT * error + least), (found, expected, error)
+    assert np.all(error[..., 1:] < 0.1 * expected[1:])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.runs_long
+def test_dmft_agrees_with_the_two_time_equations(order):
+    result = solved(order)
+    U, train = limit(order)
+    agrees(distance(result), 2 * result["risk_standard_error"].values, U, 1e-9)
+    if order != "fixed":
+        agrees(2 * result["train_risk"].values, 2 * result["train_risk_standard_error"].values, train, 1e-9)
+    np.testing.assert_allclose(result.epoch, [0, 1, 2, 3], rtol=1e-12)
+    np.testing.assert_allclose(result.t, GAMMA * result.alpha, rtol=1e-12)
+    assert "step" not in result.coords
+    assert 0 < result.attrs["error_cells"] < 0.1
+    assert result.attrs["cells"] == 16
+    assert result.attrs["rank"] == 48
+
+
+def test_the_first_epoch_is_one_pass():
+    """The same paths in the same order for "reshuffle" and "fixed", and the risk of the one-pass ODE: dU/dalpha = -.96 U + .16."""
+    one, other = (solved(order).isel(time=1) for order in ("reshuffle", "fixed"))
+    np.testing.assert_allclose(one["Q"], other["Q"], rtol=1e-10)
+    rest = GAMMA**2 * NOISE / (2 * GAMMA - GAMMA**2)
+    exact = rest + (1 - rest) * np.exp(-(2 * GAMMA - GAMMA**2) * ALPHA)
+    assert abs(float(distance(one)[0]) - exact) <= 2 * T_LIMIT * float(one["risk_standard_error"][0])
+    assert limit("reshuffle")[0][1] == pytest.approx(exact, abs=5e-4)
+
+
+def test_a_second_visit_sees_the_first():
+    """Gradients of a linear network over 0, 1, 2, 3 visits: h (1 - (1 - gamma)^visits)/gamma."""
+    problem = linear()[0]
+    used = np.array([0.0, 1.0, 2.0, 3.0])
+    algorithm = {"lr": 0.5, "own": np.float64(0.6)}
+    now = SimpleNamespace(setup=SimpleNamespace(structure=problem.structure), parameters=problem.parameters, algorithm=algorithm, used=used)
+    with jax.enable_x64(True):
+        fields = np.array([[1.0], [2.0], [-3.0], [4.0]])
+        h, _ = conditioning._visited_again(now, lambda lam: (lam, lam), fields, (fields, fields))
+    expected = fields * ((1 - 0.7 ** np.maximum(used, 1)) / 0.3)[:, None]  # where there is none the weight is 0
+    np.testing.assert_allclose(h, expected, rtol=1e-12)
+
+
+def test_worth_of_repeats():
+    """Against the two-time equations and the ODE's own solution, alpha(U) = log((1 - rest)/(U - rest))/(2 gamma - gamma^2)."""
+    problem, begin = linear()
+    algorithm = sgd.EpochSGD(2 * GAMMA, ALPHA, 2)
+    numbers = {"paths": REPLICATES * 512, "replicates": REPLICATES, "cells": 16, "progress": False}
+    found = sgd.worth_of_repeats(problem, algorithm, begin, epochs=3, **numbers)
+    rate = 2 * GAMMA - GAMMA**2
+    rest = GAMMA**2 * NOISE / rate
+    expected = np.diff(np.log((1 - rest) / (limit("reshuffle")[0] - rest)) / rate) / ALPHA
+    np.testing.assert_allclose(expected, [1.0, 0.29, -0.02], atol=0.01)
+    error = found["worth_standard_error"].values[0]
+    assert np.all(np.abs(found["worth"].values[0] - expected) <= T_LIMIT * error)
+    assert np.all(error < 0.15)
+    np.testing.assert_array_equal(found.epoch, [1, 2, 3])
+    np.testing.assert_allclose(found["risk"][0], solved("reshuffle")["risk"][0, 1:], rtol=1e-9)
+
+
+def test_fresh_samples_are_found_on_the_curve():
+    alpha = np.linspace(0, 5, 301)
+    curve = np.exp(-alpha)
+    fresh, slope = _fresh(alpha, curve, np.array([1.0, 0.5, 0.1, 1e-4, 2.0]))
+    np.testing.assert_allclose(fresh[:3], [0, np.log(2), np.log(10)], atol=1e-6)
+    np.testing.assert_allclose(slope[1], 2.0, rtol=1e-3)  # of alpha in minus the risk
+    assert np.isnan(fresh[3:]).all()
+
+
+def test_cells():
+    assert sgd.EpochSGD(0.03, 3.0).cells() == 16
+    assert sgd.EpochSGD(1.5, 3.0).cells() == 116
+    assert sgd.EpochSGD(3.0, 3.0, 2).cells() == 116
+    assert sgd.EpochSGD(1.5, 3.0).cells(20) == 20
+
+
+PROBLEM, BEGIN = linear()
+EPOCHS = sgd.EpochSGD(0.8, 2.0)
+REFUSED = {
+    "order = 'random'.*reshuffle": lambda: sgd.EpochSGD(order="random"),
+    "batch = 0": lambda: sgd.EpochSGD(batch=0),
+    "lr = .*is a number": lambda: sgd.EpochSGD(lr=lambda t: 0.1),
+    "cells = 18.*multiple of 4, such as 20": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=18),
+    "cells = 8": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=8),
+    "cells = 16.*leave it out": lambda: sgd.solve_dmft(PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16),
+    "steps = .*infinitely many": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, steps=[1]),
+    "batch = 50.*there are 40 samples": lambda: sgd.simulate(PROBLEM, EPOCHS.replace(batch=50), BEGIN, alpha=[2.0], dimension=20),
+    "lr = .*smaller lr": lambda: sgd.solve_dmft(PROBLEM, sgd.EpochSGD(1e300, 1e10), BEGIN, alpha=[2.0]),
+    "head_rate = .*give a number": lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS.replace(head_rate=lambda t: 1.0), BEGIN),
+    "problem = .*numbers that stay": lambda: sgd.worth_of_repeats(PROBLEM.replace(noise=lambda t: 0.1), EPOCHS, BEGIN),
+    "algorithm = .*sgd.EpochSGD": lambda: sgd.worth_of_repeats(PROBLEM, sgd.GradientDescent(), BEGIN),
+    "algorithm = .*sgd.compare": lambda: sgd.certify(PROBLEM, EPOCHS, BEGIN),
+    "algorithm = .*sgd.solve_dmft": lambda: sgd.solve_ode(PROBLEM, EPOCHS, BEGIN, times=[1.0]),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_bad_input(said, monkeypatch):
+    stop_before_work(monkeypatch)
+    with pytest.raises(ValueError, match=said):
+        REFUSED[said]()
+
+
+def test_what_is_right_goes_on_to_work(monkeypatch):
+    stop_before_work(monkeypatch)
+    for call in (
+        lambda: sgd.simulate(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], dimension=20),
+        lambda: sgd.simulate(PROBLEM, EPOCHS, BEGIN, steps=[3], dimension=20, method="direct", dtype="float32", shared_data=True),
+        lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS, BEGIN, epochs=2, cells=20),
+    ):
+        with pytest.raises(Work):
+            call()
+
+
+# the reference values of formulas for networks: epochs, M, Q and train risk with the errors of their last digit, cells up to .003
+ERF = {
+    "reshuffle": {
+        "M": ([0.883, 0.960, 1.024, 1.055], [0.002] * 4),
+        "Q": ([0.972, 1.034, 1.146, 1.214], [0.003, 0.004, 0.005, 0.005]),
+        "train_risk": ([0.0360, 0.0240, 0.0209, 0.0204], [2e-4, 2e-4, 1e-4, 1e-4]),
+    },
+    "replacement": {"M": ([0.807, 0.919, 0.998, 1.032], [0.002] * 4)},
+}
+RETRIEVAL = {
+    "reshuffle": {
+        "M": ([0.612, 0.682, 0.799, 0.890], [0.001, 0.002, 0.003, 0.002]),
+        "train_risk": ([0.731, 0.492, 0.226, 0.095], [0.005, 0.005, 0.004, 0.002]),
+    },
+    "replacement": {"M": ([0.595, 0.662, 0.782, 0.878], [0.002] * 4)},
+}
+CELLS = 0.003
+
+
+def holds(result, expected, limit):
+    for name, (values, errors) in expected.items():
+        found, error = result[name].values.reshape(-1), result[name + "_standard_error"].values.reshape(-1)
+        allowed = limit * np.hypot(error, errors) + CELLS * np.abs(values)
+        assert np.all(np.abs(found - values) <= allowed), (name, found, values, allowed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ERF)
+def test_reference_values_of_an_erf_unit(order):
+    problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
+    begin = sgd.start(problem, M=[[0.3]], Q=[[0.8]])
+    algorithm = sgd.EpochSGD(1.5, 3.0, order=order)
+    result = sgd.solve_dmft(problem, algorithm, begin, alpha=3.0 * np.array([1, 2, 4, 6]), cells=60, paths=16 * 2048, replicates=16)
+    holds(result, ERF[order], T_LIMIT)
+    assert float(result["M_standard_error"].max()) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", RETRIEVAL)
+def test_reference_values_of_phase_retrieval(order):
+    problem = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
+    begin = sgd.start(problem, M=[[0.5]], Q=[[1.0]])
+    algorithm = sgd.EpochSGD(0.03, 3.0, order=order)
+    result = sgd.solve_dmft(problem, algorithm, begin, alpha=3.0 * np.array([1, 2, 5, 10]), paths=16 * 2048, replicates=16)
+    holds(result, RETRIEVAL[order], T_LIMIT)
+    assert float(result["M_standard_error"].max()) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_two_units_with_a_head_directly_and_by_dmft(order):
+    """Overlaps, head and train risk of both, over three epochs with batches of four; and the one-pass ODE in the first."""
+    problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", noise=0.05, head="trained")
+    begin = sgd.start(problem, M=[[0.3, 0.1], [-0.1, 0.2]], Q=np.eye(2), a=[1.0, 0.8])
+    algorithm = sgd.EpochSGD(4.0, 2.0, 4, order, head_rate=0.5)
+    alpha, d = 2.0 * np.arange(4), 400
+    theory = sgd.solve_dmft(problem, algorithm, begin, alpha=alpha, paths=16 * 1024, replicates=16, cells=40)
+    runs = sgd.simulate(problem, algorithm, begin, alpha=alpha, dimension=d, runs=64, seed=4)
+    for name in ("M", "Q", "a", "train_risk", "risk"):
+        values = runs[name].values
+        error = np.hypot(values.std(axis=0, ddof=1) / np.sqrt(len(values)), theory[name + "_standard_error"].values[0])
+        gap = np.abs(values.mean(axis=0) - theory[name].values[0])
+        assert np.all(gap <= T_LIMIT * error + 1.5 / d), (name, gap, error)
+    if order != "replacement":
+        one_pass = sgd.solve_ode(problem, sgd.OnePassSGD(4.0, 4, 0.5), begin, alpha=alpha[:2])
+        for name in ("M", "Q", "a"):
+            gap = np.abs(one_pass[name].values[0, 1] - theory[name].values[0, 1])
+            assert np.all(gap <= T_LIMIT * theory[name + "_standard_error"].values[0, 1] + 1e-3), (name, gap)
