@@ -162,6 +162,8 @@ CALLS = {
     "MultiPassSGD": (sgd.MultiPassSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True}),
     "PersistentSGD": (sgd.PersistentSGD, {**FIXED, "batch_fraction": 0.5, "rescale": True, "persistence_time": 1.0}),
     "Langevin": (sgd.Langevin, {**FIXED, "temperature": 1.0}),
+    "EpochSGD": (sgd.EpochSGD, {**FIXED, "batch": 1, "order": "reshuffle"}),
+    "EpochSGD.cells": (sgd.EpochSGD().cells, {"given": 16}),
     "piecewise_rate": (sgd.piecewise_rate, {"edges": [1.0], "rates": [1.0, 0.0]}),
     "updates.momentum": (updates.momentum, {"beta": 0.5}),
     "updates.momentum, slow": (updates.momentum, {"memory": 0.5}),
@@ -223,6 +225,18 @@ CALLS = {
         {
             **{**DATA, **WHEN, "paths": 512, "seed": 0, "replicates": 2, "tolerance": 1e-4, "rank": None},
             **{"two_time": False, "dtype": "float64", "memory": None},
+        },
+    ),
+    "solve_dmft, epochs": (
+        sgd.solve_dmft,
+        {**DATA, "algorithm": sgd.EpochSGD(), "alpha": [0.0, 3.0], "paths": 512, "replicates": 2, "cells": 16, "memory": None},
+    ),
+    "simulate, epochs": (sgd.simulate, {**DATA, "algorithm": sgd.EpochSGD(), "alpha": [0.0, 1.0], **SIMULATE, "shared_data": False}),
+    "worth_of_repeats": (
+        sgd.worth_of_repeats,
+        {
+            **{**DATA, "algorithm": sgd.EpochSGD(), "epochs": 2, "paths": 512, "seed": 0, "replicates": 2, "cells": 16},
+            **{"dtype": "float64", "memory": None, "progress": None},
         },
     ),
     "simulate": (sgd.simulate, {**SOLVE, **WHEN, **SIMULATE, "shared_data": False, "stop_at": None}),
