@@ -118,8 +118,7 @@ class Sweep:
         points = _SobolPaths(self.setup, self.each, self.fewer, self.replicates, self.seed, self.dtype)
         if self.order:
             points.visits = _Visits(self.order, self.cells, self.each, self.replicates, self.seed)
-            blocks = -(-int(steps[-1]) // CELLS_AT_A_TIME)
-            points.dimensions = min(MOST_DIMENSIONS, points.first_count + 1 + blocks * CELLS_AT_A_TIME * points.inner)
+            points.dimensions = points.first_count + 1
         state = self.initial(begin, points)
         # runs of the generator that fills in small random numbers: apart from those of simulations
         keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
@@ -322,9 +321,10 @@ class _SobolPaths:
         return (normals, uniform[:, :, -1] if self.setup.selects else None, np.int64(now)), now + count
 
     def normals(self, count: int) -> np.ndarray:
-        """Those of so many steps (replicate, step, normals, blocks, inputs)."""
-        uniform = self.next(count * self.inner).reshape(self.replicates, count, self.inner, self.each)
-        return self.by_path(special.ndtri(uniform), (self.setup.normals, self.setup.structure.blocks))
+        """Those of so many cells (replicate, cell, normals, blocks, inputs). They are drawn at random: quasi-random ones overlap less than by
+        chance, and a direction a cell makes many overlaps (measured: a bias of 2% in a risk at 512 paths a set, beside none)."""
+        shape = (count, self.setup.normals, self.setup.structure.blocks, self.each * self.tokens)
+        return np.stack([generator.standard_normal(shape) for generator in self.generators]).astype(self.dtype)
 
     def probe(self) -> np.ndarray:
         """Normals (replicate, unit, blocks, inputs) of a kick, the same whenever it is asked for."""
