@@ -14,6 +14,8 @@ import sgdynamics as sgd
 from sgdynamics import conditioning
 from sgdynamics.algorithms.epochs import sequence, visits
 from sgdynamics.analysis.repeats import _fresh
+from sgdynamics.limits.dmft import Sweep
+from sgdynamics.precision import float64
 from sgdynamics.random import run_keys
 from sgdynamics.simulation.direct_epochs import DirectEpochs
 from tests.before_work import Work, stop_before_work
@@ -116,7 +118,7 @@ def test_direct_runs_step_by_step(order):
     orders = [np.arange(n)] * 3
     if order == "reshuffle":
         with jax.enable_x64(True):
-            later, _, _ = simulator.advance(state, key, 0, 7)  # 21 samples: the second epoch has begun
+            later, _, _ = simulator.advance(state, key, 0, 8)  # of 3 samples each: step 7 begins in the second epoch
         orders = [*np.asarray(state.selected[0]), np.asarray(later.selected[0, 1])]
         np.testing.assert_array_equal(orders[1], later.selected[0, 0])
         assert all(sorted(one) == list(range(n)) for one in orders)
@@ -157,6 +159,29 @@ def close(values, expected, slack):
     assert np.all(np.abs(values.mean(axis=0) - expected) <= Z * error + slack), (values.mean(axis=0), expected, error)
 
 
+@float64
+def paths(order, cells, seed=0, replicates=REPLICATES, each=512):
+    """|w - w*|^2 and twice the train risk (replicate, epoch) of sets of paths, with one number of cells."""
+    problem, begin = linear()
+    algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order).in_steps(1 / cells)
+    sweep = Sweep(problem, algorithm, each, 1, seed, replicates, 1e-5, np.dtype("float64"))
+    sweep.make_room(48, None, None)
+    found = sweep.solve(begin, cells * np.arange(4), False, SimpleNamespace(advance=lambda made: None))
+    return 1 - 2 * found["M"][..., 0, 0, 0] + found["Q"][..., 0, 0, 0], 2 * found["train_risk"]
+
+
+@pytest.mark.parametrize("order", ["reshuffle", "replacement"])
+@pytest.mark.runs_long
+def test_paths_agree_with_the_two_time_equations(order):
+    """With 16 cells an epoch, in both; with replacement they differ by samples that are visited twice in one cell, at most 1/cells^2
+    of them."""
+    for values, expected in zip(paths(order, 16, replicates=64), two_time(GAMMA, ALPHA, NOISE, order, 3, 16), strict=True):
+        error = values.std(axis=0, ddof=1)[1:] / 8
+        gap = np.abs(values.mean(axis=0) - expected)[1:]
+        assert np.all(gap <= float(stats.t.isf(FALSE_ALARM / 2, 63)) * error + expected[1:] / 256), (gap, error)
+        assert np.all(error < 0.02 * expected[1:])
+
+
 @functools.cache
 def solved(order):
     algorithm = sgd.EpochSGD(2 * GAMMA, ALPHA, 2, order)  # only lr/batch matters
@@ -164,35 +189,32 @@ def solved(order):
     return sgd.solve_dmft(*linear()[:1], algorithm, linear()[1], alpha=ALPHA * np.arange(4), **numbers)
 
 
-def agrees(found, error, expected, least=0.0):
-    """Within the errors that are given, and these are small."""
-    assert np.all(np.abs(found - expected) <= T_LIMIT * error + least), (found, expected, error)
-    assert np.all(error[..., 1:] < 0.1 * expected[1:])
-
-
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.runs_long
-def test_dmft_agrees_with_the_two_time_equations(order):
-    result = solved(order)
-    U, train = limit(order)
-    agrees(distance(result), 2 * result["risk_standard_error"].values, U, 1e-9)
-    if order != "fixed":
-        agrees(2 * result["train_risk"].values, 2 * result["train_risk_standard_error"].values, train, 1e-9)
+def test_dmft_is_extrapolated_from_three_numbers_of_cells():
+    result = solved("reshuffle")
+    (few, _), (some, _), (many, train) = (paths("reshuffle", cells) for cells in (4, 8, 16))
+    np.testing.assert_allclose(distance(result)[0], (2 * many - some).mean(axis=0), rtol=1e-6)
+    # standard errors have what the next order would change, and the spread over sets
+    least = np.hypot((2 * many - some).std(axis=0, ddof=1) / 4, np.abs((2 * many - 3 * some + few).mean(axis=0)) / 3)
+    assert np.all(2 * result["risk_standard_error"].values[0] >= least * (1 - 1e-6))
+    assert np.all(np.abs(distance(result)[0] - limit("reshuffle")[0]) <= T_LIMIT * 2 * result["risk_standard_error"].values[0] + 1e-9)
     np.testing.assert_allclose(result.epoch, [0, 1, 2, 3], rtol=1e-12)
     np.testing.assert_allclose(result.t, GAMMA * result.alpha, rtol=1e-12)
     assert "step" not in result.coords
     assert 0 < result.attrs["error_cells"] < 0.1
-    assert result.attrs["cells"] == 16
-    assert result.attrs["rank"] == 48
+    assert (result.attrs["cells"], result.attrs["rank"]) == (16, 48)
+    assert train.mean(axis=0)[-1] < distance(result)[0, -1] + NOISE
 
 
+@pytest.mark.runs_long
 def test_the_first_epoch_is_one_pass():
     """The same paths in the same order for "reshuffle" and "fixed", and the risk of the one-pass ODE: dU/dalpha = -.96 U + .16."""
-    one, other = (solved(order).isel(time=1) for order in ("reshuffle", "fixed"))
-    np.testing.assert_allclose(one["Q"], other["Q"], rtol=1e-10)
+    one, other = solved("reshuffle"), solved("fixed")
+    np.testing.assert_allclose(one["Q"][:, 1], other["Q"][:, 1], rtol=1e-10)
+    assert not np.allclose(one["Q"][:, 2], other["Q"][:, 2], rtol=1e-3)
     rest = GAMMA**2 * NOISE / (2 * GAMMA - GAMMA**2)
     exact = rest + (1 - rest) * np.exp(-(2 * GAMMA - GAMMA**2) * ALPHA)
-    assert abs(float(distance(one)[0]) - exact) <= 2 * T_LIMIT * float(one["risk_standard_error"][0])
+    assert abs(distance(one)[0, 1] - exact) <= 2 * T_LIMIT * float(one["risk_standard_error"][0, 1])
     assert limit("reshuffle")[0][1] == pytest.approx(exact, abs=5e-4)
 
 
@@ -221,7 +243,7 @@ def test_worth_of_repeats():
     np.testing.assert_allclose(expected, [1.0, 0.29, -0.02], atol=0.01)
     error = found["worth_standard_error"].values[0]
     assert np.all(np.abs(found["worth"].values[0] - expected) <= T_LIMIT * error)
-    assert np.all(error < 0.15)
+    assert np.all(error < 0.2)
     np.testing.assert_array_equal(found.epoch, [1, 2, 3])
     np.testing.assert_allclose(found["risk"][0], solved("reshuffle")["risk"][0, 1:], rtol=1e-9)
 
@@ -307,12 +329,23 @@ def holds(result, expected, limit):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_table_by_dmft(order):
+    problem, begin = linear()
+    algorithm = sgd.EpochSGD(GAMMA, ALPHA, order=order)
+    result = sgd.solve_dmft(problem, algorithm, begin, alpha=ALPHA * np.array([1, 2, 3, 5]), cells=32, paths=16 * 2048, replicates=16)
+    error = 2 * result["risk_standard_error"].values[0]
+    assert np.all(np.abs(distance(result)[0] - TABLE[NOISE, order]) <= T_LIMIT * error), error
+    assert np.all(error < 0.02)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ERF)
 def test_reference_values_of_an_erf_unit(order):
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.05)
     begin = sgd.start(problem, M=[[0.3]], Q=[[0.8]])
     algorithm = sgd.EpochSGD(1.5, 3.0, order=order)
-    result = sgd.solve_dmft(problem, algorithm, begin, alpha=3.0 * np.array([1, 2, 4, 6]), cells=60, paths=16 * 2048, replicates=16)
+    result = sgd.solve_dmft(problem, algorithm, begin, alpha=3.0 * np.array([1, 2, 4, 6]), cells=48, paths=16 * 2048, replicates=16)
     holds(result, ERF[order], T_LIMIT)
     assert float(result["M_standard_error"].max()) < 0.01
 

@@ -321,8 +321,8 @@ class _SobolPaths:
         return (normals, uniform[:, :, -1] if self.setup.selects else None, np.int64(now)), now + count
 
     def normals(self, count: int) -> np.ndarray:
-        """Those of so many cells (replicate, cell, normals, blocks, inputs). They are drawn at random: quasi-random ones overlap less than by
-        chance, and a direction a cell makes many overlaps (measured: a bias of 2% in a risk at 512 paths a set, beside none)."""
+        """Those of so many cells (replicate, cell, normals, blocks, inputs). They are drawn at random: quasi-random ones overlap less than
+        by chance, and a direction a cell makes many overlaps (measured: a bias of 2% in a risk at 512 paths a set, beside none)."""
         shape = (count, self.setup.normals, self.setup.structure.blocks, self.each * self.tokens)
         return np.stack([generator.standard_normal(shape) for generator in self.generators]).astype(self.dtype)
 
