@@ -6,6 +6,7 @@ import functools
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -381,3 +382,36 @@ def test_two_units_with_a_head_directly_and_by_dmft(order):
         for name in ("M", "Q", "a"):
             gap = np.abs(one_pass[name].values[0, 1] - theory[name].values[0, 1])
             assert np.all(gap <= T_LIMIT * theory[name + "_standard_error"].values[0, 1] + 1e-3), (name, gap)
+
+
+def two_inputs(fields, signals, head, draws):
+    return 0.5 * (jnp.sum(jnp.tanh(fields)) - jnp.sum(signals) - 0.3 * draws["noise"]) ** 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["reshuffle", "replacement"])
+def test_correlated_tokens_and_eigenvalues(order):
+    """Samples of two inputs with correlation .5, of covariance 1.6 and .8: the same directly and by DMFT, both in float32."""
+    data = {"tokens": 2, "draws": {"noise": "normal"}, "token_correlation": [[1.0, 0.5], [0.5, 1.0]]}
+    problem = sgd.Problem(two_inputs, width=1, signals=1, covariance=[(1.6, 0.5), (0.8, 0.5)], **data)
+    begin = sgd.start(problem, M=[[[0.1]], [[0.1]]], Q=[[[0.3]], [[0.2]]])
+    algorithm, alpha, d = sgd.EpochSGD(0.3, 2.0, order=order), [2.0, 4.0], 200
+    theory = sgd.solve_dmft(problem, algorithm, begin, alpha=alpha, cells=16, paths=16 * 1024, replicates=16, dtype="float32")
+    runs = sgd.simulate(problem, algorithm, begin, alpha=alpha, dimension=d, runs=64, seed=1, dtype="float32")
+    for name in ("M", "Q", "train_risk", "risk"):
+        values, expected = runs[name].values, theory[name].values[0]
+        error = np.hypot(values.std(axis=0, ddof=1) / 8, theory[name + "_standard_error"].values[0])
+        gap = np.abs(values.mean(axis=0) - expected)
+        assert np.all(gap <= T_LIMIT * error + 2 / d * np.abs(expected)), (name, gap, error)
+        assert np.all(error < 0.03 * np.abs(expected).max()), (name, error, expected)
+
+
+@pytest.mark.slow
+def test_responses_over_epochs():
+    """R of the linear network at the ends of epochs, with replacement: .3233 after one and .1682 after two, by the two-time equations."""
+    problem, begin = linear()
+    numbers = {"paths": REPLICATES * 512, "replicates": REPLICATES, "cells": 16, "two_time": True}
+    result = sgd.solve_dmft(problem, sgd.EpochSGD(GAMMA, ALPHA, order="replacement"), begin, alpha=ALPHA * np.arange(3), **numbers)
+    R, error = result["R"].values[0, ..., 0, 0], result["R_standard_error"].values[0, ..., 0, 0]
+    expected = np.array([[1.0, 0.0, 0.0], [0.3233, 1.0, 0.0], [0.1682, 0.3233, 1.0]])
+    assert np.all(np.abs(R - expected) <= T_LIMIT * error + 0.01), (R, error)  # what two levels leave of the cells

@@ -75,7 +75,7 @@ class EpochSGD(FixedData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.lr, Schedule):
-            raise checks.reject("lr", self.lr, "over epochs the learning rate is a number: give one, and go on with another by sgd.phases")
+            raise checks.reject("lr", self.lr, "over epochs the learning rate is a number: give one")
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "order", checks.choice("order", self.order, ORDERS))
 
