@@ -51,6 +51,7 @@ _THEORY = {"other batch": _WHOLE, **_UPDATES, "fixed data": _FRESH}
 REFUSED: dict[str, Mapping[str, str]] = {
     "solve_ode": {"fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
     "solve_large_batch": {
+        "temperature": "in large batches this takes updates that read a batch once, as a whole, and add no noise of their own: simulate it",
         "other batch": "batches are samples_per_dimension d samples here: leave batch out",
         "coordinatewise update": "in large batches each coordinate has a mean of its own: only updates that commute with rotations close",
         "fixed data": _FRESH,

@@ -179,7 +179,8 @@ def finite_mean(problem, batch):
         assert np.all(np.abs(moved.mean(axis=0) - mean) <= Z * error + 1e-12), (kept, moved.mean(axis=0), mean, error)
 
 
-@pytest.mark.parametrize("name", slow(["input noise, two signals", "groups", "dropout"], ["groups", "dropout"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["input noise, two signals", "groups", "dropout"])
 def test_the_finite_mean_is_that_of_one_step(name):
     problem = CASES[name][0]
     finite_mean(problem.replace(input_noise=0.7) if name.startswith("input") else problem, 2)
