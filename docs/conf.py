@@ -1,15 +1,13 @@
 """Sphinx settings. `make docs` builds the pages into output/docs, with warnings as errors.
 
 Docstrings have the sections of numpydoc; `sections.py` says which ones a public name needs, and the build fails where one is missing.
-Formulas of the pages become MathML, which browsers draw without any script, so that the built pages can be read without a network.
+Formulas are written by `formulas.py`, with fonts that come along: the built pages can be read without a network.
 """
 
 import re
 import sys
 from pathlib import Path
 
-from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 ROOT = Path(__file__).parents[1]
@@ -26,17 +24,20 @@ author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas"]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = f"sgdynamics {release}"
 html_show_sphinx = False
+html_static_path = ["style", "katex/static"]
+html_css_files = ["katex.min.css", "pages.css"]
+highlight_language = "none"  # blocks of docstrings are formulas; Python says that it is
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 math_number_all = False
-html_math_renderer = "mathml"
+html_math_renderer = "katex"
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -47,22 +48,6 @@ python_maximum_signature_line_length = 100
 numpydoc_show_class_members = False  # the pages say which
 autosummary_generate = False  # numpydoc brings it along
 nitpicky = True
-
-# --- formulas as MathML
-
-
-def _inline_math(self, node):
-    self.body.append(str(tex2mathml(node.astext())))
-    raise nodes.SkipNode
-
-
-def _display_math(self, node):
-    tex = node.astext().strip()
-    number = f'<span class="eqno">({node["number"]})<a class="headerlink" href="#{node["ids"][0]}">¶</a></span>' if node["number"] else ""
-    anchor = f' id="{node["ids"][0]}"' if node["ids"] else ""
-    self.body.append(f'<div class="math"{anchor}>{number}{tex2mathml(tex, as_block=True)}</div>\n')
-    raise nodes.SkipNode
-
 
 # --- docstrings say what they must
 
@@ -114,7 +99,6 @@ def figures_table(app, docname, source):
 
 
 def setup(app):
-    app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
     app.connect("builder-inited", check_sections)  # autodoc writes defaults into signatures as texts
     app.connect("missing-reference", short_reference)
     app.connect("source-read", figures_table)
