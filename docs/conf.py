@@ -74,6 +74,30 @@ def short_reference(app, env, node, contnode):
     return contnode
 
 
+def back_links(app, pagename, templatename, context, doctree):
+    """A source that is documented under two modules has links back under the first alone: the others are looked up."""
+    if not pagename.startswith("_modules/"):
+        return
+    shown = app.env.get_domain("py").objects
+
+    def repaired(link):
+        page, name = link["page"], link["name"]
+        there = [
+            full for full, one in shown.items() if page.endswith(f"{one.docname}.html") and full.endswith("." + name.rpartition(".")[2])
+        ]
+        return f'{link["begin"]}{page}#{name if name in there or not there else there[0]}"'
+
+    link = r'(?P<begin>class="viewcode-back" href=")(?P<page>[^"#]+)#(?P<name>[^"]+)"'
+    context["body"] = re.sub(link, repaired, context.get("body", ""))
+
+
+def breakable_names(app, pagename, templatename, context, doctree):
+    """Names of code may go on in the next line after an underscore, a dot or a bracket."""
+    if "body" in context:
+        name = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
+        context["body"] = name.sub(lambda found: re.sub(r"(?<=[_.,(/=])(?=\w)", "<wbr>", found[0]), context["body"])
+
+
 # --- the table of figures, from the list that makes them
 
 
@@ -101,4 +125,6 @@ def figures_table(app, docname, source):
 def setup(app):
     app.connect("builder-inited", check_sections)  # autodoc writes defaults into signatures as texts
     app.connect("missing-reference", short_reference)
+    app.connect("html-page-context", back_links)
+    app.connect("html-page-context", breakable_names)
     app.connect("source-read", figures_table)

@@ -50,7 +50,7 @@ class Browser:
         self._session: str | None = None
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network", "DOM", "CSS"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
         return self
 
@@ -67,7 +67,9 @@ class Browser:
                 raise TimeoutError(f"the browser has not answered for {PATIENCE:.0f} s")
             more = os.read(self._in, 1 << 20)
             if not more:
-                raise RuntimeError(f"the browser {installed()} has ended by itself: try it from a shell, with --headless --dump-dom about:blank")
+                raise RuntimeError(
+                    f"the browser {installed()} has ended by itself: try it from a shell, with --headless --dump-dom about:blank"
+                )
             self._rest += more
         one, _, self._rest = self._rest.partition(b"\0")
         return json.loads(one)
@@ -118,13 +120,12 @@ class Browser:
             raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "the script failed"))
         return answer["result"].get("value")
 
-    def fonts(self, selector: str = "body") -> set[str]:
-        """The fonts that the text below an element is drawn with."""
-        root = self.ask("DOM.getDocument", depth=0)["root"]["nodeId"]
-        node = self.ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
-        return {font["familyName"] for font in self.ask("CSS.getPlatformFontsForNode", nodeId=node)["fonts"]}
-
-    def picture(self, path: Path, whole: bool = False) -> None:
-        """A PNG of the window, or of the whole page."""
-        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, path: Path, selector: str | None = None) -> None:
+        """A PNG of the window, or of one element of the page, with a little room around it."""
+        clip: dict[str, Any] = {}
+        if selector is not None:
+            script = "(({x, y, width, height}) => ({x, y: y + scrollY, width, height}))(document.querySelector(%s).getBoundingClientRect())"
+            box = self.run(script % json.dumps(selector))
+            clip = {"clip": {"x": box["x"] - 8, "y": box["y"] - 8, "width": box["width"] + 16, "height": box["height"] + 16, "scale": 1}}
+        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=selector is not None, **clip)
         path.write_bytes(base64.b64decode(shot["data"]))
