@@ -1,5 +1,5 @@
-"""Formulas of the pages, written by KaTeX when the pages are built: they look the same in every browser, need neither a script nor a network,
-and roots and brackets stretch, because the fonts come along (`docs/katex`)."""
+"""Formulas of the pages, written by KaTeX when the pages are built: they look the same in every browser and need neither a script nor a
+network, and roots and brackets stretch, because the fonts come along (`docs/katex`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The built pages as a reader sees them: a headless Chromium opens every one, in a wide and in a narrow window.
 
-`make docs` builds the pages and runs this, with the folder in the environment variable PAGES; without it, or without a browser, it is skipped.
-Formulas bring their fonts along, so that their pictures are the same on every machine: a few are held against those in `tests/pictures`, which
-`PAGES=output/docs python -m tests.test_pages` takes anew.
+`make docs` builds the pages and runs this, with their folder in the environment variable PAGES; without it, or without a browser, it is
+skipped. Formulas bring their fonts along, so that their pictures are the same on every machine: a few are held against those in
+`tests/pictures`, which `PAGES=output/docs python -m tests.test_pages` takes anew.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_formulas_look_as_they_did(browser, name, tmp_path):
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
-    """The difference of two pictures as a share of the ink, in squares of 3 x 3 pixels: versions of the browser smooth edges differently."""
+    """The difference of two pictures as a share of the ink, in squares of 3 x 3 pixels: browsers smooth edges in different ways."""
 
     def squares(image: np.ndarray) -> np.ndarray:
         rows, columns = (min(sizes) // 3 for sizes in zip(one.shape, other.shape, strict=True))
