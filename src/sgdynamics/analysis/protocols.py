@@ -17,6 +17,7 @@ from sgdynamics.analysis.protocol_linear import LinearProtocol, by_recursion, so
 from sgdynamics.analysis.protocol_program import Program, controls_in, held
 from sgdynamics.analysis.protocol_search import ACCURACY, Outcome, Search, solve
 from sgdynamics.arrays import Tree
+from sgdynamics.controls import constant
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
 from sgdynamics.precision import float64
@@ -346,7 +347,7 @@ def _opened(problem: object, algorithm: OnePassSGD, start: object, chosen: Contr
         raise checks.reject("controls", list(chosen.names), fix) from None
     if not algorithm.scheduled:
         # a schedule, constant as it is, makes alpha the variable of the ODE
-        algorithm = algorithm.replace(lr=held(None, algorithm.lr))
+        algorithm = algorithm.replace(lr=constant(algorithm.lr))
     # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
     small = getattr(problem, "constraint", None) is None
     return opened("optimal_protocol", problem, algorithm, start, alpha=[alpha], dimension=dimension, small=small)
