@@ -121,8 +121,8 @@ def ink(path: Path) -> np.ndarray:
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
-    """The difference of two pictures as a share of the ink, in squares of 3 x 3 pixels, at the best shift by a pixel or none: fractions of a
-    pixel by which a formula is moved on its page, and how a browser smooths edges, hardly count."""
+    """The difference of two pictures as a share of the ink, in squares of 3 x 3 pixels, at the best shift by a pixel or none: fractions of
+    a pixel by which a formula is moved on its page, and how a browser smooths edges, hardly count."""
     height, width = (3 * (min(sizes) // 3) for sizes in zip(one.shape, other.shape, strict=True))
 
     def squares(image: np.ndarray) -> np.ndarray:
