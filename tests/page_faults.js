@@ -1,5 +1,6 @@
 // What is wrong with the page as it is drawn now, as a list of sentences. `wide`: the window has room, so that nothing needs to scroll.
-(wide) => {
+// `first`: also what does not depend on the window.
+(wide, first) => {
   const faults = [];
   const main = document.querySelector("[role=main]") || document.body;
   const words = (element) => (element.innerText || element.getAttribute("alt") || "").trim().replace(/\s+/g, " ").slice(0, 60);
@@ -39,6 +40,8 @@
       if (across > 2 && down > 2) faults.push(`overprinted by ${across.toFixed(0)} x ${down.toFixed(0)} px: ${name(one.element)} and ${name(other.element)}`);
     }
   }
+
+  if (!first) return faults;
 
   // --- pictures are there
   for (const image of document.images) if (image.complete && image.naturalWidth === 0) faults.push(`no picture: ${image.src}`);

@@ -48,7 +48,8 @@ def faults(browser: Browser, url: str, wide_scrolls: bool = False) -> list[str]:
     for width in (WIDE, NARROW):
         browser.size(width)
         wide = width == WIDE and not wide_scrolls
-        found += [f"at {width} px: {fault}" for fault in browser.run(f"({FAULTS})({str(wide).lower()})")]
+        given = f"{str(wide).lower()}, {str(width == WIDE).lower()}"
+        found += [f"at {width} px: {fault}" for fault in browser.run(f"({FAULTS})({given})")]
     return found + browser.complaints
 
 
