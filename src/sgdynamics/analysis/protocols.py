@@ -54,7 +54,7 @@ class OptimalProtocol:
         Where pieces begin and end, in alpha, from 0 on.
     residual : float
         How far this is from Pontryagin's condition. With H the Hamiltonian, dJ/du_i is the integral of dH/du over piece i; this is the
-        largest of |pieces dlog J/dz_i|, z = log u for a control that is searched in logarithms (its lowest value is above 0), else
+        largest of ``|pieces dlog J/dz_i|``, z = log u for a control that is searched in logarithms (its lowest value is above 0), else
         (u - lowest)/(highest - lowest), without pieces at a bound that the slope points out of, and for a control with a budget less its
         multiplier, the mean over the pieces between the bounds. It says by what share J would fall, to first order, if such a control
         were moved by a factor e, or by its range, all the time.
