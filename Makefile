@@ -46,6 +46,7 @@ docs: $(VENV)/.docs
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/npm install --silent --no-audit --no-fund --prefix $(VENV)/katex katex@0.19.1
 	touch $@
 
 clean:

