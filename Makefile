@@ -37,14 +37,16 @@ bench: $(VENV)/.ready
 gallery: $(VENV)/.ready
 	$(BIN)/python -m sgdynamics.gallery --quick --out output/gallery
 
-# every example of the pages is run, and must print what they show
+# every example of the pages is run, and must print what they show; a headless browser, where there is one, opens every page
 docs: $(VENV)/.docs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py -k examples
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
+	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py
 	@echo "open output/docs/index.html"
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/npm install --silent --no-audit --no-fund --prefix $(VENV)/katex katex@0.19.1
 	touch $@
 
 clean:

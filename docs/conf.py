@@ -1,20 +1,19 @@
 """Sphinx settings. `make docs` builds the pages into output/docs, with warnings as errors.
 
 Docstrings have the sections of numpydoc; `sections.py` says which ones a public name needs, and the build fails where one is missing.
-Formulas of the pages become MathML, which browsers draw without any script, so that the built pages can be read without a network.
+Formulas are written by `formulas.py`, with fonts that come along: the built pages can be read without a network.
 """
 
 import re
 import sys
 from pathlib import Path
 
-from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
 
+import formulas  # noqa: E402
 import sections  # noqa: E402
 
 import sgdynamics  # noqa: E402
@@ -26,17 +25,20 @@ author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas"]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = f"sgdynamics {release}"
 html_show_sphinx = False
+html_static_path = ["style", str(formulas.KATEX / "katex.min.css")]
+html_css_files = ["katex.min.css", "pages.css"]
+highlight_language = "none"  # blocks of docstrings are formulas; Python says that it is
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 math_number_all = False
-html_math_renderer = "mathml"
+html_math_renderer = "katex"
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -47,22 +49,6 @@ python_maximum_signature_line_length = 100
 numpydoc_show_class_members = False  # the pages say which
 autosummary_generate = False  # numpydoc brings it along
 nitpicky = True
-
-# --- formulas as MathML
-
-
-def _inline_math(self, node):
-    self.body.append(str(tex2mathml(node.astext())))
-    raise nodes.SkipNode
-
-
-def _display_math(self, node):
-    tex = node.astext().strip()
-    number = f'<span class="eqno">({node["number"]})<a class="headerlink" href="#{node["ids"][0]}">¶</a></span>' if node["number"] else ""
-    anchor = f' id="{node["ids"][0]}"' if node["ids"] else ""
-    self.body.append(f'<div class="math"{anchor}>{number}{tex2mathml(tex, as_block=True)}</div>\n')
-    raise nodes.SkipNode
-
 
 # --- docstrings say what they must
 
@@ -87,6 +73,30 @@ def short_reference(app, env, node, contnode):
         if found is not None:
             return found
     return contnode
+
+
+def back_links(app, pagename, templatename, context, doctree):
+    """A source that is documented under two modules has links back under the first alone: the others are looked up."""
+    if not pagename.startswith("_modules/"):
+        return
+    shown = app.env.get_domain("py").objects
+
+    def repaired(link):
+        page, name = link["page"], link["name"]
+        there = [
+            full for full, one in shown.items() if page.endswith(f"{one.docname}.html") and full.endswith("." + name.rpartition(".")[2])
+        ]
+        return f'{link["begin"]}{page}#{name if name in there or not there else there[0]}"'
+
+    link = r'(?P<begin>class="viewcode-back" href=")(?P<page>[^"#]+)#(?P<name>[^"]+)"'
+    context["body"] = re.sub(link, repaired, context.get("body", ""))
+
+
+def breakable_names(app, pagename, templatename, context, doctree):
+    """Names of code may go on in the next line after an underscore, a dot or a bracket."""
+    if "body" in context:
+        name = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
+        context["body"] = name.sub(lambda found: re.sub(r"(?<=[_.,(/=])(?=\w)", "<wbr>", found[0]), context["body"])
 
 
 # --- the table of figures, from the list that makes them
@@ -114,7 +124,8 @@ def figures_table(app, docname, source):
 
 
 def setup(app):
-    app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
     app.connect("builder-inited", check_sections)  # autodoc writes defaults into signatures as texts
     app.connect("missing-reference", short_reference)
+    app.connect("html-page-context", back_links)
+    app.connect("html-page-context", breakable_names)
     app.connect("source-read", figures_table)

@@ -6,6 +6,7 @@ import doctest
 import inspect
 import io
 import math
+import os
 import re
 import subprocess
 import sys
@@ -179,6 +180,50 @@ def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_version_to_cite_is_this_one():
+    for path, line in ((ROOT / "CITATION.cff", f"version: {sgd.__version__}\n"), (DOCS / "citing.md", f"version = {{{sgd.__version__}}},")):
+        assert line in path.read_text(encoding="utf-8"), f"{path.name} has another version than {sgd.__version__}"
+
+
+@pytest.mark.slow
+def test_the_array_of_jobs_runs_and_its_last_job_writes_the_whole(tmp_path):
+    """Slurm's own lines are comments to bash, so that every job can be run here, with the variables that Slurm would set."""
+    grid = tmp_path / "grid.toml"
+    grid.write_text(GRID, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for job in (3, 4):
+        assert not (tmp_path / "shared/grid-sweep.nc").exists()
+        array = {"SLURM_ARRAY_TASK_ID": str(job), "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_CPUS_PER_TASK": "1"}
+        command = ["bash", str(ROOT / "examples/array.slurm"), str(grid), str(tmp_path / "shared")]
+        done = subprocess.run(command, env={**os.environ, "PATH": path, **array}, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert sgd.load(tmp_path / "shared/grid-sweep.nc").risk.notnull().all()
+
+
+GRID = """
+[problem]
+kind = "TeacherStudent"
+width = 1
+activation = "linear"
+
+[algorithm]
+kind = "OnePassSGD"
+lr = 0.5
+
+[start]
+M = [[0.1]]
+Q = [[1.0]]
+
+[sweep]
+solver = "linear"
+steps = [100]
+dimension = 50
+
+[sweep.over]
+"problem.noise" = [0.0, 0.1, 0.2, 0.4]
+"""
 
 
 def test_equations_keep_their_numbers():

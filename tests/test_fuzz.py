@@ -107,7 +107,12 @@ def ends_well(folder: Path, *arguments: object) -> str:
     return "result"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+# these two read their problems and algorithms as the others do, and take the longest
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ("controls", "optimisers"))) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_damaged_problem_files(example, tmp_path, monkeypatch):
     stop_before_work(monkeypatch)
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported, why_not
 from tests.before_work import Work, stop_before_work
-from tests.contracts.kinds import PROBLEMS, algorithm_of, start_of
+from tests.contracts.kinds import PROBLEMS, STEPS, algorithm_of, start_of
 
 CALLS = {
     "solve_ode": lambda p, a, s: sgd.solve_ode(p, a, s, times=[1.0]),
@@ -34,15 +34,18 @@ CALLS = {
     "expect": lambda p, a, s: sgd.expect(s, lambda f, s, a, d: f[0], p),
     "certify": lambda p, a, s: sgd.certify(p, a, s, progress=False),
     "functional": lambda p, a, s: sgd.functional.rule(p, s),
-    "sweep": lambda p, a, s: sgd.sweep(
-        "simulate", problem=p, algorithm=a, start=s, steps=[1], dimension=50, method=method(a), over={"lr": [0.1]}
-    ),
+    "sweep": lambda p, a, s: sgd.sweep(problem=p, algorithm=a, start=s, steps=[1], dimension=50, **swept(a), over={"lr": [0.1]}),
 }
 
 
 def method(algorithm):
     """How it is simulated: a coordinatewise update has no chain."""
     return "direct" if "coordinatewise update" in algorithm.kinds else "exact"
+
+
+def swept(algorithm):
+    """What is swept: runs, which need batches of whole samples, or the ODE."""
+    return {"solver": "simulate", "method": method(algorithm)} if algorithm.kinds != ("other batch",) else {"solver": "solve_ode"}
 
 
 def smooth(algorithm):
@@ -62,7 +65,7 @@ def test_every_cell_is_true(question, monkeypatch):
     for kind in KINDS:
         problem = PROBLEMS[kind]()
         algorithm = algorithm_of(kind, question)
-        if question in WITHOUT_ALGORITHM and kind in ("other update", "coordinatewise update", "fixed data", "epochs"):
+        if question in WITHOUT_ALGORITHM and kind in STEPS[1:]:
             continue
         start = start_of(kind, problem, question)
         with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ t = lr steps/d (on a fixed data set lr steps, over its epochs lr steps/d) is gra
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -126,15 +127,15 @@ def _fixed_data_scheduled(algorithm: FixedData, name: str, points: np.ndarray) -
 
 
 def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:
-    """The same where lr depends on alpha: t is the integral of lr/batch, or with whole steps the sum of lr/d."""
+    """The same where lr or batch depends on alpha: t is the integral of lr/batch, or with whole steps the sum of lr/d."""
     if name == "times":
         alpha = _alpha_at(algorithm, points)
     elif name == "alpha":
         alpha = points
     else:
         assert dimension is not None
-        alpha = points * (algorithm.batch / dimension)
-    step = None if dimension is None else alpha * (dimension / algorithm.batch)
+        alpha = _alpha_after(algorithm, points / dimension)
+    step = None if dimension is None else dimension * steps_by(algorithm, alpha)
     if whole_steps:
         assert step is not None
         assert dimension is not None
@@ -148,16 +149,28 @@ def elapsed(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
     """t at increasing alpha: the integral of lr/batch from 0."""
     if not isinstance(algorithm.lr, Schedule):
         return alpha * float(algorithm.lr) / algorithm.batch
-    edges = np.concatenate([[0.0], alpha])
-    breaks = algorithm.lr.numbers["edges"] if algorithm.lr.name == "piecewise" else np.zeros(0)
+    return _integrated(algorithm, lambda places: algorithm.rates(places) / algorithm.batches(places), alpha)
+
+
+def steps_by(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
+    """Steps over d at increasing alpha: the integral of 1/batch from 0."""
+    if not isinstance(algorithm.batch, Schedule):
+        return alpha / algorithm.batch
+    return _integrated(algorithm, lambda places: 1 / algorithm.batches(places), alpha)
+
+
+def _integrated(algorithm: OnePassSGD, integrand: Callable[[np.ndarray], np.ndarray], alpha: np.ndarray) -> np.ndarray:
+    """The integral from 0 to increasing alpha of what lr and batch make up, pieces of schedules one by one."""
+    pieces = [one.numbers["edges"] for one in (algorithm.lr, algorithm.batch) if isinstance(one, Schedule) and one.name == "piecewise"]
+    breaks = np.concatenate([np.zeros(0), *pieces])
     node, weight = gauss_legendre(NODES)
     total, result = 0.0, []
-    for low, high in pairwise(edges):
+    for low, high in pairwise(np.concatenate([[0.0], alpha])):
         inner = np.unique(np.concatenate([np.linspace(low, high, PANELS + 1), breaks[(breaks > low) & (breaks < high)]]))
         lengths = np.diff(inner)[:, None]
         if high > low:
-            total += float(np.sum(algorithm.rates((inner[:-1, None] + lengths * node).reshape(-1)).reshape(-1, NODES) * weight * lengths))
-        result.append(total / algorithm.batch)
+            total += float(np.sum(integrand((inner[:-1, None] + lengths * node).reshape(-1)).reshape(-1, NODES) * weight * lengths))
+        result.append(total)
     return np.array(result)
 
 
@@ -177,26 +190,37 @@ def time_of_steps(algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension
     return sums[np.maximum(step, 0)] / dimension
 
 
+def _alpha_after(algorithm: OnePassSGD, steps: np.ndarray) -> np.ndarray:
+    """alpha after so many steps over d."""
+    if not isinstance(algorithm.batch, Schedule):
+        return steps * algorithm.batch
+    return _place_at(partial(steps_by, algorithm), "steps", steps)
+
+
 def _alpha_at(algorithm: OnePassSGD, times: np.ndarray) -> np.ndarray:
-    """alpha at which t has these values, by bisection on the integral."""
+    """alpha at which t has these values."""
+    return _place_at(partial(elapsed, algorithm), "times", times)
+
+
+def _place_at(reach: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.ndarray) -> np.ndarray:
+    """alpha at which an integral has these increasing values, by bisection."""
+
+    def gap(value: float, alpha: float) -> float:
+        return float(reach(np.array([alpha]))[0]) - value
+
     far = 1.0
-    while elapsed(algorithm, np.array([far]))[0] < times[-1]:
+    while gap(wanted[-1], far) < 0:
         far *= 2
         if far > FARTHEST:
-            raise checks.reject(
-                "times", times.tolist(), "the schedule's t never gets there (its integral stays below): give alpha= instead"
-            )
+            fix = "the schedule never gets there (its integral over alpha stays below): give alpha= instead"
+            raise checks.reject(name, wanted.tolist(), fix)
     found = []
     low = 0.0
-    for t in times:
-        inside = partial(_gap, algorithm, float(t))
+    for value in wanted:
+        inside = partial(gap, float(value))
         low = low if inside(low) >= 0 else float(np.asarray(optimize.brentq(inside, low, far, xtol=1e-13)))
         found.append(low)
     return np.array(found)
-
-
-def _gap(algorithm: OnePassSGD, t: float, alpha: float) -> float:
-    return float(elapsed(algorithm, np.array([alpha]))[0]) - t
 
 
 def _increasing(name: str, value: Given | None) -> np.ndarray:

@@ -129,6 +129,15 @@ def piecewise(edges: np.ndarray, values: np.ndarray) -> Schedule:
     return Schedule(_piecewise, {"edges": edges, "rates": values}, "piecewise")
 
 
+def _same(numbers: Tree, alpha: Scalar) -> Any:
+    return numbers
+
+
+def constant(value: float) -> Schedule:
+    """A number as a schedule: with it among the rates alpha is the variable of an ODE."""
+    return Schedule(_same, np.float64(value))
+
+
 class _Stretched:
     """A schedule in other units: factor times its value at stretch times the place."""
 

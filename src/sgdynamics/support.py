@@ -18,6 +18,8 @@ KINDS: dict[str, str] = {
     "other inputs": "noise on the student's inputs, or contexts with covariances of their own",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
+    "temperature": "one-pass SGD at a temperature",
+    "other batch": "one-pass SGD with a batch that is no whole number, or a function of alpha",
     "other update": "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)",
     "coordinatewise update": "one-pass SGD with an update of each coordinate by itself (sign, Adam, AdaGrad, RMSprop)",
     "fixed data": "an algorithm on a fixed data set",
@@ -36,12 +38,16 @@ _MAP = "this map is of networks that learn from centred Gaussian inputs, with li
 _PULLS = "losses of overlaps and own rules are for fresh samples, sgd.OnePassSGD(...): on a data set only losses of the fields are"
 _LINEAR = "exact means without stepping are those of linear students, sgd.TeacherStudent(activation='linear', ...)"
 _MIXED = "dropout, noise on inputs and contexts are for one pass: sgd.solve_ode, sgd.simulate, sgd.exit_time, sgd.optimal_protocol"
-_OTHER_INPUTS = "noise on inputs, and contexts with covariances of their own, have no SDE here: use solve_ode and simulate"
+_WHOLE = (
+    "a step takes a whole number of samples: give batch=4, say, and other batches in other phases of sgd.phases; any number, and functions "
+    "of alpha, are for sgd.solve_ode, sgd.solve_sde and sgd.optimal_protocol"
+)
 _WIDE = "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'"
 _SPIKED, _OWN = _FIELDS.format(what="spiked tensors"), _FIELDS.format(what="a dynamics of one's own")
 _REGULAR = {"dropout": _MIXED, "contexts": _MIXED, "other inputs": _MIXED}
-_UPDATES = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
-_THEORY = {**_UPDATES, "fixed data": _FRESH}
+_OTHER_STEPS = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
+_UPDATES = {"temperature": _PLAIN, **_OTHER_STEPS}
+_THEORY = {"other batch": _WHOLE, **_UPDATES, "fixed data": _FRESH}
 
 # what is refused for one kind is for another, unless the table says so itself
 PART_OF = {"snr = inf": "mixture", "epochs": "fixed data"}
@@ -49,6 +55,8 @@ PART_OF = {"snr = inf": "mixture", "epochs": "fixed data"}
 REFUSED: dict[str, Mapping[str, str | None]] = {
     "solve_ode": {"fixed data": "this is for fresh samples: for a fixed data set take sgd.solve_dmft"},
     "solve_large_batch": {
+        "temperature": "in large batches this takes updates that read a batch once, as a whole, and add no noise of their own: simulate it",
+        "other batch": "batches are samples_per_dimension d samples here: leave batch out",
         "coordinatewise update": "in large batches each coordinate has a mean of its own: only updates that commute with rotations close",
         "fixed data": _FRESH,
         "snr = inf": _JUMPS.format(what="the map jumps too: give a finite snr"),
@@ -56,8 +64,8 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
         "own dynamics": _OWN,
     },
     "solve_sde": {
-        **_THEORY,
-        "other inputs": _OTHER_INPUTS,
+        **_OTHER_STEPS,
+        "fixed data": _FRESH,
         "snr = inf": _JUMPS.format(
             what="an SDE has no meaning there: use solve_ode (d -> infinity), simulate (exact at any d), or a finite snr"
         ),
@@ -74,6 +82,8 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     },
     "solve_dmft": {
         **_REGULAR,
+        "temperature": _DATA,
+        "other batch": _DATA,
         "other update": _DATA,
         "coordinatewise update": _DATA,
         "rule": _PULLS,
@@ -82,6 +92,8 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     },
     "worth_of_repeats": {
         **_REGULAR,
+        "temperature": _EPOCHS,
+        "other batch": _EPOCHS,
         "other update": _EPOCHS,
         "coordinatewise update": _EPOCHS,
         "fixed data": _EPOCHS,
@@ -99,13 +111,15 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
         "spiked tensor": _LINEAR,
         "own dynamics": _LINEAR,
     },
-    "simulate": {},
+    "simulate": {"other batch": _WHOLE},
     "exit_time by the ODE": {
+        "other batch": _WHOLE,
         "fixed data": _FRESH,
         "snr = inf": _JUMPS.format(what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'),
     },
     "exit_time by runs": {
-        "fixed data": "first passages are not watched on a fixed data set: save a trajectory and take sgd.exit_time_of(...)"
+        "other batch": _WHOLE,
+        "fixed data": "first passages are not watched on a fixed data set: save a trajectory and take sgd.exit_time_of(...)",
     },
     "fixed_points": {
         **_THEORY,
@@ -143,6 +157,7 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     },
     "expect": {**_REGULAR, "spiked tensor": _SPIKED, "own dynamics": _OWN},
     "certify": {
+        "other batch": _WHOLE,
         "epochs": "direct runs of epochs have no other scheme beside them: hold sgd.simulate against sgd.solve_dmft by sgd.compare",
         "spiked tensor": _SPIKED,
         "own dynamics": _OWN,
@@ -152,7 +167,14 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
 }
 WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
-_ARGUMENT = {"other update": "update", "coordinatewise update": "update", "fixed data": "algorithm", "epochs": "algorithm"}
+_ARGUMENT = {
+    "temperature": "temperature",
+    "other batch": "batch",
+    "other update": "update",
+    "coordinatewise update": "update",
+    "fixed data": "algorithm",
+    "epochs": "algorithm",
+}
 
 
 def why_not(question: str, kind: str) -> str | None:
@@ -178,7 +200,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             reason = _PLAIN  # of problems that have no fields, whatever the question
         if reason is not None:
             argument = _ARGUMENT.get(kind, "problem")
-            value = {"problem": problem, "algorithm": algorithm, "update": getattr(algorithm, "update", None)}[argument]
+            value = {"problem": problem, "algorithm": algorithm}.get(argument, getattr(algorithm, argument, None))
             raise checks.reject(argument, value, reason)
 
 

@@ -49,18 +49,23 @@ def form(self: object) -> int:
     return hash(jax.tree.structure(self))
 
 
-def numbered(*numbers: str) -> Callable[[type[Kind]], type[Kind]]:
-    """A frozen dataclass as a pytree: these fields are its numbers, the others are static."""
+def numbered(*numbers: str, unless_whole: Sequence[str] = ()) -> Callable[[type[Kind]], type[Kind]]:
+    """A frozen dataclass as a pytree: these fields are its numbers, the others are static; so are those of `unless_whole` that are whole
+    numbers, on which shapes depend."""
 
     def register(cls: Any) -> type[Kind]:
         rest = tuple(field.name for field in dataclasses.fields(cls) if field.name not in numbers)
 
         def flatten(one: object) -> tuple[list[Any], tuple[Any, ...]]:
-            return [(jax.tree_util.GetAttrKey(name), getattr(one, name)) for name in numbers], tuple(getattr(one, name) for name in rest)
+            whole = {name: value for name in unless_whole if isinstance(value := getattr(one, name), int)}
+            # None is a tree without leaves
+            children = [(jax.tree_util.GetAttrKey(name), None if name in whole else getattr(one, name)) for name in numbers]
+            return children, (*(getattr(one, name) for name in rest), tuple(whole.items()))
 
         def unflatten(static: tuple[Any, ...], children: Any) -> Any:
             made = object.__new__(cls)
-            made.__dict__.update(zip((*numbers, *rest), (*settled(children), *static), strict=True))
+            made.__dict__.update(zip((*numbers, *rest), (*settled(children), *static[:-1]), strict=True))
+            made.__dict__.update(static[-1])
             return made
 
         jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)

@@ -50,6 +50,8 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
+    "temperature": phase,
+    "other batch": phase,
     "other update": phase,
     "coordinatewise update": phase,
     "fixed data": phase,
@@ -58,6 +60,10 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 
 
 def algorithm_of(kind: str, question: str) -> Any:
+    if kind == "temperature":
+        return sgd.OnePassSGD(lr=LR, temperature=0.2)
+    if kind == "other batch":
+        return sgd.OnePassSGD(lr=LR, batch=1.5)
     if kind == "other update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
     if kind == "coordinatewise update":
@@ -67,8 +73,12 @@ def algorithm_of(kind: str, question: str) -> Any:
     return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=LR)
 
 
+# kinds of algorithms, on one problem
+STEPS = ("fields", "temperature", "other batch", "other update", "coordinatewise update", "fixed data", "epochs")
+
+
 def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
-    if question == "solve_mean_field" and kind in ("fields", "other update", "coordinatewise update", "fixed data", "epochs"):
+    if question == "solve_mean_field" and kind in STEPS:
         return sgd.mean_field_random_start(problem, dimension=50)
     if kind == "own dynamics":
         return {"m": 0.5}

@@ -28,7 +28,7 @@ TIMES = [step * LR / D for step in STEPS]
 FEW = [0, 1, 3]  # steps of a fixed data set, each a whole pass
 SLACK = 3 / D  # what finite d adds to a mean, relative
 # sampled expectations, or sums over cases; their own tests are test_tokens.py and test_regularised.py of tests/simulation
-COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs")
+COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs", "temperature")
 
 CALLS = {
     "solve_ode": lambda *asked: sgd.solve_ode(*asked, times=TIMES),
@@ -45,7 +45,7 @@ ON_DATA = {
 
 
 def answered(question, *but):
-    """The kinds for which a question is answered."""
+    """The kinds for which a question is answered; batches that are no whole numbers have runs of no kind: tests/limits/test_batches.py."""
     return [kind for kind in KINDS if why_not(question, kind) is None and kind not in but]
 
 
@@ -83,7 +83,7 @@ def moves(theory):
 
 
 # of updates: tests/limits/test_update_step.py
-@pytest.mark.parametrize("kind", slow(answered("solve_ode"), ("other update", "coordinatewise update", *COMPILES_LONG)))
+@pytest.mark.parametrize("kind", slow(answered("solve_ode", "other batch"), ("other update", "coordinatewise update", *COMPILES_LONG)))
 def test_the_ode_is_the_mean_of_runs(kind):
     theory = solved(kind, "solve_ode")
     assert moves(theory) > 5 * SLACK
@@ -93,7 +93,7 @@ def test_the_ode_is_the_mean_of_runs(kind):
         agree(theory, solved(kind, method), SLACK)
 
 
-@pytest.mark.parametrize("kind", slow(answered("solve_sde"), COMPILES_LONG))
+@pytest.mark.parametrize("kind", slow(answered("solve_sde", "other batch"), COMPILES_LONG))
 def test_the_sde_has_the_mean_of_the_ode_and_the_spread_of_runs(kind):
     paths, chain = solved(kind, "solve_sde"), solved(kind, "simulate")
     agree(solved(kind, "solve_ode"), paths, SLACK + 3e-3)  # its steps are long here
@@ -183,7 +183,7 @@ def test_the_hessian_counts_every_direction():
     assert bulk == pytest.approx(4.0, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", slow(KINDS, ("coordinatewise update", *COMPILES_LONG)))
+@pytest.mark.parametrize("kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG)))
 def test_files_and_going_on(kind, tmp_path):
     result = solved(kind, "simulate")
     xr.testing.assert_identical(sgd.load(sgd.save(result, tmp_path / "result.nc")), result)
@@ -195,7 +195,7 @@ def test_files_and_going_on(kind, tmp_path):
         np.testing.assert_allclose(value, result[name].values[:, -1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", slow(KINDS, ("coordinatewise update", *COMPILES_LONG)))
+@pytest.mark.parametrize("kind", slow(answered("simulate"), ("coordinatewise update", *COMPILES_LONG)))
 def test_a_sweep_is_its_calls(kind):
     problem = PROBLEMS[kind]()
     rest = dict(problem=problem, start=start_of(kind, problem), runs=200, seed=1, dimension=D)

@@ -353,6 +353,7 @@ def test_the_front_door_takes_wide_networks():
         sgd.start(problem, M=[[0.3], [-0.2], [0.5]], q=[0.8, 1.0, 0.6], Q=np.eye(3))
 
 
+@pytest.mark.slow  # tests/limits/test_schedules.py has a rate that changes
 def test_numbers_that_depend_on_alpha():
     """Decay, the head's rate and the learning rate change at alpha = 20: the same as two solves, the second from where the first ended."""
     problem = sgd.TeacherStudent(width=8, activation="erf", head="trained")

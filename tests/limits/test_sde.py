@@ -69,7 +69,7 @@ def one_steps(problem, begin, dimension, length, count, higher_order, lr):
     with jax.enable_x64(True):
         paths = sde.SdePaths(problem, sgd.OnePassSGD(lr=lr), begin, dimension, problem.block_dimensions(dimension), higher_order)
         state = sde.SdeState(*(part[0] for part in paths.initial(np.array([0]))))
-        numbers = (paths.nodes, paths.parameters, paths.algorithm, paths.numbers)
+        numbers = (paths.nodes, paths.parameters, paths.algorithm, {**paths.numbers, "noise_rate": np.float64(lr)})
         after = _steps(paths.structure, paths.rule, higher_order, *numbers, state, length, jax.random.split(jax.random.key(5), count))
         return flat(after) - flat({"M": begin.M_blocks, "Q": begin.Q_blocks})
 

@@ -197,7 +197,7 @@ def test_signs_are_the_closed_formula_on_the_same_points(batch, blocks):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name == "clipped, row" else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "normalised" else pytest.mark.slow)
         for name in CLOSED
         if name not in ("reuse", "clipped, sample")
     ],

@@ -16,7 +16,7 @@ OFF = {"maximize": False, "amsgrad": False, "centered": False, "lr_decay": 0}
 
 
 def from_torch(optimiser: Any, *, dimension: int, batch: int = 1) -> OnePassSGD:
-    """The algorithm that a PyTorch optimiser is at input dimension d, on the same mean loss.
+    """The algorithm that corresponds to a PyTorch optimiser at input dimension d, on the same mean loss.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ Any update that commutes with rotations of the input space closes in the compres
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,13 +19,13 @@ from sgdynamics.algorithms.updates.additions import thermal
 from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments
 from sgdynamics.algorithms.updates.law import Law, Update, checked_update
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.controls import Schedule, all_stretched, checked_values, describe_schedule, number_or_schedule, stretched
+from sgdynamics.controls import Schedule, all_stretched, checked_values, constant, describe_schedule, number_or_schedule, stretched
 from sgdynamics.samples.spectra import UNITS
 from sgdynamics.samples.spectrum import trace
 from sgdynamics.support import require
 
 
-@trees.numbered("lr", "head_rate", "update", "temperature")
+@trees.numbered("lr", "batch", "head_rate", "update", "temperature", unless_whole=("batch",))
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch of samples each step, and the mean gradient over it.
@@ -38,8 +39,9 @@ class OnePassSGD:
     lr : float or callable, default 0.1
         The learning rate, of order 1 in these units. 0 stands for gradient flow, in theory only (t survives the limit, steps do not).
         A JAX function of alpha, or ``sgd.piecewise_rate``, is a schedule: then t is the integral of lr/batch over alpha.
-    batch : int, default 1
-        Samples in a step.
+    batch : int, float or callable, default 1
+        Samples in a step, 1 or more. In ``solve_ode``, ``solve_sde`` and ``optimal_protocol`` it may be any number, and a function of
+        alpha; a simulated step takes a whole number of samples, and another one in another phase of ``sgd.phases``.
     head_rate : float or callable, default 1.0
         The rate of a trained head relative to ``lr``; it may be a function of alpha.
     update : sgd.updates.Update, optional
@@ -65,7 +67,7 @@ class OnePassSGD:
     """
 
     lr: Any = 0.1
-    batch: int = 1
+    batch: Any = 1
     head_rate: Any = 1.0
     update: Update | None = None
     per: str = "dimension"
@@ -76,7 +78,7 @@ class OnePassSGD:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
-        object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
+        object.__setattr__(self, "batch", _checked_batch(self.batch))
         object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
@@ -107,6 +109,11 @@ class OnePassSGD:
     def on(self, problem: Any) -> OnePassSGD:
         """The same algorithm with its learning rate in units of the problem's d: t = lr steps/D is the same in all units."""
         self._fits(problem)
+        if isinstance(self.batch, Schedule) and not self.scheduled and not self.flow:
+            # t is an integral over alpha then, as with a schedule of rates
+            found = replace(self, lr=constant(self.lr)).on(problem)
+            object.__setattr__(found, "stated", self)
+            return found
         spectrum = getattr(problem, "spectrum", None)
         infinite = spectrum is not None and spectrum.infinite
         if self.per == "dimension":
@@ -123,6 +130,8 @@ class OnePassSGD:
         else:
             factor = numbers["multiplicities"].sum()
         # where d is infinite a schedule is one of steps
+        if infinite and isinstance(self.batch, Schedule):
+            raise checks.reject("batch", self.batch, "where d is infinite numbers change with steps: give a constant batch")
         stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
         lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
         others = {name: all_stretched(getattr(self, name), stretch) for name in ("head_rate", "update", "temperature")} if infinite else {}
@@ -132,8 +141,11 @@ class OnePassSGD:
         return found
 
     def _fits(self, problem: Any) -> None:
-        """Refuse an update that cannot train what the problem trains."""
+        """Refuse an update that cannot train what the problem trains, and a batch that the theory of it does not know."""
         structure = getattr(problem, "structure", None)
+        if not self.counts and (self.stepping is not None or "fields" not in problem.kinds or "snr = inf" in problem.kinds):
+            fix = "any number, or a function of alpha, is for plain steps on problems of fields: give a whole number, by sgd.phases several"
+            raise checks.reject("batch", self.batch, fix)
         if self.law is None or structure is None:
             return
         if structure.trained and not self.law.trains_head:
@@ -152,6 +164,11 @@ class OnePassSGD:
         return isinstance(self.lr, Schedule)
 
     @property
+    def counts(self) -> bool:
+        """Whether a step has a whole number of samples, always the same: what a simulation needs."""
+        return isinstance(self.batch, int)
+
+    @property
     def law(self) -> Law | None:
         """The law of its update; None for plain SGD."""
         return None if self.stepping is None else self.stepping.law
@@ -164,8 +181,12 @@ class OnePassSGD:
     @property
     def kinds(self) -> tuple[str, ...]:
         """What it is, in the table of what is supported."""
+        if not self.counts:
+            return ("other batch",)
         if self.law is None:
             return ()
+        if self.update is None:
+            return ("temperature",)
         return ("coordinatewise update",) if self.law.coordinatewise else ("other update",)
 
     @property
@@ -195,10 +216,34 @@ class OnePassSGD:
             return np.full(np.shape(alpha), self.lr)
         return checked_values("lr", self.lr, alpha, "alpha")
 
+    def batches(self, alpha: np.ndarray) -> np.ndarray:
+        """The batch at each alpha.
+
+        Parameters
+        ----------
+        alpha : ndarray
+            Samples over d.
+
+        Returns
+        -------
+        ndarray
+            One number for each.
+
+        Raises
+        ------
+        ValueError
+            If a schedule is below 1 or not finite there.
+        """
+        if not isinstance(self.batch, Schedule):
+            return np.full(np.shape(alpha), float(self.batch))
+        return checked_values("batch", self.batch, alpha, "alpha")
+
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
         numbers = {"lr": trees.traced(self.lr), "head_rate": trees.traced(self.head_rate)}
+        if not self.counts:
+            numbers["batch"] = trees.traced(self.batch)
         if self.stepping is None:
             return numbers
         # updates know lengths in units of D
@@ -214,9 +259,9 @@ class OnePassSGD:
         """
         if self.stated is not None:
             return self.stated.describe()
-        (lr, whole), (head_rate, also) = describe_schedule(self.lr), describe_schedule(self.head_rate)
-        rerunnable = whole and also
-        record = {"kind": type(self).__name__, "lr": lr, "batch": self.batch, "head_rate": head_rate}
+        every = {name: describe_schedule(getattr(self, name)) for name in ("lr", "batch", "head_rate")}
+        rerunnable = all(whole for _, whole in every.values())
+        record = {"kind": type(self).__name__, **{name: value for name, (value, _) in every.items()}}
         if self.per != "dimension":
             record["per"] = self.per
         if self.hot:
@@ -228,6 +273,12 @@ class OnePassSGD:
         if not rerunnable:
             record["rerunnable"] = False
         return record
+
+
+def _checked_batch(value: object) -> Any:
+    """A whole number where it is one, else a number or a schedule for the theory."""
+    fraction = isinstance(value, (float, np.floating)) and math.isfinite(value) and value != int(value)
+    return number_or_schedule("batch", value, 1.0) if callable(value) or fraction else checks.whole("batch", value, 1)
 
 
 def constant_rate(algorithm: OnePassSGD, what: str) -> float:

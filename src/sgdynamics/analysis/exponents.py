@@ -496,7 +496,7 @@ class _Tensor:
 
 @float64
 def leap_complexity(g: Callable[[Any], Any], variables: int, *, kinks: Sequence[float] = (), tolerance: float = TOLERANCE) -> int:
-    """The leap of a target of several directions: the largest number of new degrees that it has to be learned by at once.
+    """The leap of a target of several directions: the largest number of new degrees that must be learned at once.
 
     ::
 

@@ -20,6 +20,7 @@ from sgdynamics.analysis.linear_recursion import LinearRecursion, linear_recursi
 from sgdynamics.arrays import Numeric, Reals, Tree
 from sgdynamics.controls import Schedule
 from sgdynamics.precision import float64
+from sgdynamics.progress import Meter
 
 __all__ = ["LinearOptimum", "LinearRecursion", "NoiseDominated", "batch_ramp", "linear_recursion", "noise_dominated", "optimal_rates"]
 
@@ -77,6 +78,7 @@ def optimal_rates(
     batches: Reals | None = None,
     edges: Int[Numeric, " edges"] | None = None,
     iterations: int = 500,
+    bar: Meter = Meter(),  # noqa: B008  which shows nothing, and keeps nothing
 ) -> LinearOptimum:
     """The piecewise constant rates with the smallest risk after the last step: L-BFGS on their logarithms from the best constant one.
 
@@ -94,6 +96,8 @@ def optimal_rates(
         Steps at which pieces begin and end; equal shares unless given.
     iterations : int, default 500
         Of the search, at most.
+    bar : Meter, optional
+        A progress bar, moved by one for each of them.
 
     Returns
     -------
@@ -121,6 +125,7 @@ def optimal_rates(
 
     def note(intermediate_result: OptimizeResult) -> None:
         path.append(float(intermediate_result.fun))
+        bar.advance(1)
 
     found: Any = optimize.minimize(
         value,

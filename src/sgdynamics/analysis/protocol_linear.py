@@ -15,6 +15,7 @@ from sgdynamics.analysis.linear_protocols import LinearOptimum, LinearRecursion,
 from sgdynamics.analysis.protocol_controls import Controls
 from sgdynamics.arrays import Numeric
 from sgdynamics.problems.starts import Start
+from sgdynamics.progress import meter
 from sgdynamics.reach import check_steps
 from sgdynamics.solvers.linear import linear_student
 
@@ -43,13 +44,13 @@ class LinearProtocol:
 
 def by_recursion(problem: object, algorithm: OnePassSGD, chosen: Controls, *others: object) -> bool:
     """Whether the question is for the learning rate of a linear student on a spectrum, and asks for the last risk and nothing else."""
-    known = linear_student(problem) and problem.spectrum is not None and algorithm.law is None
+    known = linear_student(problem) and problem.spectrum is not None and algorithm.law is None and algorithm.counts
     plain = all(other is None or other == "final" for other in others)
     return bool(known and plain and chosen.paths == (("algorithm", "lr"),) and np.all(np.isnan(chosen.box.budget)))
 
 
 def solve_linear_protocol(
-    problem: Any, algorithm: OnePassSGD, start: Start, chosen: Controls, alpha: float, pieces: int, iterations: int
+    problem: Any, algorithm: OnePassSGD, start: Start, chosen: Controls, alpha: float, pieces: int, iterations: int, progress: bool | None
 ) -> LinearProtocol:
     """The best rates for alpha = samples/d, or where d is infinite for so many steps."""
     spectrum = problem.spectrum
@@ -60,8 +61,9 @@ def solve_linear_protocol(
         raise checks.reject("pieces", pieces, f"alpha = {alpha:g} is {steps} steps: give as many pieces at most, or a larger alpha")
     recursion = linear_recursion(problem, algorithm, start, steps=steps)
     bounds = (float(chosen.box.low[0]), float(chosen.box.high[0]))
-    best = optimal_rates(recursion, pieces, lr=bounds, iterations=iterations)
-    half = optimal_rates(recursion, pieces // 2, lr=bounds, iterations=iterations) if pieces > 1 else None
+    with meter("optimal protocol", iterations * (1 + (pieces > 1)), progress) as bar:
+        best = optimal_rates(recursion, pieces, lr=bounds, iterations=iterations, bar=bar)
+        half = optimal_rates(recursion, pieces // 2, lr=bounds, iterations=iterations, bar=bar) if pieces > 1 else None
     flat = np.asarray(recursion.risks(np.full(pieces, best.best_constant_lr)))
     logs = np.log(best.rates)
     ends = np.where(logs <= np.log(bounds[0]) + NEAR, -1, np.where(logs >= np.log(bounds[1]) - NEAR, 1, 0))

@@ -29,16 +29,15 @@ STAGES = (np.array([0.0, 0.5, 0.5, 1.0]), np.array([1.0, 2.0, 2.0, 1.0]) / 6)
 
 @dataclass(frozen=True)
 class Held:
-    """A number that is held over each piece: that of a control, or with no index one that is a schedule only so that the field runs in
-    alpha."""
+    """The number of a control, which is held over each piece."""
 
-    index: int | None = None
+    index: int
 
     def __call__(self, numbers: Tree, alpha: Scalar) -> Any:
         return numbers
 
 
-def held(index: int | None, value: float) -> Schedule:
+def held(index: int, value: float) -> Schedule:
     """A schedule that stands for a control until pieces are put in its place."""
     return Schedule(Held(index), np.float64(value))
 

@@ -17,6 +17,7 @@ from sgdynamics.analysis.protocol_linear import LinearProtocol, by_recursion, so
 from sgdynamics.analysis.protocol_program import Program, controls_in, held
 from sgdynamics.analysis.protocol_search import ACCURACY, Outcome, Search, solve
 from sgdynamics.arrays import Tree
+from sgdynamics.controls import constant
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
 from sgdynamics.precision import float64
@@ -53,7 +54,7 @@ class OptimalProtocol:
         Where pieces begin and end, in alpha, from 0 on.
     residual : float
         How far this is from Pontryagin's condition. With H the Hamiltonian, dJ/du_i is the integral of dH/du over piece i; this is the
-        largest of |pieces dlog J/dz_i|, z = log u for a control that is searched in logarithms (its lowest value is above 0), else
+        largest of ``|pieces dlog J/dz_i|``, z = log u for a control that is searched in logarithms (its lowest value is above 0), else
         (u - lowest)/(highest - lowest), without pieces at a bound that the slope points out of, and for a control with a budget less its
         multiplier, the mean over the pieces between the bounds. It says by what share J would fall, to first order, if such a control
         were moved by a factor e, or by its range, all the time.
@@ -75,6 +76,8 @@ class OptimalProtocol:
         Whether the search came to its end.
     error_integrator : float
         Relative error of the objective, by half as many Runge-Kutta steps.
+    error_quadrature : float
+        Relative standard error of the objective where expectations are sampled, from the spread of their replicates; else 0.
     asked : Asked
         The problem, the algorithm and the question, as they were given.
 
@@ -104,6 +107,7 @@ class OptimalProtocol:
     history: np.ndarray
     converged: bool
     error_integrator: float
+    error_quadrature: float
     asked: Asked
 
     @property
@@ -237,8 +241,8 @@ def optimal_protocol(
     A control that enters the equations linearly (noise, decay, the rate of a head) is best at its bounds, but for singular arcs: without
     bounds it would be an impulse, so every control has some. Label noise and the like without a price sit at their lowest value.
 
-    Where the expectations of ``solve_ode`` are sampled (activations such as gelu), the first of its replicates of points is taken: the
-    protocol is hardly another, its value may differ from that of ``solve_ode`` by a few times the error that this tells.
+    Where the expectations of ``solve_ode`` are sampled (activations such as gelu), the search has the first of its replicates of points:
+    the protocol is hardly another. Values and risks are then means over all of them, as those of ``solve_ode``, with their error.
 
     Updates whose step jumps with the sample's gradient (sign, clipped, normalised, sam, Muon) are refused: they have no such gradient.
 
@@ -268,7 +272,7 @@ def optimal_protocol(
     chosen = checked_controls(problem, algorithm, {"lr": (0.0, 5.0)} if controls is None else controls, budget)
     if by_recursion(problem, algorithm, chosen, objective, evaluate, cost):
         asked = Asked(problem, algorithm, start, chosen, objective, evaluate, cost)
-        return _linear(asked, solve_linear_protocol(problem, algorithm, start, chosen, alpha, pieces, iterations))
+        return _linear(asked, solve_linear_protocol(problem, algorithm, start, chosen, alpha, pieces, iterations, progress))
     door = _opened(problem, algorithm, start, chosen, alpha, dimension)
     prepared = _prepared(door, chosen, objective, evaluate, cost)
     program = replace(prepared[0], steps=max(4, STEPS // pieces))
@@ -276,8 +280,8 @@ def optimal_protocol(
     with meter("optimal protocol", iterations * searches, progress) as bar:
         search = Search(program, prepared[1], chosen.box, pieces, iterations, bar)
         found = solve(search, restarts, seed)
-        half = _half(found)
-        gains = _gains(found, chosen)
+        half, gains = _half(found), _gains(found, chosen)
+        first, (found, unsure) = found.value, _averaged(found, prepared[2])
     _warn(found, iterations)
     edges, values = np.linspace(0, alpha, pieces + 1), chosen.box.values(found.z)
     protocol = {name: values[:, index] for index, name in enumerate(chosen.names)}
@@ -287,8 +291,8 @@ def optimal_protocol(
     bounds = zip(chosen.box.low.tolist(), chosen.box.high.tolist(), strict=True)
     return OptimalProtocol(
         value=found.value,
-        extrapolated=half[1],
-        value_of_half=half[0],
+        extrapolated=half[1] + found.value - first,
+        value_of_half=half[0] + found.value - first,
         constant={**constant, "risk": found.constant_value},
         gains=gains,
         protocol=protocol,
@@ -303,6 +307,7 @@ def optimal_protocol(
         history=found.history,
         converged=found.converged,
         error_integrator=found.error,
+        error_quadrature=unsure,
         asked=Asked(problem, algorithm, start, chosen, objective, evaluate, cost),
     )
 
@@ -330,6 +335,7 @@ def _linear(asked: Asked, found: LinearProtocol) -> OptimalProtocol:
         history=best.history,
         converged=best.converged,
         error_integrator=0.0,
+        error_quadrature=0.0,
         asked=asked,
     )
 
@@ -346,14 +352,14 @@ def _opened(problem: object, algorithm: OnePassSGD, start: object, chosen: Contr
         raise checks.reject("controls", list(chosen.names), fix) from None
     if not algorithm.scheduled:
         # a schedule, constant as it is, makes alpha the variable of the ODE
-        algorithm = algorithm.replace(lr=held(None, algorithm.lr))
+        algorithm = algorithm.replace(lr=constant(algorithm.lr))
     # the mean step is exact at any size of the blocks; on the sphere it is taken from the chain, which is not
     small = getattr(problem, "constraint", None) is None
     return opened("optimal_protocol", problem, algorithm, start, alpha=[alpha], dimension=dimension, small=small)
 
 
-def _prepared(door: Door, chosen: Controls, objective: Any, evaluate: Any, cost: Any) -> tuple[Program, dict[str, Any]]:
-    """What is compiled, but for the number of steps, and its numbers."""
+def _prepared(door: Door, chosen: Controls, objective: Any, evaluate: Any, cost: Any) -> tuple[Program, dict[str, Any], list[Any]]:
+    """What is compiled, but for the number of steps, its numbers, and all replicates of what is sampled, of which these have the first."""
     dynamics: Any = door.dynamics
     state = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(door.begin)).items()}
     call = "one state {" + ", ".join(f'"{name}"' for name in state) + "}"
@@ -374,21 +380,35 @@ def _prepared(door: Door, chosen: Controls, objective: Any, evaluate: Any, cost:
     missing = [name for index, name in enumerate(chosen.names) if index not in controls_in(case.shared)]
     if missing:
         raise checks.reject("controls", missing, "the equations do not read it as a function of alpha: leave it out")
+    count = min(len(leaf) for leaf in jax.tree.leaves(case.each))
+    every = [{name: _one_replicate(name, part, index) for name, part in case.each.items()} for index in range(count)]
     numbers = {
-        "each": {name: _one_replicate(name, part) for name, part in case.each.items()},
+        "each": every[0],
         "shared": case.shared,
         "states": case.states,
         "alpha": np.float64(door.when.alpha[-1]),
         "watch": {name: value for name, value in more.items() if name not in case.shared or (evaluate is not None and name == "problem")},
     }
-    return Program(case.field, watch, chosen.names, 1, objective == "integral", own, cost, risky), numbers
+    return Program(case.field, watch, chosen.names, 1, objective == "integral", own, cost, risky), numbers, every
 
 
-def _one_replicate(name: str, part: Tree) -> Any:
-    """Of what is sampled the first replicate; points of a step on the sphere are few, and all of them are taken."""
+def _one_replicate(name: str, part: Tree, index: int) -> Any:
+    """Of what is sampled one replicate; points of a step on the sphere are few, and all of them are taken."""
     if name == "points" and isinstance(part, dict) and "inside" in part:
         return {key: value.reshape(-1, *value.shape[2:]) for key, value in part.items()}
-    return jax.tree.map(lambda value: value[0], part)
+    return jax.tree.map(lambda value: value[index], part)
+
+
+def _averaged(found: Outcome, every: list[Any]) -> tuple[Outcome, float]:
+    """The same protocols with means over all replicates of what is sampled, and the relative standard error of the objective."""
+    if len(every) == 1:
+        return found, 0.0
+    searches = [replace(found.search, numbers={**found.search.numbers, "each": each}) for each in every]
+    best, flat = (list(zip(*(one.exact(z) for one in searches), strict=True)) for z in (found.z, found.flat))
+    values = np.array(best[0])
+    error = float(values.std(ddof=1) / np.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
+    more = {"risks": np.mean(best[1], axis=0), "constant_risks": np.mean(flat[1], axis=0)}
+    return replace(found, value=float(values.mean()), constant_value=float(np.mean(flat[0])), **more), error
 
 
 def _half(found: Outcome) -> tuple[float, float]:

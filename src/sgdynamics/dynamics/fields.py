@@ -103,9 +103,13 @@ class FieldDynamics(Dynamics):
         self, begin: Start, when: Clock, dimension: int | None, rtol: Any = None, atol: Any = None, rule: Rule | None = None
     ) -> Prepared:
         flow = self.algorithm.flow
-        finite = None if dimension is None or flow else finite_numbers(self.definition, dimension, self.algorithm.batch)
+        whole = self.algorithm.batch if self.algorithm.counts else 1  # any other is among the numbers
+        if dimension is not None and self.structure.sphere and not self.algorithm.counts:
+            fix = "on the sphere the mean step at finite d is taken from the chain: give a whole number, or leave dimension out"
+            raise checks.reject("batch", self.algorithm.batch, fix)
+        finite = None if dimension is None or flow else finite_numbers(self.definition, dimension, whole)
         rule = rule_for(self.definition, begin.Q_blocks, RULE_MARGIN) if rule is None else rule
-        field = MeanStep(self.structure, rule, self.algorithm.batch, flow)
+        field = MeanStep(self.structure, rule, whole, flow)
         each, finite = replicated(self.structure, rule, flow, finite)
         shared = {"problem": self.parameters, "algorithm": self.algorithm.parameters, "finite": finite}
         shared |= self._units(("M", "Q"), ("a",))

@@ -51,7 +51,7 @@ def drift(
     algorithm: Numbers,
     state: State,
     *,
-    batch: int = 1,
+    batch: Scalar | int = 1,
     flow: bool = False,
     finite: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -88,7 +88,8 @@ def drift(
 class MeanStep(Field):
     """The drift as a field of the solve core: `each` has the nodes, on the sphere at finite d `points` too; `shared` the numbers.
 
-    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of lr/batch. All numbers are read at alpha.
+    Its variable is t, or with a learning rate that depends on alpha, alpha: t is the integral of lr/batch. All numbers are read at alpha;
+    so is a batch that stands among them, where it is no whole number.
     """
 
     structure: Structure
@@ -99,12 +100,14 @@ class MeanStep(Field):
 
     def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
         lr, state = shared["algorithm"]["lr"], from_units(shared, state)
-        alpha = t if scheduled(lr) or self.flow else t * self.batch / lr
+        constant = shared["algorithm"].get("batch", self.batch)
+        alpha = t if scheduled(lr) or self.flow else t * constant / lr
         now = numbers_at({"problem": shared["problem"], "algorithm": shared["algorithm"]}, alpha)
+        batch = now["algorithm"].get("batch", self.batch)
         finite = shared["finite"] if "points" not in each else {**shared["finite"], "points": each["points"]}
-        setting = {"batch": self.batch, "flow": self.flow, "finite": finite}
+        setting = {"batch": batch, "flow": self.flow, "finite": finite}
         moved = in_units(shared, drift(self.structure, self.rule, each["nodes"], now["problem"], now["algorithm"], state, **setting))
-        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / self.batch), moved) if scheduled(lr) else moved
+        return jax.tree.map(lambda value: value * (now["algorithm"]["lr"] / batch), moved) if scheduled(lr) else moved
 
 
 def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -118,7 +121,7 @@ def replicated(structure: Structure, rule: Rule, flow: bool, finite: dict[str, A
 
 
 def _sphere_remainder(
-    structure: Structure, parameters: Numbers, algorithm: Numbers, state: State, batch: int, finite: dict[str, Any]
+    structure: Structure, parameters: Numbers, algorithm: Numbers, state: State, batch: Any, finite: dict[str, Any]
 ) -> dict[str, Any]:
     """Mean over one step of (normalised overlaps - their expansion to first order in the step), per unit of t.
 

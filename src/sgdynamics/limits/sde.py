@@ -9,6 +9,7 @@ With u(x) the increment of s = (M, Q, a) that one sample makes, per unit of lr/d
 Paths are stepped in the factor form W = [T | L] and folded, so W W^T stays positive by construction:
 
 - the drift by Heun's method: -E[h x^T] on the rows, and 2 p new columns whose Gram matrix is the mean (lr/B) E[h h^T];
+- the kicks of a temperature T are noise of variance 2 T/d on the rows and, outside, columns whose Gram matrix grows by 2 T f_b;
 - the noise needs no root of Sigma: with fresh samples x_s and normals g_s, (1/sqrt(S)) sum_s g_s (u(x_s) - E[u]) has covariance
   Sigma exactly, at any width and at singular overlaps;
 - the part of the noise that h h^T makes acts on the folded factor: L L^T -> L (X + sqrt(1 + X^2)) L^T, X = eta - E[eta^2]/2, which
@@ -50,6 +51,7 @@ SAMPLES = 32  # fresh samples a step: the covariance is exact for any number, mo
 STEP_TOLERANCE = 2e-3  # relative error of the risk that the step length may make, on the noiseless path
 FIRST_STEPS, MOST_STEPS = 64, 1 << 14
 LARGEST = 1e100
+SMALLEST = 1e-100  # rate of a step whose kicks are not 0/0
 
 
 class SdeState(NamedTuple):
@@ -65,8 +67,8 @@ class _Field(NamedTuple):
     pull: Any  # (blocks, p, K + p): E[h x^T] on the rows
     rows: Any  # d rows/dt
     columns: Any  # (blocks, p, p): d new/dt = - columns new
-    root: Any  # (p, p): a root of E[h h^T]
-    growth: Any  # (blocks): the new columns' Gram matrix grows by growth_b E[h h^T]
+    root: Any  # (blocks or 1, p, p): a root of E[h h^T], in each block where inputs differ in size from one sample to another
+    grown: Any  # (blocks, p, columns): the new columns' Gram matrix grows by that of these
     head: Any
 
 
@@ -103,22 +105,28 @@ def _field(
     pull = jnp.einsum("bic,bcm->bim", found.coefficients(parameters), every)
     decay = parameters["weight_decay"]
     growth = numbers["noise_rate"] * spectrum.growth(parameters, numbers["outside"])
-    columns = spectrum.scaled(parameters, found.stein[:, :p]) + decay * jnp.eye(p)
+    columns = spectrum.scaled(parameters, found.stein[..., :p]) + decay * jnp.eye(p)
+    root = jax.vmap(lower_root)(found.noise.reshape(-1, p, p))
+    grown = jnp.sqrt(growth)[:, None, None] * root
+    if "temperature" in numbers:
+        kicked = jnp.sqrt(2 * numbers["temperature"] * numbers["outside"])
+        grown = jnp.concatenate([grown, kicked[:, None, None] * jnp.eye(p)], axis=-1)
     if found.pull is not None:
         columns = columns + found.pull[:, :p]
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
         norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
-        norms = norms + decay * jnp.einsum("bii->i", extra) + 0.5 * jnp.sum(growth) * jnp.diagonal(found.noise)
+        norms = norms + decay * jnp.einsum("bii->i", extra) + 0.5 * jnp.einsum("bij,bij->i", grown, grown)
     else:
         norms = jnp.zeros(p)
     drift = -pull - (decay + norms)[:, None] * path.rows
     head = -algorithm["head_rate"] * (found.head_gradient + decay * path.head) if structure.trained else jnp.zeros_like(path.head)
-    return _Field(pull, drift, columns + jnp.diag(norms), lower_root(found.noise), growth, head)
+    return _Field(pull, drift, columns + jnp.diag(norms), root, grown, head)
 
 
 class _Noise(NamedTuple):
-    """Samples of one step: gradients h C^1/2 (S, p, tokens), increments less the mean of rows (S, blocks, p, K + p) and head (S, p)."""
+    """Samples of one step: gradients h C^1/2 (S, blocks or 1, p, tokens), in units of the blocks' eigenvalues; increments less the mean of
+    rows (S, blocks, p, K + p) and head (S, p)."""
 
     h: Any
     rows: Any
@@ -126,8 +134,15 @@ class _Noise(NamedTuple):
 
 
 def _samples(
-    structure: Structure, parameters: Numbers, algorithm: Numbers, path: SdeState, field: _Field, normals: Float[Numeric, "samples normals"]
+    structure: Structure,
+    parameters: Numbers,
+    algorithm: Numbers,
+    path: SdeState,
+    field: _Field,
+    normals: tuple[Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None],
 ) -> _Noise:
+    """What each of a step's samples does beyond the mean, from its normals and those of its kicks."""
+    normals, kicks = normals
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
     z = z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields)
@@ -136,7 +151,11 @@ def _samples(
     x = sample.inputs(parameters, z, draws)
     x = x.reshape(count, structure.blocks, structure.fields)
     fields = jnp.einsum("bpm,sbm->sp", path.rows, x)
-    signals = jnp.einsum("brk,sbk->sr", parameters["frame"], x[..., : structure.signals])
+    seen, rest = x[..., : structure.signals], 0.0
+    if sample.noisy_inputs:  # signals are those of the inputs without noise
+        share, rest = sample.seen_signals(parameters, draws)
+        seen = seen * share[..., None]
+    signals = jnp.einsum("brk,sbk->sr", parameters["frame"], seen) + rest
     M, Q = _overlaps(structure, parameters, path.rows)
     reading = reading_overlaps(structure, parameters, overlaps_at(structure, parameters, {"M": M, "Q": Q}))
     h, head_gradient, pulls = compressed.sample_moves(structure, reading, fields, signals, path.head, sample.given(draws))
@@ -145,11 +164,16 @@ def _samples(
     if pulls is not None:
         each = each + jnp.einsum("sic,bcm->sbim", pulls, jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1))
     rows = -(each - field.pull)
+    if kicks is not None:
+        rows = rows + kicks if "inside" not in parameters else rows + kicks * parameters["inside"][:, None]
     head = jnp.zeros_like(head_gradient)
     if structure.trained:
         head = -algorithm["head_rate"] * (head_gradient + parameters["weight_decay"] * path.head) - field.head
-    seen = sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)
-    return _Noise(jnp.moveaxis(seen, 0, 1), rows, head)
+    mixed = jnp.moveaxis(sample.mixed_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1), 0, 1)[:, None]
+    if sample.noisy_inputs or sample.own_spectra:
+        sizes = sample.spread(parameters, draws) / jnp.sqrt(spectrum.eigenvalues(parameters))
+        mixed = jnp.broadcast_to(sizes, (SAMPLES, structure.blocks))[..., None, None] * mixed
+    return _Noise(mixed, rows, head)
 
 
 def _second_order(
@@ -196,12 +220,15 @@ def sde_step(
 ) -> SdeState:
     """One step of the given length in t.
 
-    `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise.
+    `numbers`: noise_rate = lr/B, inverse_dimension, shares (block sizes over d), outside (less the columns inside), amount of noise, and
+    the temperature where there is one.
     """
     k, raw = structure.signals, numbers.get("raw")
     here, drifted, new = _drifted(partial(_field, structure, rule, nodes, parameters, algorithm, numbers), path, length)
-    g, normals = _step_normals(structure, key)
-    noise = _samples(structure, parameters, algorithm, path, here, normals)
+    g, normals, kicks = _step_normals(structure, key, "temperature" in numbers)
+    if kicks is not None:  # a step's kicks beside the increment of one of its samples, both in units of sqrt(lr/(d B))
+        kicks = jnp.sqrt(2 * numbers["temperature"] / jnp.maximum(numbers["noise_rate"], SMALLEST)) * kicks
+    noise = _samples(structure, parameters, algorithm, path, here, (normals, kicks))
     scale = numbers["amount"] * numbers["noise_rate"] * numbers["inverse_dimension"] * length
     weights = jnp.sqrt(scale / SAMPLES) * g
     rows = drifted.rows + jnp.einsum("s,sbim->bim", weights, noise.rows)
@@ -212,14 +239,14 @@ def sde_step(
     # all of |x|^2, not only what lies outside
     swing = (numbers["noise_rate"] * spectrum.growth(parameters, numbers["shares"]))[:, None, None]
     X = _gram_noise(L, noise.h, here.root, swing, weights, scale)
-    mean_gram = here.root @ here.root.T
+    mean_gram = here.root @ jnp.swapaxes(here.root, -1, -2)
     if higher_order:
         # products of the mean increment with itself: what a step of length lr/d does beyond the flow
         mean_rows = -(here.pull + parameters["weight_decay"] * path.rows)[None]
         step = length * algorithm["lr"] * numbers["inverse_dimension"]
-        M2, Q2 = _second_order(structure, parameters, path, mean_rows, swing * mean_gram[None, None], step)
+        M2, Q2 = _second_order(structure, parameters, path, mean_rows, (swing * mean_gram)[None], step)
     else:
-        gram = swing * (jnp.einsum("sil,sjl->sij", noise.h, noise.h)[:, None] - mean_gram)
+        gram = swing * (jnp.einsum("scil,scjl->scij", noise.h, noise.h) - mean_gram)
         M2, Q2 = _second_order(structure, parameters, path, noise.rows, gram, -scale)
     return SdeState(_moved(structure, parameters, rows, L, X, M2, Q2, raw), head)
 
@@ -230,35 +257,38 @@ def _drifted(
     """The drift at the state, the state after a step of it by Heun's rule, and the columns (blocks, p, 2p) that |x|^2 adds to the rows."""
     blocks, p, _ = path.rows.shape
     here = field(path, jnp.zeros((blocks, p, p)))
-    grown = length * here.growth[:, None, None] * (here.root @ here.root.T)
+    grown = length * here.grown @ jnp.swapaxes(here.grown, -1, -2)
     ahead = field(SdeState(path.rows + length * here.rows, path.head + length * here.head), grown)
     rows = path.rows + length / 2 * (here.rows + ahead.rows)
     head = path.head + length / 2 * (here.head + ahead.head)
     # the trapezoid rule for the new columns, as a sum of squares
-    share = jnp.sqrt(length / 2 * here.growth)[:, None, None]
-    carried = (jnp.eye(p) - length * ahead.columns) @ here.root
-    return here, SdeState(rows, head), share * jnp.concatenate([carried, jnp.broadcast_to(ahead.root, carried.shape)], axis=-1)
+    carried = (jnp.eye(p) - length * ahead.columns) @ here.grown
+    return here, SdeState(rows, head), jnp.sqrt(length / 2) * jnp.concatenate([carried, ahead.grown], axis=-1)
 
 
-def _step_normals(structure: Structure, key: OneKey) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples normals"]]:
-    """The random numbers of a step: one weight a sample, and the normals that each sample is made of."""
+def _step_normals(
+    structure: Structure, key: OneKey, hot: bool
+) -> tuple[Float[Numeric, " samples"], Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None]:
+    """The random numbers of a step: one weight a sample, the normals that each sample is made of, and those of its kicks."""
     each = structure.sample.inputs_a_sample * structure.blocks * structure.fields + structure.sample.draw_normals
-    normals, _ = normals_and_uniforms(key, SAMPLES * (each + 1), 0)
-    return normals[:SAMPLES], normals[SAMPLES:].reshape(SAMPLES, -1)
+    kicks = (structure.blocks, structure.width, structure.fields) if hot else (0,)
+    normals, _ = normals_and_uniforms(key, SAMPLES * (each + 1 + int(np.prod(kicks))), 0)
+    g, made, kicked = jnp.split(normals, [SAMPLES, SAMPLES * (each + 1)])
+    return g, made.reshape(SAMPLES, -1), kicked.reshape(SAMPLES, *kicks) if hot else None
 
 
 def _gram_noise(
     L: Float[Numeric, "blocks p p"],
-    h: Float[Numeric, "samples p tokens"],
-    root: Float[Numeric, "p p"],
+    h: Float[Numeric, "... #blocks p tokens"],
+    root: Float[Numeric, "#blocks p p"],
     swing: Float[Numeric, "blocks 1 1"],
     weights: Float[Numeric, " samples"],
     scale: Scalar,
 ) -> Float[Numeric, "blocks p p"]:
     """The noise of h h^T, seen from L: the weighted sum of eta = L^-1 (h h^T - C) L^-T over samples, less half of its square's mean."""
     blocks, p, _ = L.shape
-    every = jnp.concatenate([jnp.moveaxis(h, 0, 1).reshape(p, -1), root], axis=1)
-    inward = jax.vmap(lambda factor: solve_forward(factor, every))(L)
+    every = jnp.concatenate([jnp.moveaxis(h, 0, 2).reshape(len(root), p, -1), root], axis=-1)
+    inward = jax.vmap(solve_forward)(L, jnp.broadcast_to(every, (blocks, *every.shape[1:])))
     seen, mean = inward[..., :-p].reshape(blocks, p, SAMPLES, -1), inward[..., -p:]
     eta = swing * (jnp.einsum("bisl,bjsl->sbij", seen, seen) - mean @ jnp.swapaxes(mean, -1, -2))
     return jnp.einsum("s,sbij->bij", weights, eta) - scale / (2 * SAMPLES) * jnp.einsum("sbij,sbjk->bik", eta, eta)
@@ -344,8 +374,7 @@ class SdePaths(Stepped):
         self.higher_order = higher_order
         inside = self.structure.fields if higher_order else 0
         self.numbers = {
-            "noise_rate": np.float64(0.0 if algorithm.scheduled else algorithm.lr / algorithm.batch),
-            "batch": np.float64(algorithm.batch),
+            "batch": np.float64(algorithm.batch if algorithm.counts else np.nan),  # any other is among the algorithm's
             "inverse_dimension": np.float64(1.0 / dimension),
             "outside": np.where(raw, 0, sizes - inside) / dimension,
             "shares": np.where(raw, 0, sizes) / dimension,
@@ -396,8 +425,11 @@ def _advance_paths(
         place = jnp.searchsorted(edges, number, side="right") - 1
         length, middle = lengths[place], begins[place] + (number - edges[place] + 0.5) * lengths[place]
         in_alpha = isinstance(algorithm["lr"], Schedule)  # steps are in alpha then, and in t elsewhere
-        now, rates = numbers_at((parameters, algorithm), middle if in_alpha else middle * numbers["batch"] / algorithm["lr"])
-        scales = {**numbers, "noise_rate": rates["lr"] / numbers["batch"]}
+        batch = algorithm.get("batch", numbers["batch"])
+        now, rates = numbers_at((parameters, algorithm), middle if in_alpha else middle * batch / algorithm["lr"])
+        scales = {**numbers, "noise_rate": rates["lr"] / rates.get("batch", numbers["batch"])}
+        if "update" in rates:  # no other one has paths than that of a temperature, which counts lengths in units of D
+            scales["temperature"] = rates["update"]["temperature"] / rates.get("unit", 1.0)
         length = length * scales["noise_rate"] if in_alpha else length
 
         def one(path: SdeState, key: OneKey, seen: Tree) -> tuple[SdeState, Any]:

@@ -38,7 +38,7 @@ class DataSpectrum(Spectrum):
     residual_ratio : float
         ``E[|x|^2 r^2]/(E|x|^2 E[r^2])`` with the residuals r: 1 where they are independent of the inputs' length.
     largest_step : float
-        g at which the mean risk of SGD with batch 1 on these samples themselves stops to settle.
+        g above which the mean risk of SGD with batch 1 on these samples themselves no longer settles.
     gaussian_step : float
         The same of Gaussian inputs of this covariance.
     axes : ndarray (inputs, d)

@@ -255,7 +255,7 @@ class LinearModes:
         return float(self.kappa * g / B * np.sum(self.counts * self.eigenvalues / rest))
 
     def largest_step(self, batch: int = 1) -> float:
-        """The step g at which the mean risk stops to settle.
+        """The step g above which the mean risk no longer settles.
 
         Parameters
         ----------

@@ -142,7 +142,7 @@ class Update:
 
 
 def maker(function: Callable[..., Update]) -> Callable[..., Update]:
-    """Make a function that returns an update one that records, files and sweeps know by its name.
+    """Turn a function that returns an update into one that records, files and sweeps know by its name.
 
     Parameters
     ----------

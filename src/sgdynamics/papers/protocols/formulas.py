@@ -12,7 +12,7 @@ from sgdynamics.arrays import Given
 
 
 def best_error(alpha: Given, start: float, noise: float) -> Any:
-    """The squared error |w - w*|^2 of a linear student under its best learning rate, d -> infinity: twice its excess risk.
+    """The squared error ``|w - w*|^2`` of a linear student under its best learning rate, d -> infinity: twice its excess risk.
 
     Parameters
     ----------

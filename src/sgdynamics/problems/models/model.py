@@ -21,7 +21,7 @@ MODELS: dict[str, Callable[..., Problem]] = {}  # by name, for records and probl
 
 
 def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
-    """Make a function that states a problem a model: what it returns records the function's own arguments.
+    """Turn a function that states a problem into a model: what it returns records the function's own arguments.
 
     Parameters
     ----------
