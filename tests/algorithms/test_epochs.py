@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics import conditioning
+from sgdynamics import conditioning, problem_files
 from sgdynamics.algorithms.epochs import sequence, visits
 from sgdynamics.analysis.repeats import _fresh
 from sgdynamics.limits.dmft import Sweep
@@ -217,6 +217,17 @@ def test_the_first_epoch_is_one_pass():
     exact = rest + (1 - rest) * np.exp(-(2 * GAMMA - GAMMA**2) * ALPHA)
     assert abs(distance(one)[0, 1] - exact) <= 2 * T_LIMIT * float(one["risk_standard_error"][0, 1])
     assert limit("reshuffle")[0][1] == pytest.approx(exact, abs=5e-4)
+
+
+@pytest.mark.runs_long
+def test_a_result_says_how_to_make_it_again(tmp_path):
+    """Its problem, algorithm, save points and cells, also through a file."""
+    result = solved("reshuffle")
+    (made,) = problem_files.plans(sgd.save(result, tmp_path / "epochs.nc"))
+    assert made.algorithm == sgd.EpochSGD(2 * GAMMA, ALPHA, 2) == sgd.algorithm_of(result)
+    assert made.problem == linear()[0]
+    assert {name: made.calls["dmft"][name] for name in ("cells", "paths", "replicates")} == {"cells": 16, "paths": 8192, "replicates": 16}
+    np.testing.assert_allclose(made.when["times"], result.t)
 
 
 def test_a_second_visit_sees_the_first():
