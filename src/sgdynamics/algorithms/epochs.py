@@ -94,12 +94,12 @@ class EpochSGD(FixedData):
         return count
 
     def cells(self, given: Any = None) -> int:
-        """How many cells an epoch is cut into at d -> infinity.
+        """How many cells an epoch is cut into at d -> infinity: half and a quarter of them are taken too, hence a multiple of 4.
 
         Parameters
         ----------
         given : int, optional
-            A multiple of 4, 16 or more; unless given the fewest whose t = lr samples_per_dimension/(batch cells) is 0.04 or less.
+            At least so many; unless given, as many as make their t = lr samples_per_dimension/(batch cells) 0.04 or less, 16 at least.
 
         Returns
         -------
@@ -109,18 +109,14 @@ class EpochSGD(FixedData):
         Raises
         ------
         ValueError
-            If the number given is none of these.
+            If what is given is no whole number above 0, or t of an epoch is too large.
         """
-        if given is None:
-            least = self.lr * self.samples_per_dimension / (self.batch * FINEST)
-            if not least < checks.LARGEST_WHOLE:
-                raise checks.reject("lr", self.lr, f"t of an epoch is {FINEST * least:.3g}: take a smaller lr, or fewer samples")
-            return max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
-        count = checks.whole("cells", given, FEWEST_CELLS)
-        if count % LEVELS:
-            fix = f"half and a quarter of them are taken too: give a multiple of {LEVELS}, such as {count + LEVELS - count % LEVELS}"
-            raise checks.reject("cells", given, fix)
-        return count
+        if given is not None:
+            return LEVELS * math.ceil(checks.whole("cells", given, 1) / LEVELS)
+        least = self.lr * self.samples_per_dimension / (self.batch * FINEST)
+        if not least < checks.LARGEST_WHOLE:
+            raise checks.reject("lr", self.lr, f"t of an epoch is {FINEST * least:.3g}: take a smaller lr, or fewer samples")
+        return max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
 
     @property
     def selects(self) -> bool:

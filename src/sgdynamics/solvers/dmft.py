@@ -87,8 +87,8 @@ def solve_dmft(
     memory : float, optional
         Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
     cells : int, optional
-        With ``EpochSGD``: m, the cells that an epoch is cut into, a multiple of 4 and 16 or more; unless given as many as make t of a cell,
-        lr samples_per_dimension/(batch m), 0.04 or less.
+        With ``EpochSGD``: m, the cells that an epoch is cut into, rounded up to a multiple of 4; unless given as many as make t of a cell,
+        lr samples_per_dimension/(batch m), 0.04 or less, and 16 at least.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     record : dict, optional
