@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow tenth lint bench gallery docs clean
+.PHONY: demo test slow tenth lint bench gallery docs wheel clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
@@ -49,5 +49,12 @@ $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/npm install --silent --no-audit --no-fund --prefix $(VENV)/katex katex@0.19.1
 	touch $@
 
+# what a release uploads, installed in fresh environments and tried there; RELEASE_TAG=v1.2.3 is held against the version
+wheel: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2'
+	$(BIN)/python -m build --outdir dist
+	DIST=dist $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_release.py
+
 clean:
-	rm -rf $(VENV) output
+	rm -rf $(VENV) output dist
