@@ -38,7 +38,7 @@ from sgdynamics import gallery
 problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
 result = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.5), sgd.start(problem, M=[[0.1]], Q=[[1.0]]), steps=[0, 50, 100], dimension=50)
 sgd.save(result, "result.nc")
-sgd.plot.risk(sgd.load("result.nc")).figure.savefig("result.png")
+sgd.plot.risk(sgd.load("result.nc"))[0].savefig("result.png")
 folder = pathlib.Path(sgd.__file__).parent
 files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
 print(json.dumps({"folder": str(folder), "files": files, "full_size": gallery.full_size(), "risk": result.risk.values.tolist()}))
