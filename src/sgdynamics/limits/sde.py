@@ -139,10 +139,10 @@ def _samples(
     algorithm: Numbers,
     path: SdeState,
     field: _Field,
-    normals: tuple[Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None],
+    drawn: tuple[Float[Numeric, "samples normals"], Float[Numeric, "samples blocks p fields"] | None],
 ) -> _Noise:
     """What each of a step's samples does beyond the mean, from its normals and those of its kicks."""
-    normals, kicks = normals
+    normals, kicks = drawn
     sample, count = structure.sample, SAMPLES * structure.sample.inputs_a_sample
     z, draws = normals[:, : -sample.draw_normals], sample.drawn(parameters, normals[:, -sample.draw_normals :])
     z = z.reshape(-1, *sample.token_shape, structure.blocks, structure.fields)
