@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow tenth lint bench gallery docs clean
+.PHONY: demo test slow tenth lint bench gallery docs wheel clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
@@ -20,11 +20,11 @@ test: $(VENV)/.ready
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
 
-# a tenth of the slow tests, another one after each commit; those of the pages are run by `make docs`
+# a tenth of the slow tests, another one after each commit; those of README and pages are run by `make docs`
 TENTH ?= $(shell git rev-list --count HEAD)
 
 tenth: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/test_docs.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/test_docs.py --ignore tests/test_readme.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -37,9 +37,9 @@ bench: $(VENV)/.ready
 gallery: $(VENV)/.ready
 	$(BIN)/python -m sgdynamics.gallery --quick --out output/gallery
 
-# every example of the pages is run, and must print what they show; a headless browser, where there is one, opens every page
+# every example of the README and the pages is run, and must print what they show; a headless browser, where there is one, opens every page
 docs: $(VENV)/.docs
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py -k examples
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py tests/test_readme.py -k 'examples or test_readme'
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
 	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py
 	@echo "open output/docs/index.html"
@@ -49,5 +49,12 @@ $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/npm install --silent --no-audit --no-fund --prefix $(VENV)/katex katex@0.19.1
 	touch $@
 
+# what a release uploads, installed in fresh environments and tried there; RELEASE_TAG=v1.2.3 is held against the version
+wheel: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2'
+	$(BIN)/python -m build --outdir dist
+	DIST=dist $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_release.py
+
 clean:
-	rm -rf $(VENV) output
+	rm -rf $(VENV) output dist

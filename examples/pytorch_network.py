@@ -2,7 +2,8 @@
 
 A two-layer network with 1000 inputs learns from a teacher by one-pass SGD, by torch.nn and torch.optim. A quarter of the way its weights
 are measured (`sgd.overlaps_of`: three small matrices); from these alone the ODE tells what the rest of the training does. Writes
-output/pytorch_network.png and prints a table. Needs PyTorch: pip install "sgdynamics[torch]".
+output/pytorch_network.png and prints a table. Needs PyTorch, whose build for the CPU is
+enough (docs/howto/network.md says how to get it): pip install "sgdynamics[torch]".
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def main(folder: Path, inputs: int = INPUTS, samples: int = SAMPLES) -> None:
     try:
         import torch
     except ImportError:
-        raise SystemExit('this example trains a PyTorch network, and PyTorch is not installed: pip install "sgdynamics[torch]"') from None
+        missing = 'this example trains a PyTorch network, and PyTorch is not installed: pip install "sgdynamics[torch]"'
+        raise SystemExit(f"{missing} (its build for the CPU is enough: docs/howto/network.md)") from None
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -107,10 +107,10 @@ def ends_well(folder: Path, *arguments: object) -> str:
     return "result"
 
 
-# these two read their problems and algorithms as the others do, and take the longest
+# these read their problems and algorithms as the others do, and take the longest
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ("controls", "optimisers"))) for path in EXAMPLES],
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ("committee", "controls", "optimisers"))) for path in EXAMPLES],
     ids=lambda path: path.stem,
 )
 def test_damaged_problem_files(example, tmp_path, monkeypatch):

@@ -142,6 +142,7 @@ def test_tensors_and_dynamics_of_ones_own():
     assert set(sgd.start_from(own)) == {"m", "q"}
 
 
+@pytest.mark.slow
 def test_sweeps_and_pictures():
     found = sgd.sweep(
         "solve_ode", problem=PROBLEM, algorithm=ONE_PASS, start=BEGIN, times=[0, 1.0], over={"lr": [0.1, 0.5]}, workers=1, **ASKED

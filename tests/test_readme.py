@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.slow  # run by `make docs`, with the examples of the pages
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_readme_block(block, capsys):
     exec(compile(block, "README.md", "exec"), {})
@@ -41,7 +42,7 @@ def example(name):
     return found
 
 
-@pytest.mark.runs_long
+@pytest.mark.slow  # run by `make docs`
 def test_demo_at_a_small_size(tmp_path, capsys):
     demo = example("demo")
     demo.main(tmp_path, dimension=500, runs=100)

@@ -194,6 +194,12 @@ def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
     return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)
 
 
+def piece_edges(numbers: Tree) -> np.ndarray:
+    """Where pieces of schedules among these numbers begin, in alpha (on fixed data in t)."""
+    leaves = [leaf.numbers for leaf in jax.tree.leaves(numbers, is_leaf=scheduled) if isinstance(leaf, Schedule)]
+    return np.unique(np.concatenate([np.zeros(0), *(one["edges"] for one in leaves if isinstance(one, dict) and "edges" in one)]))
+
+
 def scheduled(number: object) -> bool:
     """Whether a number depends on alpha."""
     return isinstance(number, Schedule)

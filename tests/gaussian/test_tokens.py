@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", slow(CASES, ["kinks"]))
+@pytest.mark.parametrize("name", slow(CASES, ["kinks", "kinks, means"]))
 def test_mean_of_one_step_in_d_dimensions(name):
     """The drift at finite d against the mean of one step of SGD, drawn in d dimensions by NumPy: (chain's) second order included."""
     loss, gradient, given = CASES[name]

@@ -121,6 +121,7 @@ def test_divergence_is_still_divergence():
     assert "ran_out_at" not in result.coords
 
 
+@pytest.mark.slow  # exits at usual times: tests/analysis/test_exit_times.py
 def test_exit_on_the_way(linear):
     """The risk is 1 - .999 of its start on the slowest block only: an exit at t of order 1e5, far beyond explicit steps."""
     problem, begin, risk = linear
@@ -192,6 +193,7 @@ def narrow():
     return problem, sgd.start(problem, M=[[[0.5]], [[0.1]]], Q=[[[1.0]], [[0.5]]])
 
 
+@pytest.mark.slow  # the reverse mode: tests/limits/test_functional.py
 def test_forward_mode_and_runs(narrow):
     problem, begin = narrow
     with jax.enable_x64(True):

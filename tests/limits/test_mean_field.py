@@ -144,6 +144,7 @@ def erf_flow(M, q, times):
     return np.array(risks)
 
 
+@pytest.mark.slow
 def test_the_full_ode_comes_closer_like_one_over_p():
     """Units of three kinds, n of each with orthogonal rests: gradient flow of width p = 3n against the three particles."""
     problem = network(head="trained")

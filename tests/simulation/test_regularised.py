@@ -201,13 +201,15 @@ def test_the_sde_has_mean_and_spread_of_runs(name):
     for kept in ("M", "Q"):
         one, other = (found[kept].values[:, -1] for found in (paths, runs))
         error = np.sqrt((one.var(axis=0) + other.var(axis=0)) / 4000)
-        # of the paths' steps, beside the scatter
-        bias = 2 * paths.attrs["error_integrator"] * np.abs(other.mean(axis=0))
+        # beside the scatter: of the paths' steps, and of a run's, lr/d, which are no flow
+        own = float(algorithm.rates(np.zeros(1))[0]) / 400
+        bias = (2 * paths.attrs["error_integrator"] + own) * np.abs(other.mean(axis=0))
         assert np.all(np.abs(one.mean(axis=0) - other.mean(axis=0)) <= Z * error + bias), kept
         np.testing.assert_allclose(one.var(axis=0), other.var(axis=0), rtol=0.16)
 
 
-@pytest.mark.parametrize("name", slow(PATHS, PATHS[:-2] + PATHS[-1:]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATHS)
 def test_the_sde_at_a_huge_dimension_is_the_ode(name):
     problem, options = CASES[name]
     algorithm, begin = sgd.OnePassSGD(**{"lr": 1.5, **options}), sgd.random_start(problem, dimension=D, seed=1)

@@ -179,6 +179,7 @@ def test_reference_values_of_a_gan():
     np.testing.assert_allclose(path.Q.values[0, -1].ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=2e-8)
 
 
+@pytest.mark.slow  # its mean step is held against the chain
 def test_reference_values_of_a_tied_autoencoder():
     """Two normals, smooth: on a grid, to all digits of the reference."""
 

@@ -22,7 +22,7 @@ from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
 from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, from_units, in_units, rates_at
-from sgdynamics.limits.sde import SdePaths, sde_step_length
+from sgdynamics.limits.sde import SdePaths, sde_step_length, with_edges
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
@@ -222,6 +222,9 @@ class FieldDynamics(Dynamics):
     def paths_of_sde(self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool) -> SdePaths:
         """Paths of the SDE, as a simulator whose steps have lengths."""
         return SdePaths(self.definition, self.algorithm, begin, dimension, sizes, higher_order)
+
+    def sde_places(self, when: Clock) -> np.ndarray:
+        return with_edges(self.definition, self.algorithm, self.variable(when))
 
     def longest_sde_step(self, begin: Start, dimension: int, sizes: np.ndarray, end: float, higher_order: bool) -> tuple[float, float]:
         return sde_step_length(self.definition, self.algorithm, begin, dimension, sizes, end)

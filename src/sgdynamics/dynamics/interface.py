@@ -284,6 +284,10 @@ class Dynamics:
         """Save points in the variable of the integration."""
         return when.alpha if scheduled(self.algorithm.lr) and when.alpha is not None else when.t
 
+    def sde_places(self, when: Clock) -> np.ndarray:
+        """Save points in that variable, and where else a step of the SDE has to end."""
+        return self.variable(when)
+
     def numbers(self, dimension: int | None) -> dict[str, Any]:
         """All numbers, before they are read at an alpha."""
         return {

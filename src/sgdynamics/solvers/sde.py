@@ -109,10 +109,12 @@ def solve_sde(
         longest = checks.number("step", step, above=0.0)
     elif variable[-1] > 0:
         longest, error = dynamics.longest_sde_step(door.begin, d, door.sizes, float(variable[-1]), higher_order)
-    edges, lengths = plan_steps(variable, longest)  # refuses more steps than anybody can wait for
+    places = dynamics.sde_places(door.when)
+    edges, lengths = plan_steps(places, longest)  # refuses more steps than anybody can wait for
+    saved = edges[-len(places) :][np.searchsorted(places, variable)]
     simulator = dynamics.paths_of_sde(door.begin, d, door.sizes, higher_order)
     simulator.set_steps(edges, lengths)
-    states, last = run(simulator, door.begin.runs, edges[-len(variable) :], door.seed, f"SDE, {dynamics.letter} = {d}", door.progress)
+    states, last = run(simulator, door.begin.runs, saved, door.seed, f"SDE, {dynamics.letter} = {d}", door.progress)
     ends = reached(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
         order = np.argsort(ends)
