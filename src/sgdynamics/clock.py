@@ -18,7 +18,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.arrays import Given
-from sgdynamics.controls import Schedule
+from sgdynamics.controls import Schedule, piece_edges
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.reach import check_steps
 
@@ -161,8 +161,7 @@ def steps_by(algorithm: OnePassSGD, alpha: np.ndarray) -> np.ndarray:
 
 def _integrated(algorithm: OnePassSGD, integrand: Callable[[np.ndarray], np.ndarray], alpha: np.ndarray) -> np.ndarray:
     """The integral from 0 to increasing alpha of what lr and batch make up, pieces of schedules one by one."""
-    pieces = [one.numbers["edges"] for one in (algorithm.lr, algorithm.batch) if isinstance(one, Schedule) and one.name == "piecewise"]
-    breaks = np.concatenate([np.zeros(0), *pieces])
+    breaks = piece_edges((algorithm.lr, algorithm.batch))
     node, weight = gauss_legendre(NODES)
     total, result = 0.0, []
     for low, high in pairwise(np.concatenate([[0.0], alpha])):
