@@ -137,6 +137,7 @@ def simulate(
         "seed": door.seed,
         "dimension": d,
         "dtype": dtype,
+        "engine": simulator.engine,
         "assumptions": dynamics.assumptions + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
     }
     if dynamics.has_data:
