@@ -37,9 +37,9 @@ SLOW = (
 )
 SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
 sys.path.insert(0, str(DOCS))
+import examples  # noqa: E402  the blocks of the pages, and their pictures
 import sections  # noqa: E402  what a public docstring must say, as the build asks too
 
-BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
 TOLERANCE = 0.02  # relative: what is printed has few digits, and random numbers may change with the machine
 EQUATIONS = 40  # of theory.md
@@ -70,12 +70,14 @@ def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsy
 
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
-    blocks = list(BLOCK.finditer((DOCS / name).read_text(encoding="utf-8")))
-    for block in blocks:
-        exec(compile(block["code"], name, "exec"), names)
+    for block in examples.blocks(name.removesuffix(".md"), (DOCS / name).read_text(encoding="utf-8")):
+        exec(compile(block.code, name, "exec"), names)
         printed = capsys.readouterr().out
-        assert same_text(printed, block["shown"] or ""), f"{name} shows\n{block['shown']}\nand prints\n{printed}"
-    plt.close("all")
+        assert same_text(printed, block.shown), f"{name} shows\n{block.shown}\nand prints\n{printed}"
+        if block.picture:
+            assert plt.get_fignums(), f"{name} has a picture behind a block that draws nothing:\n{block.code}"
+            examples.keep(plt.gcf(), block.picture)
+        plt.close("all")
 
 
 class SameText(doctest.OutputChecker):
@@ -244,7 +246,21 @@ def test_pages_build_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")
     pytest.importorskip("myst_parser")
     pytest.importorskip("furo")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", tmp_path / "trees", DOCS, tmp_path / "html"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-q",
+        "-D",
+        "pictures=0",
+        "-d",
+        tmp_path / "trees",
+        DOCS,
+        tmp_path / "html",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     theory = (tmp_path / "html/theory.html").read_text(encoding="utf-8")
