@@ -54,7 +54,7 @@ def _trajectory(result: xr.Dataset) -> list[str]:
         raise ValueError("it has no risk")
     plot.risk(result, picture[1][0])
     for ax, name in zip(picture[1][1:], (one for one in names if one in ("M", "m", "M_fields")), strict=False):
-        plot.variable(result, name, ax)
+        plot.variable(result, name, ax, label=f"{result.sizes['run']} runs")
     good = np.flatnonzero(np.isnan(result["diverged_at"])) if "diverged_at" in result.coords else np.arange(result.sizes["run"])
     if not len(good):
         raise ValueError("all runs have diverged")
