@@ -115,7 +115,7 @@ def figures_table(app, docname, source):
     rows = []
     for document, title in gallery.DOCUMENTS.items():
         here = [one for one in gallery.ENTRIES if one.document == document]
-        rows += [f"\n## {title}\n", "| figure | what it shows | what the document claims |", "| --- | --- | --- |"]
+        rows += [f"\n### {title}\n", "| figure | what it shows | what the document claims |", "| --- | --- | --- |"]
         rows += [f"| {one.number} | {one.line} | {one.claim} |" for one in here]
         found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
         if any(found.values()):

@@ -57,12 +57,12 @@ print("largest difference in standard errors:", "below 6" if float(abs(beside.ri
 
 # %% [markdown]
 # The dotted line is the noise of the labels, the best that can be had on new data. On the data set the risk falls below
-# it: labels are being learned by heart. On new data the risk is lowest after about two epochs, and then rises.
+# it: labels are being learned by heart. On new data little is gained after the second epoch, and then the risk rises.
 #
 # ## What is a second look worth?
 #
-# In the first epoch every example is new, and worth one. `worth_of_repeats` finds how many *fresh* examples would have
-# brought the same progress as one that is seen again:
+# In the first epoch every example is new, and worth one (here up to the error of sampling). `worth_of_repeats` finds how
+# many *fresh* examples would have brought the same progress as one that is seen again:
 
 # %%
 worth = sgd.worth_of_repeats(problem, algorithm, start, epochs=3, cells=16, paths=4096, replicates=8, progress=False)
@@ -75,6 +75,6 @@ plt.show()
 print("worth less every time:", bool(values[0] > values[1] > values[2]))
 
 # %% [markdown]
-# About a third in the second epoch, nothing or less in the third. With clean labels, or a smaller learning rate,
-# repeats are worth more: see [how many epochs?](../howto/epochs.md), and [fixed data sets](../howto/fixed_data.md) for
-# gradient descent, persistent SGD and Langevin.
+# About a third in the second epoch, next to nothing in the third. With clean labels, or a smaller learning rate, repeats
+# are worth more: see [how many epochs?](../howto/epochs.md), and [fixed data sets](../howto/fixed_data.md) for gradient
+# descent, persistent SGD and Langevin.

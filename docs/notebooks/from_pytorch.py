@@ -94,7 +94,7 @@ print("M =", now.M[0].round(2).tolist())
 # %%
 alpha = np.linspace(0, 60, 31)
 theory = sgd.solve_ode(problem, algorithm, now, alpha=alpha)
-runs = sgd.simulate(problem, algorithm, now, alpha=alpha[::5], dimension=d, runs=100, seed=1)
+runs = sgd.simulate(problem, algorithm, now, alpha=alpha, dimension=d, runs=100, seed=1)
 sgd.compare(theory, runs)
 
 # %% [markdown]
@@ -111,13 +111,13 @@ for _ in asked[1:]:
 values, errors = np.array(measured).T
 fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
 low, high = (runs.excess_risk.quantile(share, "run") for share in (0.025, 0.975))
-ax.fill_between(asked, low, high, alpha=0.3, label="95% of exact runs")
+ax.fill_between(alpha, low, high, alpha=0.3, label="95% of exact runs")
 ax.semilogy(alpha, theory.excess_risk[0], label="ODE from the weights")
 ax.errorbar(asked, values, 2 * errors, fmt="k*", ms=9, capsize=3, label="the network, two standard errors")
 ax.set(xlabel=r"examples / $d$ from now", ylabel="excess risk", yscale="log")
 ax.legend(frameon=False)
 plt.show()
-inside = (values + 2 * errors > low.values) & (values - 2 * errors < high.values)
+inside = (values + 2 * errors > low.values[::5]) & (values - 2 * errors < high.values[::5])
 print(f"{int(inside.sum())} of {len(asked)} measurements within the band of runs and their own error")
 
 # %% [markdown]

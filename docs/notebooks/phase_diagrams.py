@@ -83,10 +83,13 @@ fig, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
 ax.loglog(rates, line, label="theory")
 ax.errorbar(chosen, values, errors, fmt="o", capsize=3, label="30 runs, d = 500")
 ax.set(xlabel="learning rate", ylabel=r"examples / $d$ until learned", title=f"label noise {noises[row]:.2f}")
+ax.set_xticks([0.3, 1, 3], ["0.3", "1", "3"])
+ax.set_yticks([10, 20, 40], ["10", "20", "40"])
+ax.minorticks_off()
 ax.legend(frameon=False)
 plt.show()
 for lr, value, error in zip(chosen, values, errors, strict=True):
-    print(f"lr {lr:.2f}: theory {float(line.sel(lr=lr)):.1f}, runs {value:.1f} ± {error:.1f}")
+    print(f"lr {lr:.2f}: theory {float(line.sel(lr=lr)):.2f}, runs {value:.2f} ± {error:.2f}")
 
 # %% [markdown]
 # For a grid that takes hours give `store="folder"`: it can be stopped, and the same call goes on from there. See

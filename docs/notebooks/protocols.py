@@ -33,7 +33,7 @@ plt.show()
 
 # %%
 seen = best.confirm(dimension=500, runs=100)
-print(f"gain in theory {best.gain:.2f}, of SGD at d = 500: {seen.gain:.2f} ± {seen.gain_error:.2f}")
+print(f"gain in theory {best.gain:.3f}, of SGD at d = 500: {seen.gain:.3f} ± {seen.gain_error:.3f}")
 
 # %% [markdown]
 # and the whole course of the risk:
@@ -75,5 +75,5 @@ axes[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Without replay the old task is forgotten; a fifth of the examples is enough to keep it. The best share as a function
+# Without replay the old task is forgotten; a fifth of the examples keeps most of it. The best share as a function
 # of time is one more `optimal_protocol`: [numbers that change, tasks and phases](../howto/controls.md).

@@ -13,9 +13,10 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import plot
+from sgdynamics.results import ROUNDING
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
-COLUMNS = 6  # save points of the table
+POINTS = 6  # save points of the table
 ENTRIES = 4  # of one variable in the table
 SHOWN = ("excess_risk", "risk", "train_risk", "accuracy", "M", "m", "M_fields")  # those that are there, the second only without the first
 
@@ -40,7 +41,7 @@ def html(result: xr.Dataset) -> str:
     except ValueError:  # a slice of a result, say, without what a plot needs
         return whole
     folded = f"<details><summary>all variables and attributes</summary>{whole}</details>"
-    return f"<div class='sgdynamics-result' style='max-width:100%; overflow-x:auto'>{''.join(parts)}{folded}</div>"
+    return f"<div class='sgdynamics-result'>{''.join(parts)}{folded}</div>"
 
 
 def _trajectory(result: xr.Dataset) -> list[str]:
@@ -60,7 +61,7 @@ def _trajectory(result: xr.Dataset) -> list[str]:
         raise ValueError("all runs have diverged")
     kept, runs = result.isel(run=good), len(good)
     own = [name for name in names if f"{_error_of(name)}{STANDARD_ERROR}" in result]
-    rows = []
+    columns = []
     for name in names:
         values = np.asarray(kept[name]).reshape(runs, result.sizes["time"], -1)
         error = values.std(axis=0, ddof=1) / np.sqrt(runs) if runs > 1 else None
@@ -69,7 +70,7 @@ def _trajectory(result: xr.Dataset) -> list[str]:
         entries = list(np.ndindex(*result[name].shape[2:]))[:ENTRIES]
         for position, entry in enumerate(entries):
             label = name.replace("_", " ") + "".join(str(index + 1) for index in entry)
-            rows.append((label, values[:, :, position].mean(axis=0), None if error is None else error[:, position]))
+            columns.append((label, values[:, :, position].mean(axis=0), None if error is None else error[:, position]))
     said = (
         "mean over the data's randomness ± DMFT's own standard error"
         if own
@@ -80,7 +81,7 @@ def _trajectory(result: xr.Dataset) -> list[str]:
     lost = result.sizes["run"] - runs
     notes = [said, f"{lost} of {result.sizes['run']} runs diverged and are left out" if lost else ""]
     notes += [f"{name.replace('_', ' ')} {result.attrs[name]:.1g}" for name in sorted(map(str, result.attrs)) if name.startswith("error_")]
-    return [_heading(result), _image(picture[0]), _table(result, rows), _notes(notes)]
+    return [_heading(result), _image(picture[0]), _table(result, columns), _notes(notes)]
 
 
 def _compared(result: xr.Dataset) -> list[str]:
@@ -94,15 +95,15 @@ def _compared(result: xr.Dataset) -> list[str]:
     left.legend(frameon=False)
     right.axhspan(-2, 2, color="0.9")
     right.plot(t, z, "o-", ms=3.5, lw=1)
-    right.set(xlabel="$t$", ylabel="runs less theory, in standard errors")
-    rows = [
+    right.set(xlabel="$t$", ylabel="difference / standard error")
+    columns = [
         ("theory", theory, None),
         (f"{result.attrs['runs']} runs", runs, error),
-        ("difference in standard errors", z, None),
+        ("difference / error", z, None),
     ]
     left_out = result.attrs.get("runs_left_out", 0)
     notes = [f"{VARIABLES[name].label}; ± standard error", f"{left_out} runs diverged and are left out" if left_out else ""]
-    return [_heading(result), _image(fig), _table(result, rows), _notes(notes)]
+    return [_heading(result), _image(fig), _table(result, columns), _notes(notes)]
 
 
 def _error_of(name: str) -> str:
@@ -141,16 +142,25 @@ def _heading(result: xr.Dataset) -> str:
     return f"<div><b>{escape(', '.join(one for one in found if one))}</b></div>"
 
 
-def _table(result: xr.Dataset, rows: list[tuple[str, np.ndarray, np.ndarray | None]]) -> str:
-    """Rows of values, with their errors where there are any, at a few save points."""
+def _table(result: xr.Dataset, columns: list[tuple[str, np.ndarray, np.ndarray | None]]) -> str:
+    """Columns of values, with their errors where there are any, at a few save points, one in each row."""
     count = result.sizes["time"]
-    points = np.unique(np.linspace(0, count - 1, min(COLUMNS, count)).round().astype(int))
+    points = np.unique(np.linspace(0, count - 1, min(POINTS, count)).round().astype(int))
     style = "style='text-align:right; padding:.1em .6em; white-space:nowrap'"
-    lines = [f"<th {style}>t</th>" + "".join(f"<th {style}>{float(result['t'][point]):.4g}</th>" for point in points)]
-    for label, values, error in rows:
-        cells = [f"{values[point]:.4g}" + (f" ± {error[point]:.1g}" if error is not None else "") for point in points]
-        lines.append(f"<td {style}>{escape(label)}</td>" + "".join(f"<td {style}>{cell}</td>" for cell in cells))
-    return "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    lines = ["".join(f"<th {style}>{escape(label)}</th>" for label in ("t", *(label for label, _, _ in columns)))]
+    for point in points:
+        cells = [f"{float(result['t'][point]):.4g}"]
+        cells += [_number(values[point], None if error is None else error[point]) for _, values, error in columns]
+        lines.append("".join(f"<td {style}>{cell}</td>" for cell in cells))
+    table = "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    return f"<div class='sgdynamics-table' style='overflow-x:auto'>{table}</div>"
+
+
+def _number(value: float, error: float | None) -> str:
+    """A value with its error; what is rounding of the value is no error."""
+    if error is None:
+        return f"{value:.4g}"
+    return f"{value:.4g} ± {0.0 if error < ROUNDING * abs(value) else error:.1g}"
 
 
 def _notes(notes: list[str]) -> str:
