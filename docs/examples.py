@@ -4,8 +4,8 @@ page shows, and where a page has
     ```{picture} What is seen there.
     ```
 
-right behind a block (or behind what it prints), the figure drawn last is kept in output/pictures, for `picture.py` to put there. Its name
-has a digest of the page's code up to that block, so that a picture of other code is not found, and the build fails.
+right behind a block (or behind what it prints), the figure that the block calls `fig` is kept in output/pictures, for `picture.py` to put
+there. Its name has a digest of the page's code up to that block, so that a picture of other code is not found, and the build fails.
 """
 
 from __future__ import annotations

@@ -71,13 +71,36 @@ def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
     for block in examples.blocks(name.removesuffix(".md"), (DOCS / name).read_text(encoding="utf-8")):
+        names.pop("fig", None)
         exec(compile(block.code, name, "exec"), names)
         printed = capsys.readouterr().out
         assert same_text(printed, block.shown), f"{name} shows\n{block.shown}\nand prints\n{printed}"
         if block.picture:
-            assert plt.get_fignums(), f"{name} has a picture behind a block that draws nothing:\n{block.code}"
-            examples.keep(plt.gcf(), block.picture)
+            assert "fig" in names, f"{name} has a picture behind a block that draws no fig:\n{block.code}"
+            examples.keep(names["fig"], block.picture)
         plt.close("all")
+
+
+def test_pictures_belong_to_the_code_that_drew_them():
+    codes = ["```python\nx = 1\n```\n\n```text\n1\n```\n", "```python\ny = 2\n```\n", "```python\nz = 3\n```\n"]
+    page = "{}\n```{{picture}} One.\n```\n\n{}\n{}\n```{{picture}} Two.\n```\n".format(*codes)
+    first, none, second = examples.blocks("howto/page", page)
+    assert (first.shown, none.shown, none.picture) == ("1\n", "", None)
+    assert first.picture != second.picture
+    changed = list(examples.blocks("howto/page", page.replace("y = 2", "y = 4")))
+    assert changed[0].picture == first.picture
+    assert changed[2].picture != second.picture
+
+
+NO_PICTURE = ("units.md", "howto/command_line.md")  # they compute nothing that one would draw
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_pages_that_compute_show_pictures(name):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    pictures = [block for block in examples.blocks(name.removesuffix(".md"), text) if block.picture]
+    assert len(pictures) == text.count("```{picture}"), "a picture stands right behind the block that draws it, or behind what that prints"
+    assert bool(pictures) == (name not in NO_PICTURE)
 
 
 class SameText(doctest.OutputChecker):
