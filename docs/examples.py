@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parents[1] / "output/pictures"
+DPI, SHOWN = 160, 100  # pixels of the file and of the page for each inch: sharp on fine screens
 BLOCK = re.compile(
     r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?(?P<picture>\n+```\{picture\} [^\n]+\n```)?", flags=re.DOTALL
 )
@@ -40,6 +41,6 @@ def blocks(page: str, text: str) -> Iterator[Block]:
 
 
 def keep(figure: Any, name: str) -> None:
-    """Save a figure as a page shows it, sharp on fine screens."""
+    """Save a figure for a page."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FOLDER / name, dpi=160)
+    figure.savefig(FOLDER / name, dpi=DPI)

@@ -8,6 +8,7 @@ from typing import Any
 
 import examples
 from docutils import nodes
+from PIL import Image
 from sphinx.util.docutils import SphinxDirective
 
 
@@ -29,7 +30,9 @@ class Picture(SphinxDirective):
         if not file.is_file():
             raise self.error("the picture of this code has not been drawn: `make docs` runs the examples before it builds the pages")
         env.note_dependency(str(file))
-        image = nodes.image(uri=os.path.relpath(file, source.parent), alt=caption.astext())
+        with Image.open(file) as drawn:
+            width = round(drawn.width * examples.SHOWN / examples.DPI)
+        image = nodes.image(uri=os.path.relpath(file, source.parent), alt=caption.astext(), width=f"{width}px")
         return [nodes.figure("", image, caption)]
 
 
