@@ -150,7 +150,7 @@ def _table(result: xr.Dataset, columns: list[tuple[str, np.ndarray, np.ndarray |
     lines = ["".join(f"<th {style}>{escape(label)}</th>" for label in ("t", *(label for label, _, _ in columns)))]
     for point in points:
         cells = [f"{float(result['t'][point]):.4g}"]
-        cells += [_number(values[point], None if error is None else error[point]) for _, values, error in columns]
+        cells += [_number(float(values[point]), None if error is None else float(error[point])) for _, values, error in columns]
         lines.append("".join(f"<td {style}>{cell}</td>" for cell in cells))
     table = "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
     return f"<div class='sgdynamics-table' style='overflow-x:auto'>{table}</div>"
