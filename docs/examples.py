@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).parents[1] / "output/pictures"
 DPI, SHOWN = 160, 100  # pixels of the file and of the page for each inch: sharp on fine screens
 BLOCK = re.compile(
-    r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?(?P<picture>\n+```\{picture\} [^\n]+\n```)?", flags=re.DOTALL
+    r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?(?P<picture>\n+```\{picture\} [^\n`]+\n```)?", flags=re.DOTALL
 )
 
 
