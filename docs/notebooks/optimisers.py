@@ -35,7 +35,7 @@ theory["Adam"]
 # it runs plain SGD. Adam looks at single coordinates, and is run in d dimensions, `method="direct"`.
 
 # %%
-d, count = 400, 40
+d, count = 200, 40
 fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 for name, (lr, update) in updates.items():
     method = "direct" if name == "Adam" else "exact"
@@ -51,7 +51,7 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Lines are theory, points the means of 40 runs at d = 400 with standard errors.
+# Lines are theory, points the means of 40 runs at d = 200 with standard errors.
 #
 # ## When is momentum a larger learning rate?
 #
