@@ -451,7 +451,7 @@ import sys
 import sgdynamics, sgdynamics.cli
 assert not {"jax", "numpy", "xarray"} & set(sys.modules)
 import sgdynamics.public
-public = {name: value for name, value in vars(sgdynamics.public).items() if not name.startswith("__")}
+public = {name: value for name, value in vars(sgdynamics.public).items() if not name.startswith("_")}
 assert set(public) | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
 assert all(getattr(sgdynamics, name) is value for name, value in public.items())
 assert not hasattr(sgdynamics, "solve_everything")

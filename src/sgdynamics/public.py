@@ -41,6 +41,7 @@ from sgdynamics.analysis.schedules import OptimalSchedule as OptimalSchedule
 from sgdynamics.analysis.schedules import optimal_schedule as optimal_schedule
 from sgdynamics.comparison import compare as compare
 from sgdynamics.controls import piecewise_rate as piecewise_rate
+from sgdynamics.display import register as _show_results_in_notebooks
 from sgdynamics.dynamics.interface import Dynamics as Dynamics
 from sgdynamics.gaussian.expectation import Expectation as Expectation
 from sgdynamics.gaussian.expectation import Moments as Moments
@@ -87,3 +88,5 @@ from sgdynamics.support import supported as supported
 from sgdynamics.sweeps import PowerLaw as PowerLaw
 from sgdynamics.sweeps import fit_exponent as fit_exponent
 from sgdynamics.sweeps import sweep as sweep
+
+_show_results_in_notebooks()
