@@ -275,6 +275,19 @@ def info(json_: Json = False) -> None:
     _answer(machine(), json_, print_machine)
 
 
+@app.command(short_help="A local page with sliders: theory and exact runs.")
+def explore(
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 for any that is free.")] = 8765,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only say where the page is.")] = False,
+) -> None:
+    """A page on this machine alone: sliders, the ODE and exact runs side by side, links, exports as Python, TOML and PDF."""
+    from sgdynamics import checks
+    from sgdynamics.explorer.server import Explorer, serve
+
+    checks.whole("port", port, 0, 65535)
+    serve(Explorer(port), lambda text: print(text, flush=True), browse=not no_browser)
+
+
 def _answer(found: object, as_json: bool, show: Callable[..., Any]) -> None:
     if as_json:
         from sgdynamics.tables import plain
