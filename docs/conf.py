@@ -25,7 +25,7 @@ author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas", "explorer_page"]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"

@@ -160,12 +160,12 @@ def _given(query: str) -> dict[str, str]:
 
 def serve(server: Explorer, say: Callable[[str], Any], browse: bool) -> None:
     """Serve until the keyboard stops it."""
-    say(f"explorer at {server.url} (Ctrl-C ends it)")
-    if browse:
-        import webbrowser
-
-        webbrowser.open(server.url)
     try:
+        say(f"explorer at {server.url} (Ctrl-C ends it)")
+        if browse:
+            import webbrowser
+
+            webbrowser.open(server.url)
         server.serve_forever()
     except KeyboardInterrupt:
         say("explorer ended")
