@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from tests.test_pages import faults
 FOLDER = os.environ.get("PAGES")
 pytestmark = [
     pytest.mark.skipif(FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does"),
-    pytest.mark.skipif(installed() is None, reason=f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(installed() is None, reason=f"none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"),
 ]
 SIMPLE = State(width=1, activation="linear", lr=0.5, noise=0.1, dimension=30, time=10.0)
 RISK = "document.querySelector('#explorer-risk path.line').getAttribute('d')"
@@ -66,6 +67,12 @@ def settled(browser, seconds=120.0):
     return wait(browser, f"{STATUS}.startsWith('Computed')", seconds)
 
 
+def visit(browser, url):
+    """A page loaded anew, also where only what follows the # differs."""
+    browser.open("about:blank")
+    browser.open(url)
+
+
 def press(browser, name, key):
     """A key on a control, as a hand would."""
     browser.run(f"document.querySelector('#explorer-{name}').focus()")
@@ -78,7 +85,7 @@ def shown(browser):
 
 
 def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server):
-    browser.open(f"{server.url}#{address(SIMPLE)}")
+    visit(browser, f"{server.url}#{address(SIMPLE)}")
     wait(browser, f"{STATUS}.startsWith('Compiling for width 1 and linear')", 10)
     settled(browser)
     before, runs = browser.run(RISK), browser.run(RUNS)
@@ -97,8 +104,7 @@ def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server
         assert settled(browser) < 5.0  # on a busy machine; a second on an idle one
     # the link, in a new page
     link = browser.run("document.querySelector('#explorer-link').href").replace("dimension=200", "dimension=30")
-    browser.open("about:blank")
-    browser.open(link)
+    visit(browser, link)
     settled(browser)
     assert browser.run(RISK) == after
     # back to the first state by its address alone
@@ -110,7 +116,7 @@ def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server
 
 
 def test_of_many_moves_the_last_one_is_shown(browser, server):
-    browser.open(f"{server.url}#{address(SIMPLE)}")
+    visit(browser, f"{server.url}#{address(SIMPLE)}")
     settled(browser)
     for _ in range(5):
         press(browser, "noise", "ArrowLeft")
@@ -119,17 +125,17 @@ def test_of_many_moves_the_last_one_is_shown(browser, server):
     settled(browser)
     said = browser.run("document.querySelector('#explorer-said').textContent")
     assert "noise=0.0003" in shown(browser)
-    browser.open("about:blank")
-    browser.open(f"{server.url}#width=1&activation=linear&lr=0.3&noise=0.0003&dimension=30&time=10")
+    visit(browser, f"{server.url}#width=1&activation=linear&lr=0.3&noise=0.0003&dimension=30&time=10")
     settled(browser)
     assert browser.run("document.querySelector('#explorer-said').textContent") == said
 
 
 def test_exports_are_downloaded_and_run(browser, server, tmp_path):
     browser.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-    browser.open(f"{server.url}#{address(SIMPLE)}")
+    visit(browser, f"{server.url}#{address(SIMPLE)}")
     settled(browser)
-    risk = [float(one) for one in browser.run("document.querySelector('#explorer-said').textContent").replace(",", "").split() if one[0] == "0"]
+    said = browser.run("document.querySelector('#explorer-said').textContent")
+    risk = [float(one) for one in re.findall(r"0\.\d+", said)]
     for kind in ("py", "toml", "pdf"):
         browser.run(f"document.querySelector('#explorer-{kind}').click()")
         until = time.monotonic() + 60
@@ -150,15 +156,15 @@ def test_exports_are_downloaded_and_run(browser, server, tmp_path):
 
 
 def test_what_is_wrong_is_shown(browser, server):
-    browser.open(f"{server.url}#lr=-3&width=1&activation=linear")
+    visit(browser, f"{server.url}#lr=-3&width=1&activation=linear")
     wait(browser, f"{STATUS}.startsWith(\"lr = '-3': give a number\")", 20)
     assert browser.run("document.querySelector('#explorer-status').classList.contains('wrong')")
-    browser.open("about:blank")
-    browser.open(f"{server.url}#speed=3&width=1&activation=linear")
+    visit(browser, f"{server.url}#speed=3&width=1&activation=linear")
     wait(browser, f"{STATUS}.includes(\"has no 'speed'\")", 20)
 
 
 def test_the_page_is_drawn_whole(browser, server):
+    browser.open("about:blank")
     assert faults(browser, f"{server.url}#{address(SIMPLE)}") == []
     settled(browser)
     for width in (400, 1280):
@@ -167,7 +173,8 @@ def test_the_page_is_drawn_whole(browser, server):
         for svg in ("risk", "overlaps"):
             outside = f"""(() => {{ const svg = document.querySelector('#explorer-{svg}'), box = svg.getBoundingClientRect();
                 return [...svg.querySelectorAll('text')].filter((one) => {{ const at = one.getBoundingClientRect();
-                return at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1; }}).map((one) => one.textContent); }})()"""
+                return at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1;
+                }}).map((one) => one.textContent); }})()"""
             assert browser.run(outside) == [], width
     # every control has its name
     unnamed = "[...document.querySelectorAll('.explorer input, .explorer select')].filter((one) => !one.labels.length).length"
@@ -198,8 +205,7 @@ def test_the_documentation_has_it_without_a_server(browser, tmp_path):
     link = browser.run("document.querySelector('#explorer-link').href")
     assert link.startswith(page)
     after = browser.run(RISK)
-    browser.open("about:blank")
-    browser.open(link)
+    visit(browser, link)
     settled(browser, 10)
     assert browser.run(RISK) == after
     # every place of the sliders has its curves

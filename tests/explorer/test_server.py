@@ -57,7 +57,11 @@ def told(server, path, status, **headers):
 
 
 def test_the_page_brings_all_it_needs(server):
-    for path, kind, inside in (("/", "text/html", b'id="explorer-risk"'), ("/page.js", "text/javascript", b"fetch("), ("/page.css", "text/css", b"{")):
+    for path, kind, inside in (
+        ("/", "text/html", b'id="explorer-risk"'),
+        ("/page.js", "text/javascript", b"fetch("),
+        ("/page.css", "text/css", b"{"),
+    ):
         status, headers, content = get(server, path)
         assert (status, headers["Content-Type"].split(";")[0]) == (200, kind)
         assert inside in content

@@ -35,7 +35,8 @@ def solved(state: State, most_steps: int = MOST_STEPS) -> tuple[dict[str, xr.Dat
         elif len(affordable) < len(times):
             notes.append(f"Exact runs end at t = {affordable[-1]:g}, after {most_steps} steps; what is exported goes on to the end.")
         results["exact"] = problem_files.solve(replace(plan, when={"times": affordable}), "exact", False)
-    notes += [str(one.message) for one in told if issubclass(one.category, UserWarning)]
+    said = [str(one.message) for one in told if issubclass(one.category, UserWarning)]
+    notes += [f"{one[:1].upper()}{one[1:]}." for one in said]
     return results, tuple(notes)
 
 

@@ -13,7 +13,7 @@
   const compiled = new Set();
 
   // --- the state and its address
-  const address = (one) => Object.keys(settings.first).map((name) => `${name}=${encodeURIComponent(one[name])}`).join("&");
+  const address = (one) => Object.keys(one).map((name) => `${name}=${encodeURIComponent(one[name])}`).join("&");
   const fromAddress = () => {
     const found = { ...settings.first };
     for (const name in found) if (!settings.sliders[name].includes(found[name])) found[name] = settings.sliders[name][0];
