@@ -149,7 +149,7 @@
   const panel = (svg, series, legend, log, words) => {
     svg.replaceChildren();
     const { width, height } = svg.getBoundingClientRect();
-    const box = { left: 52, right: width - 10, top: 26, bottom: height - 38 };
+    const box = { left: 52, right: width - 18, top: 26, bottom: height - 38 };
     const good = (value) => typeof value === "number" && Number.isFinite(value) && (!log || value > 0);
     const all = series.flatMap((one) => one.y.filter(good));
     const times = series.flatMap((one) => one.x);
