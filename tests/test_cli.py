@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -98,6 +99,7 @@ Commands:
   figure     Make one figure, with claim and verdict.
   figures    List every figure with one line each.
   info       Versions, devices, cache.
+  explore    A local page with sliders: theory and exact runs.
 
   A problem file is TOML with the tables [problem], [algorithm], [start] and
   one for each command, see examples/*.toml.
@@ -194,6 +196,23 @@ def test_a_diverging_run_is_one_line_of_warning(folder):
     assert found.stderr.startswith("warning: the solution diverges after t = ")
     assert found.stderr.count("\n") == 1
     assert json.loads(found.stdout)["methods"]["ode"]["diverged"] == 1
+
+
+@pytest.mark.slow
+def test_programs_are_kept_where_the_user_asks(tmp_path):
+    folder = tmp_path / "kept programs"
+    mine = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    command = [sys.executable, "-m", "sgdynamics.cli", "info", "--warm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=mine)
+    assert done.returncode == 0, done.stderr
+    assert f"export JAX_COMPILATION_CACHE_DIR='{folder}'" in done.stdout
+    kept = {path.name for path in folder.iterdir()}
+    assert {name.split("-")[0] for name in kept} >= {"jit__reach", "jit__advance_chain", "jit__risks"}
+    # the README's first block finds them: nothing that takes long is compiled again
+    block = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+    again = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=300, env=mine)
+    assert again.returncode == 0, again.stderr
+    assert {path.name for path in folder.iterdir() if path.name.endswith("-cache")} <= kept
 
 
 def test_figures_and_info(tmp_path):
@@ -360,7 +379,8 @@ FILES = {
 }
 SAYS = {
     "file": "file = '{folder}/smal.toml': no such file; did you mean 'small.toml'?",
-    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, info",
+    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, "
+    "info, explore",
     "option": "no option '--formt': did you mean '--format'?",
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "document": "document = 'rough_landscape': did you mean 'rough_landscapes'? choose one of 'escaping_mediocrity', "

@@ -267,12 +267,20 @@ def figures(json_: Json = False) -> None:
     _answer({"figures": rows}, json_, print_figures)
 
 
+Warm = Annotated[bool, typer.Option("--warm", help="Compile what a first session needs, and keep it in a folder.")]
+
+
 @app.command(short_help="Versions, devices, cache.")
-def info(json_: Json = False) -> None:
+def info(warm: Warm = False, json_: Json = False) -> None:
     """Versions, devices, precision and the compilation cache."""
     from sgdynamics.tables import machine, print_machine
 
-    _answer(machine(), json_, print_machine)
+    kept = {}
+    if warm:
+        from sgdynamics import programs
+
+        kept = {"warmed": programs.warm()}
+    _answer({**machine(), **kept}, json_, print_machine)
 
 
 @app.command(short_help="A local page with sliders: theory and exact runs.")

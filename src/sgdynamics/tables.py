@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -169,7 +170,7 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "devices": devices,
         "precision": "float64 inside the library, whatever JAX is set to",
-        "compilation_cache": str(cache) if cache else "off (set JAX_COMPILATION_CACHE_DIR to a folder to keep compiled programs)",
+        "compilation_cache": str(cache) if cache else "off (`sgdynamics info --warm` fills one and says how to use it)",
     }
 
 
@@ -299,3 +300,6 @@ def print_machine(found: dict[str, Any]) -> None:
     rest = {"devices": ", ".join(found["devices"]), "precision": found["precision"], "cache": found["compilation_cache"]}
     for name, text in {**found["versions"], **rest}.items():
         print(f"{name:14s} {text}")
+    if kept := found.get("warmed"):
+        print(f"\n{kept['programs']} programs, {kept['bytes'] / 1e6:.1f} MB, in {kept['seconds']} s. To use them, before Python starts:")
+        print(f"export JAX_COMPILATION_CACHE_DIR={shlex.quote(kept['folder'])}")

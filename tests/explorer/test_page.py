@@ -163,10 +163,9 @@ def test_what_is_wrong_is_shown(browser, server):
     wait(browser, f"{STATUS}.includes(\"has no 'speed'\")", 20)
 
 
-def test_the_page_is_drawn_whole(browser, server):
-    browser.open("about:blank")
-    assert faults(browser, f"{server.url}#{address(SIMPLE)}") == []
-    settled(browser)
+def cut_off(browser):
+    """Words of either panel that leave it, in a narrow and in a wide window."""
+    found = []
     for width in (400, 1280):
         browser.size(width)
         time.sleep(0.2)
@@ -175,7 +174,15 @@ def test_the_page_is_drawn_whole(browser, server):
                 return [...svg.querySelectorAll('text')].filter((one) => {{ const at = one.getBoundingClientRect();
                 return at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1;
                 }}).map((one) => one.textContent); }})()"""
-            assert browser.run(outside) == [], width
+            found += [f"{svg} at {width} px: {one}" for one in browser.run(outside)]
+    return found
+
+
+def test_the_page_is_drawn_whole(browser, server):
+    browser.open("about:blank")
+    assert faults(browser, f"{server.url}#{address(SIMPLE)}") == []
+    settled(browser)
+    assert cut_off(browser) == []
     # every control has its name
     unnamed = "[...document.querySelectorAll('.explorer input, .explorer select')].filter((one) => !one.labels.length).length"
     assert browser.run(unnamed) == 0
@@ -198,6 +205,7 @@ def test_the_documentation_has_it_without_a_server(browser, tmp_path):
     page = (Path(FOLDER or "").resolve() / "explorer.html").as_uri()
     browser.open(page)
     settled(browser, 10)
+    assert cut_off(browser) == []
     before = browser.run(RISK)
     press(browser, "lr", "ArrowRight")
     settled(browser, 10)
