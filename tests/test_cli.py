@@ -237,7 +237,15 @@ def test_sweep(first, folder):
     values = sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1)
     np.testing.assert_allclose(values[1], first["methods"]["ode"]["mean"], rtol=1e-6)
     assert values[0, -1] != values[1, -1]
-    assert "3 points over algorithm.lr, 0 failed" in invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+    said = invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+    assert "3 points over algorithm.lr, 0 failed" in said
+    # a number at each point, in a table and a picture
+    assert found["quantity"] == "excess risk at the last save point"
+    assert [row["lr"] for row in found["table"]] == pytest.approx([0.1, 0.2, 0.4])
+    last = sgd.load(folder / "swept" / "sweep-sweep.nc")["excess_risk"].isel(time=-1).mean("run").values
+    assert [row["value"] for row in found["table"]] == pytest.approx(last)
+    assert [line.split() for line in said.splitlines()[1:4]] == [[f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in found["table"]]
+    assert (folder / "swept" / "sweep-sweep.png").stat().st_size > 5000
     # these points are one group: the second shard has nothing to do, and the last of them to end writes the whole
     other = "sweep", folder / "sweep.toml", "--out", folder / "shards", "--shard"
     assert "3 points over algorithm.lr, 3 left to other shards, 0 failed" in invoke(*other, "1/2").stdout

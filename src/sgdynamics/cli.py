@@ -195,11 +195,11 @@ def sweep(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A grid of solutions as [sweep] states it, resumable; one labelled NetCDF file."""
+    """A grid of solutions as [sweep] states it, resumable: one labelled NetCDF file, a table, a picture."""
     from sgdynamics import problem_files
     from sgdynamics.results import save
     from sgdynamics.sweeps import sweep as swept
-    from sgdynamics.tables import print_sweep, sweep_summary
+    from sgdynamics.tables import print_sweep, sweep_picture, sweep_summary, swept_numbers
 
     solver, arguments = problem_files.sweep_call(problem_files.read(file))
     _folder(out)
@@ -212,6 +212,10 @@ def sweep(
     found["store"] = arguments["store"]
     if not found["missing"]:  # of several shards the last one writes the whole
         found["files"] = [str(save(result, out / f"{file.stem}-sweep.nc"))]
+        numbers = swept_numbers(result)
+        if numbers is not None and (fig := sweep_picture(numbers)) is not None:
+            found["files"].append(str(out / f"{file.stem}-sweep.png"))
+            fig.savefig(found["files"][-1], dpi=150)
     _answer(found, json_, print_sweep)
     if found["failed"] and found["failed"] == found["points"] - found["missing"]:
         raise typer.Exit(1)
