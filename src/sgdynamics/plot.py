@@ -409,7 +409,13 @@ def phase_diagram(
     return fig, ax
 
 
-PARAMETER_LABELS = {"noise": "label noise", "weight_decay": "weight decay", "head_rate": "rate of the head", "dimension": "dimension $d$"}
+PARAMETER_LABELS = {
+    "lr": "learning rate",
+    "noise": "label noise",
+    "weight_decay": "weight decay",
+    "head_rate": "rate of the head",
+    "dimension": "dimension $d$",
+}
 
 
 def _table(dataset: xr.Dataset, x: str, y: str, value: str | None) -> tuple[str, np.ndarray]:
