@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import matplotlib as mpl
@@ -171,12 +172,8 @@ def test_logarithmic_ticks_can_be_read_and_legends_hide_nothing():
     readable(axes)
     fig.canvas.draw()
     for ax in axes:
-        labels = [
-            one
-            for one in ax.get_yticklabels(which="both")
-            if one.get_text() and ax.bbox.ymin <= one.get_window_extent().ymin <= ax.bbox.ymax
-        ]
-        heights = sorted((one.get_window_extent().ymin, one.get_window_extent().ymax) for one in labels)
-        assert len(labels) >= 3
-        assert all(lower[1] <= upper[0] for lower, upper in zip(heights, heights[1:], strict=False))
+        drawn = [(one.get_text(), one.get_window_extent()) for one in ax.get_yticklabels(which="both")]
+        heights = sorted((box.ymin, box.ymax) for text, box in drawn if text and ax.bbox.ymin <= box.ymin <= ax.bbox.ymax)
+        assert len(heights) >= 3
+        assert all(lower[1] <= upper[0] for lower, upper in itertools.pairwise(heights))
         assert ax.get_legend().get_window_extent().ymax < ax.xaxis.get_tightbbox().ymin
