@@ -78,7 +78,7 @@ def pdf(state: State) -> bytes:
 GRID: dict[str, list[Any]] = {
     "width": [2, 4],
     "activation": ["erf"],
-    "lr": [1.0, 2.0, 5.0, 10.0],
+    "lr": [2.0, 5.0, 10.0],
     "noise": [0.001, 0.1],
     "dimension": [30, 100, 300],
     "time": [1000.0],
