@@ -51,6 +51,10 @@ class Explorer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
+    @property
+    def computing(self) -> bool:
+        return self._computing.locked()
+
     def curves(self, given: dict[str, str]) -> dict[str, Any]:
         """The curves of an address. `page` and `number` say which page asks, and for the how many-th time."""
         page, number = given.pop("page", ""), given.pop("number", "0")
@@ -169,5 +173,8 @@ def serve(server: Explorer, say: Callable[[str], Any], browse: bool) -> None:
         server.serve_forever()
     except KeyboardInterrupt:
         say("explorer ended")
+        if server.computing:
+            # the compiler cannot be interrupted, Python's own end would abort it with an error, and nothing is left to be written
+            os._exit(0)
     finally:
         server.server_close()
