@@ -42,7 +42,7 @@ gallery: $(VENV)/.ready
 docs: $(VENV)/.docs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py tests/test_readme.py tests/test_notebooks.py -k 'examples or test_readme or notebooks'
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
-	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py
+	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py tests/explorer/test_page.py
 	@echo "open output/docs/index.html"
 
 $(VENV)/.docs: $(VENV)/.ready

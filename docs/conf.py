@@ -26,7 +26,7 @@ author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas", "picture"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas", "picture", "explorer_page"]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # they are run before, see run_notebooks.py

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 
 from sgdynamics.arrays import Keys, Numeric, OneKey, Whole
 from sgdynamics.precision import float64
@@ -17,6 +17,11 @@ from sgdynamics.precision import float64
 @float64
 def run_keys(seed: int, chosen: np.ndarray) -> Keys:
     """One key a run, independent of how many runs there are."""
+    return _run_keys(np.int64(seed), chosen)
+
+
+@jax.jit
+def _run_keys(seed: Whole, chosen: Int[Numeric, " runs"]) -> Keys:
     root = jax.random.key(seed)
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 

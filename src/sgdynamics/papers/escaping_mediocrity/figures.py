@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.lines import Line2D
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
+from sgdynamics.papers.drawing import legend_below
 from sgdynamics.papers.escaping_mediocrity.corrected import exit_time_corrected
 from sgdynamics.papers.escaping_mediocrity.formulas import exit_time_annealed, exit_time_quenched
 from sgdynamics.problems import TeacherStudent, random_start
@@ -73,7 +75,7 @@ def _from_one_start(
         for which in (name, "ODE"):
             ax.axvline(exits[which].mean / p, color=COLOURS[which], ls="--", lw=1.2)
         ax.set(xlabel=TIME, title=f"$t_{{ext}}$: {name} {_shown(exits[name], p)}, ODE {exits['ODE'].mean / p:.3f}")
-        ax.legend(frameon=False)
+        legend_below(ax)
     axes[0, 0].set_ylabel("excess risk")
     fig.suptitle(f"$p$ = {p}, $d$ = {d}, $\\gamma$ = {gamma:g}, $\\Delta$ = {noise:g}, $T$ = {threshold:g}")
     data = xr.Dataset(
@@ -209,7 +211,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ylabel="measured / predicted $t_{ext}$",
         title=f"$\\gamma/p$ = {ratio:g}, $\\Delta$ = 0, $T$ = {threshold:g}",
     )
-    ax.legend(frameon=False, ncols=2)
+    legend_below(ax, ncols=4)
     data = xr.Dataset(
         {
             "measured": (("p", "d"), mean),
@@ -279,10 +281,14 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             ax.plot(times, smooth, color=colour, lw=1.8, label=f"{head} head, $t_{{ext}}$ = {left.mean / p:.3f}")
             ax.axvline(left.mean / p, color=colour, ls="--", lw=1)
         ax.set(title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}")
-        ax.legend(frameon=False, loc="lower right")
         axes[1, column].set(xlabel=TIME, yscale="log")
+        handles, labels = ax.get_legend_handles_labels()
+        handles += [Line2D([], [], color="k", lw=1.8), Line2D([], [], color="k", lw=0.7, alpha=0.5)]
+        handles.append(Line2D([], [], color="k", ls="--", lw=1))
+        legend_below(axes[1, column], handles=handles, labels=[*labels, "ODE", f"6 of {runs} runs", "exit"], bbox_to_anchor=(0.5, -0.22))
     axes[0, 0].set_ylabel("$\\max_i |m_i|$")
     axes[1, 0].set_ylabel("excess risk")
+    fig.suptitle("largest overlap and excess risk, fixed and trained head")
     data = xr.Dataset(
         {
             "largest_overlap": (("p", "head", "run", "time"), shown["run"]),
