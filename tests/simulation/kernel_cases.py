@@ -35,7 +35,7 @@ def _mixture() -> Any:
 
 
 CASES: dict[str, Any] = {
-    "square": lambda: (sgd.TeacherStudent(width=1), sgd.OnePassSGD(lr=0.05), {"M": [[0.4]], "Q": [[1.0]]}),
+    "square": lambda: (sgd.TeacherStudent(width=1), sgd.OnePassSGD(lr=0.02), {"M": [[0.4]], "Q": [[1.0]]}),
     "erf": lambda: (_student(), sgd.OnePassSGD(lr=1.5), TWO),
     "relu": lambda: (_student(activation="relu"), sgd.OnePassSGD(lr=0.5), TWO),
     "own": lambda: (

@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.kernel_chain import KernelChain, exact_chain
 from sgdynamics.simulation.running import run
-from tests.simulation.kernel_cases import CASES, TWO, made
+from tests.simulation.kernel_cases import CASES, made
 
 pytestmark = pytest.mark.skipif("NVIDIA" not in jax.local_devices()[0].device_kind, reason="needs an NVIDIA GPU")
 RUNS = 1 << 16
@@ -30,7 +30,7 @@ def test_the_law_of_the_chain(name: str, dimension: int) -> None:
         found, diverged = run(chain, RUNS, np.array([STEPS[dimension]]), seed, "", False)
         assert np.all(diverged < 0)
         values.append(np.concatenate([found[key].reshape(RUNS, -1) for key in ("M", "Q", "a")], axis=1))
-    moving = values[1].std(axis=0) > 0
+    moving = values[1].std(axis=0) > 1e-9  # but for rounding, rows on the sphere have one length
     one, other = (value[:, moving] for value in values)
     # numbers that are there twice, as Q is, count once
     _, places = np.unique(one[0], return_index=True)
@@ -51,8 +51,6 @@ def test_what_runs_where() -> None:
     wide = sgd.TeacherStudent(width=40)
     found = sgd.simulate(wide, sgd.OnePassSGD(lr=0.1), sgd.start(wide, M=np.full((40, 1), 0.1), Q=np.eye(40)), steps=[10], dimension=100)
     assert "no kernel" in found.attrs["engine"]
-    matrix = sgd.OnePassSGD(lr=0.1, update=sgd.updates.muon(0.5))
-    assert "no kernel" in sgd.simulate(problem, matrix, sgd.start(problem, **TWO), steps=[10], dimension=100).attrs["engine"]
 
 
 def test_exit_times() -> None:
@@ -74,4 +72,5 @@ def test_the_same_numbers_however_it_is_cut() -> None:
     often, _ = run(chain, 200, np.array([0, 1, 63, 70, 500]), 3, "", False)
     once, _ = run(made("erf", 100, runs=77), 77, np.array([0, 500]), 3, "", False)
     for name in once:
-        np.testing.assert_array_equal(often[name][:77, -1], once[name][:, -1])
+        # the products of rows are summed in another order for another number of runs
+        np.testing.assert_allclose(often[name][:77, -1], once[name][:, -1], rtol=1e-12, atol=1e-14)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,7 +42,7 @@ convert_element_type copy copy_p
 ONE_BY_ONE = frozenset(NAMES.split())
 EITHER_WAY = frozenset({"add", "add_any", "mul", "max", "min", "eq", "ne", "and", "or", "xor"})
 SAME_AS = {"lt_to": jax.lax.lt_p, "le_to": jax.lax.le_p, "eq_to": jax.lax.eq_p}  # but for NaN, of which there is none
-SPECIAL: dict[str, Function] = {"erf": erf, "erfc": erfc}
+SPECIAL: dict[str, Function] = {"erf": erf, "erfc": erfc, "one_minus_square": lambda x: 1.0 - x * x}
 DATA_OPERANDS: dict[str, tuple[int, ...] | None] = {  # which operands are data; None: all, the others are indices
     **dict.fromkeys(("reshape", "transpose", "broadcast_in_dim", "slice", "squeeze", "expand_dims", "rev", "concatenate", "pad"), None),
     **dict.fromkeys(("stack", "unstack", "split", "tile"), None),
@@ -517,7 +518,10 @@ def _branches(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]
 
 def _scan(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
     """A loop of known length, turn by turn."""
-    constants, carried = params["num_consts"], params["num_carry"]
+    if "num_consts" in params:
+        constants, carried = params["num_consts"], params["num_carry"]
+    else:  # from JAX 0.11 on
+        constants, carried = (len(one) for one in params["ft_in"].unpack()[:2])
     carry, length = inputs[constants : constants + carried], params["length"]
     if length > MOST_CHOICES:
         raise NotUnrolled(f"a loop of {length} turns")
@@ -530,7 +534,7 @@ def _scan(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]) ->
 
 
 def _inner(closed: Any, inputs: Sequence[Any]) -> list[np.ndarray]:
-    program = of_jaxpr(closed)
+    program = of_jaxpr(closed if hasattr(closed, "jaxpr") else jax.extend.core.ClosedJaxpr(closed, ()))
     return run(program, program.equations, dict(zip(program.inputs, inputs, strict=True)))
 
 
