@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, NUMBERS, FixedData
+from sgdynamics.arrays import Numeric, Whole
 from sgdynamics.controls import Schedule
 
 ORDERS = ("reshuffle", "replacement", "fixed")
@@ -139,12 +143,28 @@ class EpochSGD(FixedData):
 ALGORITHMS[EpochSGD.__name__] = EpochSGD
 
 
-def sequence(order: str, count: int, generator: Any) -> np.ndarray:
-    """Which of `count` samples are visited one after the other in an epoch."""
+class Visits(NamedTuple):
+    """Which samples the cells of a few epochs visit, of several sets of samples.
+
+    Orders that visit each sample once an epoch have its place there, drawing with replacement has the samples one after the other.
+    """
+
+    sequences: Int[Numeric, "sets epochs n"]
+    first: Whole  # the first of these epochs
+    cells: Whole  # of an epoch
+
+    def at(self, number: Whole, again: bool) -> Float[Numeric, "sets n"]:
+        """How often a cell visits each sample; `again`: drawn with replacement."""
+        count = self.sequences.shape[-1]
+        found = jax.lax.dynamic_index_in_dim(self.sequences, number // self.cells - self.first, 1, keepdims=False)
+        cell = number % self.cells
+        place = jnp.arange(count) if again else found
+        now = ((place >= cell * count // self.cells) & (place < (cell + 1) * count // self.cells)).astype(jnp.float64)
+        if not again:
+            return now
+        return jax.vmap(lambda one: jnp.zeros(count).at[one].add(now))(found)
+
+
+def sequences(order: str, count: int, generator: Any) -> np.ndarray:
+    """What `Visits` has of one epoch of one set."""
     return generator.integers(count, size=count) if order == "replacement" else generator.permutation(count)
-
-
-def visits(sequence: np.ndarray, cells: int, cell: int) -> np.ndarray:
-    """How often each sample is visited in one of so many cells of an epoch."""
-    count = len(sequence)
-    return np.bincount(sequence[cell * count // cells : (cell + 1) * count // cells], minlength=count)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks, conditioning
+from sgdynamics import checks
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.arrays import Given
-from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, Sweep, within_reach
+from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -145,7 +145,7 @@ def solve_dmft(
         )
     rank = None if rank is None else checks.whole("rank", rank, 1)
     setting = (door.seed, replicates)
-    floor = conditioning.ROUNDING[dtype]
+    floor = ROUNDING[dtype]
     # where epochs are cut into cells the fewest come first: the save points are at these
     algorithms = [algorithm.in_steps(1 / count) for count in parts] if isinstance(algorithm, EpochSGD) else [door.dynamics.algorithm]
     finer = [count // parts[0] for count in parts] or [1]
