@@ -13,7 +13,7 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics import conditioning, problem_files
-from sgdynamics.algorithms.epochs import sequence, visits
+from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.analysis.repeats import _fresh
 from sgdynamics.limits.dmft import Sweep
 from sgdynamics.precision import float64
@@ -94,12 +94,20 @@ def test_the_two_time_equations_give_the_table(noise, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_visits_of_cells(order):
     """Every number of cells cuts one sequence; an epoch has as many visits as samples, each sample once unless drawn with replacement."""
-    one = sequence(order, 256, np.random.default_rng(0))
-    fine = np.stack([visits(one, 40, cell) for cell in range(40)])
+    generator = np.random.default_rng(0)
+    drawn = np.stack([sequences(order, 256, generator) for _ in range(2)])[None]
+
+    def visits(cells, cell):
+        with jax.enable_x64(True):
+            return np.asarray(Visits(drawn, np.int64(3), np.int64(cells)).at(np.int64(4 * cells + cell), order == "replacement")[0])
+
+    fine = np.stack([visits(40, cell) for cell in range(40)])
+    chosen = np.flatnonzero((drawn[0, 1] >= 6) & (drawn[0, 1] < 12)) if order != "replacement" else np.unique(drawn[0, 1, 6:12])
+    np.testing.assert_array_equal(np.flatnonzero(fine[1]), chosen)
     assert np.all(fine.sum(axis=0) == 1) == (order != "replacement")
     assert fine.sum() == 256
     assert np.ptp(fine.sum(axis=1)) <= 1
-    np.testing.assert_array_equal(np.stack([visits(one, 20, cell) for cell in range(20)]), fine[::2] + fine[1::2])
+    np.testing.assert_array_equal(np.stack([visits(20, cell) for cell in range(20)]), fine[::2] + fine[1::2])
 
 
 @pytest.mark.parametrize("order", ["reshuffle", "fixed"])
@@ -235,10 +243,10 @@ def test_a_second_visit_sees_the_first():
     problem = linear()[0]
     used = np.array([0.0, 1.0, 2.0, 3.0])
     algorithm = {"lr": 0.5, "own": np.float64(0.6)}
-    now = SimpleNamespace(setup=SimpleNamespace(structure=problem.structure), parameters=problem.parameters, algorithm=algorithm, used=used)
+    given = (SimpleNamespace(structure=problem.structure), problem.parameters, algorithm, used)
     with jax.enable_x64(True):
         fields = np.array([[1.0], [2.0], [-3.0], [4.0]])
-        h, _ = conditioning._visited_again(now, lambda lam: (lam, lam), fields, (fields, fields))
+        h, _ = conditioning._visited_again(*given, lambda lam: (lam, lam), fields, (fields, fields))
     expected = fields * ((1 - 0.7 ** np.maximum(used, 1)) / 0.3)[:, None]  # where there is none the weight is 0
     np.testing.assert_allclose(h, expected, rtol=1e-12)
 

@@ -22,7 +22,7 @@ def one_after_the_other(sweep, group, steps):
     """The former scheme, in NumPy: rows of W after so many steps, from the same start and normals."""
     setup, (parameters, algorithm, sizes, tolerance) = sweep.setup, sweep.numbers
     paths = jax.tree.map(lambda leaf: leaf[0], engine.cut(group.paths, 1, 1))
-    p, blocks, n = setup.structure.width, setup.structure.blocks, sweep.inputs
+    p, n = setup.structure.width, sweep.inputs
     A, P = np.asarray(paths.A[0])[:, : setup.first], np.zeros((0, n))
     W, head = np.asarray(paths.rows)[..., : setup.first], np.asarray(paths.head)
     used = np.ones(sweep.each, dtype=bool)
@@ -82,10 +82,51 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
         np.testing.assert_allclose(fields, np.einsum("pbk,bkn->np", W, A), rtol=0, atol=1e-11)
 
 
+def linear_epochs(**memory):
+    """|w - w*|^2 after 20 epochs of 8 cells with replacement, gamma .3, alpha 1.5, noise .1."""
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    begin = sgd.start(problem, M=[[0.0]], Q=[[1e-12]])
+    algorithm = sgd.EpochSGD(0.3, 1.5, order="replacement")
+    more = {"paths": 2048, "replicates": 2, "cells": 8, "progress": False}
+    found = sgd.solve_dmft(problem, algorithm, begin, alpha=[30.0], **more, **memory)
+    return found, 2 * float(found["excess_risk"][0, 0]), 2 * float(found["risk_standard_error"][0, 0])
+
+
+@pytest.mark.slow
+def test_bounded_memory_against_the_full_one():
+    """Within what two sizes tell, and closer with more memory; rank is what is kept."""
+    _, full, error = linear_epochs()
+    small, few, _ = linear_epochs(memory_directions=32, keep=16)
+    large, many, stated = linear_epochs(memory_directions=64, keep=32)
+    assert small.attrs["rank"] <= 32
+    assert large.attrs["rank"] <= 64
+    assert 0 < large.attrs["error_memory"] < 0.2
+    assert abs(many - full) < 0.1 * full
+    assert abs(few - full) < 0.2 * full
+    assert abs(many - full) <= 5 * np.hypot(error, stated)
+
+
+def test_bounded_memory_is_checked_before_work():
+    problem = sgd.TeacherStudent(width=2, activation="erf")
+    begin = sgd.random_start(problem, dimension=100, seed=0)
+    descent = sgd.GradientDescent(lr=0.1)
+    for given, match in (
+        ({"keep": 8}, "keep = 8.*memory_directions="),
+        ({"memory_directions": 10}, "memory_directions = 10: for this width give 15 or more"),
+        ({"memory_directions": 40, "keep": 39}, "keep = 39: of memory_directions = 40 at most 33"),
+        ({"memory_directions": 40, "rank": 4}, "rank = 4: memory_directions="),
+        ({"memory_directions": 40, "two_time": True}, "memory_directions = 40: C and R"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sgd.solve_dmft(problem, descent, begin, steps=[100], **given)
+
+
 def test_bins_of_steps_grow_with_age():
     assert merged([1] * 4, 8) == [[0], [1], [2], [3]]
     widths = [1] * 16
     groups = merged(widths, 8)
     assert [place for group in groups for place in group] == list(range(16))
     sizes = [len(group) for group in groups]
-    assert len(sizes) == 8 and sizes[-4:] == [1] * 4 and sizes[0] >= 2
+    assert len(sizes) == 8
+    assert sizes[-4:] == [1] * 4
+    assert sizes[0] >= 2

@@ -300,7 +300,7 @@ class _Group:
 
 
 def next_room(room: int, most: int) -> int:
-    """The next size of memory: each size compiles, and all of it is read in every step. So doubled while small, then by a half or a third."""
+    """The next size of memory: each size compiles, and all of it is read in every step. Doubled while small, then by a half or a third."""
     power = 1 << (room.bit_length() - 1)
     return min(2 * power if room < SMALL_ROOM or room > power + power // 4 else power + power // 2, most)
 
@@ -422,7 +422,7 @@ class _Points:
     def by_path(self, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """(replicate, shape x tokens, n) as (replicate, *shape, inputs): the tokens of a path stand together."""
         apart = values.reshape(self.replicates, *shape, self.tokens, self.each)
-        return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], -1)
+        return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], self.each * self.tokens)
 
     def visits(self, now: int, end: int) -> tuple[list[Visits] | None, int]:
         """Which paths are visited from a cell on, for each group of replicates, and up to which cell that is known.

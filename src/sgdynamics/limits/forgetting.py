@@ -20,10 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from sgdynamics import checks
 from sgdynamics.arrays import Numeric
 from sgdynamics.conditioning import Setup
-from sgdynamics.limits.paths import Paths, Places
+from sgdynamics.limits.paths import ONE_THREAD, Paths, Places
 
+LEAST_BINS = 4  # of steps
 SINGULAR = 1e-10  # eigenvalues of sums of gradients, scaled to length 1, below this share are rounding
 
 
@@ -33,6 +35,32 @@ class Memory:
 
     directions: int
     keep: int
+
+    @staticmethod
+    def checked(setup: Setup, directions: Any, keep: Any) -> Memory | None:
+        """From the arguments `memory_directions` and `keep`; None where nothing is to be forgotten."""
+        if directions is None:
+            if keep is not None:
+                raise checks.reject("keep", keep, "these are what is kept of memory_directions=: give that too, or leave it out")
+            return None
+        directions = checks.whole("memory_directions", directions, 1)
+        least = setup.first + 2 * setup.opened
+        fewest = LEAST_BINS * setup.structure.width
+        if directions < fewest + least:
+            raise checks.reject("memory_directions", directions, f"for this width give {fewest + least} or more")
+        if keep is None:
+            return Memory(directions, max(fewest, min(directions // 2, directions - least)))
+        keep = checks.whole("keep", keep, fewest)
+        if keep > directions - least:
+            fix = f"of memory_directions = {directions} at most {directions - least} can be kept, so that a step has room: give less"
+            raise checks.reject("keep", keep, fix)
+        return Memory(directions, keep)
+
+    def over(self, setup: Setup, ratio: int) -> Memory:
+        """A memory that is so many times smaller, as far as steps have room in it."""
+        fewest, least = LEAST_BINS * setup.structure.width, setup.first + 2 * setup.opened
+        keep = max(fewest, self.keep // ratio)
+        return Memory(max(self.directions // ratio, keep + least), keep)
 
     def bins(self, setup: Setup) -> int:
         """Of steps, each with a gradient for every row."""
@@ -75,7 +103,7 @@ def forgotten(setup: Setup, memory: Memory, paths: Paths, places: Places, widths
     return paths, places, [sum(widths[place] for place in group) for group in groups]
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, compiler_options=ONE_THREAD)
 def _forgotten(setup: Setup, paths: Paths, sums: Float[Numeric, "bins slots"]) -> Paths:
     def one(paths: Paths) -> Paths:
         k, p, blocks = setup.structure.signals, setup.structure.width, setup.structure.blocks

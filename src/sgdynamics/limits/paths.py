@@ -35,6 +35,8 @@ LEAST_FREE = 2  # paths span at most their number over this: beyond, what they s
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
 CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
+# on a CPU sets of paths go in threads of their own; products that take threads again would wait for each other, for ever
+ONE_THREAD: Any = {"xla_cpu_multi_thread_eigen": False}
 
 
 class Sums(NamedTuple):
@@ -153,7 +155,7 @@ def cut(paths: Paths, chunks: int, lead: int) -> Paths:
 
     def last(leaf: Numeric) -> Numeric:
         moved = jnp.moveaxis(leaf, lead, -2)
-        moved = moved.reshape(*moved.shape[:-2], chunks, -1)
+        moved = moved.reshape(*moved.shape[:-2], chunks, moved.shape[-2] * moved.shape[-1] // chunks)
         return jnp.moveaxis(moved, -2, lead)
 
     def first(leaf: Numeric) -> Numeric:
@@ -512,8 +514,7 @@ def _together(function: Any, sets: int) -> Any:
     return alone
 
 
-# on a CPU sets of paths go in threads of their own; products that take threads again would wait for each other
-@partial(jax.jit, static_argnums=0, donate_argnums=2, compiler_options={"xla_cpu_multi_thread_eigen": False})
+@partial(jax.jit, static_argnums=0, donate_argnums=2, compiler_options=ONE_THREAD)
 def advanced(
     setup: Setup,
     given: tuple[Any, ...],
