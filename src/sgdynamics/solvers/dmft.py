@@ -167,8 +167,11 @@ def solve_dmft(
     setting = (door.seed, replicates)
     floor = ROUNDING[dtype]
     # where epochs are cut into cells the fewest come first: the save points are at these
-    algorithms = [algorithm.in_steps(1 / count) for count in parts] if isinstance(algorithm, EpochSGD) else [door.dynamics.algorithm]
     finer = [count // parts[0] for count in parts] or [1]
+    algorithms = [door.dynamics.algorithm]
+    if isinstance(algorithm, EpochSGD):
+        last_step = float(door.when.step[-1])
+        algorithms = [algorithm.in_steps(1 / count).counted(ratio * last_step) for count, ratio in zip(parts, finer, strict=True)]
     sweeps = {
         fewer: [Sweep(problem, one, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for one in algorithms]
         for fewer in (1, FEWER)
