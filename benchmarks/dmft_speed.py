@@ -1,7 +1,7 @@
 """solve_dmft against another checkout of the library, side by side: seconds without compile, bytes moved, and the memory's own speed.
 
     python benchmarks/dmft_speed.py --against PATH        PATH: the src folder of another checkout; ratios of the fastest of three runs each
-    python benchmarks/dmft_speed.py --size gpu            the sizes for a GPU: 1.05e6 paths x 1000 steps, and p = 8 with 65536 paths x 300 steps
+    python benchmarks/dmft_speed.py --size gpu            sizes for a GPU: 1.05e6 paths x 1000 steps, p = 8 with 65536 x 300
     python benchmarks/dmft_speed.py --case GD --runs 1    one case alone
 
 Each checkout runs in a process of its own, one after the other, and again in turn: what else runs on the machine hits both. Bytes are those
@@ -103,7 +103,8 @@ def main() -> None:
         used = rank * (1 - filling / 2)
         moved = 2 * (8 if given.dtype == "float64" else 4) * 1.25 * paths * steps * used
         line = f"{case}, p = {p}, {paths} paths x {steps} steps, rank {rank:.0f}: {best[0]['seconds']:.2f} s"
-        line += f", {moved / 1e9:.3g} GB at {moved / best[0]['seconds'] / 1e9:.3g} GB/s, {moved / best[0]['seconds'] / speed:.2f} of the memory's"
+        pace = moved / best[0]["seconds"]
+        line += f", {moved / 1e9:.3g} GB at {pace / 1e9:.3g} GB/s, {pace / speed:.2f} of the memory's"
         if given.against is not None:
             ratio, busy = (best[1][name] / best[0][name] for name in ("seconds", "busy"))
             gap = abs(best[0]["risk"] - best[1]["risk"]) / max(1e-300, (best[0]["error"] ** 2 + best[1]["error"] ** 2) ** 0.5)

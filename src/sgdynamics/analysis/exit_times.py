@@ -21,6 +21,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
 from sgdynamics.analysis.stopping import dmft_exits
 from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
 from sgdynamics.clock import Clock, clock, plan_steps, time_of_steps
+from sgdynamics.controls import Schedule
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
@@ -332,6 +333,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
         checks.choice("method", method, dynamics.methods)
         dynamics = dynamics.in_steps(d, None)
         when = clock(dynamics.algorithm, times=[end], dimension=d, whole_steps=True)
+        assert when.step is not None
         check_steps("max_time", end, float(when.step[-1]), "give less: runs stop once they have left")
         dynamics = dynamics.counted(when)
         dynamics.check_controls(when)
@@ -376,8 +378,9 @@ def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.nda
     algorithm, criterion = asked.dynamics.algorithm, asked.criterion
     lr, batch = algorithm.lr, getattr(algorithm, "batch", 1)
     if isinstance(algorithm, FixedData):
-        share = algorithm.batch / algorithm.samples_per_dimension if algorithm.order and asked.method == "dmft" else algorithm.fraction
-        lr, batch = None if algorithm.scheduled else float(lr), share * algorithm.samples_per_dimension
+        lr, batch = None if algorithm.scheduled else float(lr), algorithm.fraction * algorithm.samples_per_dimension
+        if algorithm.order and asked.method == "dmft":  # not cut into steps
+            batch = getattr(algorithm, "batch", 1)
     name = criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "function")
     setting = (asked.threshold, name, asked.method, asked.end, asked.dimension, lr, batch)
     result = ExitTimes(times, *setting, diverged, tired, np.zeros(0) if errors is None else errors)
@@ -420,11 +423,19 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         length = float(simulator.lengths[0])
     else:
         simulator = dynamics.simulator(asked.method, begin, d, asked.sizes, seed=asked.seed)
-    last = int(clock(algorithm, times=[end], dimension=d, whole_steps=True).step[-1]) if on_data else int(np.ceil(end / length - 1e-9))
+    last = _steps_on_data(algorithm, end) if on_data else int(np.ceil(end / length - 1e-9))
     see = _See(asked.watch, between=asked.method == "sde")
     label = f"exit times, {asked.method}, {dynamics.letter} = {d}"
     left, diverged = first_passage(simulator, asked.seen, see, asked.shared, last, asked.seed, label, asked.progress)
     return (np.where(np.isnan(left), np.nan, _time_after(algorithm, left)) if on_data else left * length), diverged
+
+
+def _steps_on_data(algorithm: FixedData, end: float) -> int:
+    """The first step after which t is `end` or more; of a learning rate that is tabled, the last in the table."""
+    if isinstance(algorithm.lr, Schedule):
+        table = np.asarray(algorithm.lr.numbers["times"])
+        return int(min(np.searchsorted(table, end), len(table) - 2))
+    return int(np.ceil(end / algorithm.lr - 1e-9))
 
 
 def _time_after(algorithm: FixedData, steps: np.ndarray) -> np.ndarray:

@@ -142,8 +142,8 @@ def _forgotten(setup: Setup, paths: Paths, sums: Float[Numeric, "bins slots"]) -
             A=filled(A, -2),
             rows=filled(jnp.einsum("pbk,bok->pbo", paths.rows, turns), -1),
             past=jnp.zeros_like(paths.past).at[:bins].set(filled(past, -1)),
-            spanned=found.astype(paths.spanned.dtype),
-            opened=(found + k + p).astype(paths.opened.dtype),
+            spanned=found.astype(jnp.int64),
+            opened=(found + k + p).astype(jnp.int64),
             sums=jax.tree.map(jnp.zeros_like, paths.sums),
             reach=jnp.zeros_like(paths.reach),
         )

@@ -119,25 +119,25 @@ def blank(setup: Setup, known: Any, quasi: Any, origins: Any, storage: Any, slot
         jnp.zeros((s, s)),
         jnp.zeros(p),
     )
-    one = jax.tree.map(lambda leaf: leaf[None], (known.A.astype(storage), known.selected, known.signals, known.given))
     return Paths(
-        jnp.zeros((1, room, n), storage),
-        one[0],
-        known.rows,
-        known.head,
-        known.spanned.astype(jnp.int64),
-        known.opened.astype(jnp.int64),
-        jnp.zeros((), jnp.int64),
-        *one[1:],
-        quasi[None].astype(storage),
-        origins,
-        jnp.zeros((1, n, p)),
-        jnp.zeros((1, s, n)),
-        jnp.zeros((1, z, blocks, n), storage),
-        sums,
-        jnp.zeros((s, blocks)),
-        None,
-        jnp.zeros((slots, p, 1 + blocks, room)) if slots else None,
+        P=jnp.zeros((1, room, n), storage),
+        A=known.A.astype(storage)[None],
+        rows=known.rows,
+        head=known.head,
+        spanned=known.spanned.astype(jnp.int64),
+        opened=known.opened.astype(jnp.int64),
+        drawn=jnp.zeros((), jnp.int64),
+        selected=known.selected[None],
+        signals=known.signals[None],
+        given=jax.tree.map(lambda leaf: leaf[None], known.given),
+        quasi=quasi[None].astype(storage),
+        origins=origins,
+        fields=jnp.zeros((1, n, p)),
+        g=jnp.zeros((1, s, n)),
+        Z=jnp.zeros((1, z, blocks, n), storage),
+        sums=sums,
+        reach=jnp.zeros((s, blocks)),
+        past=jnp.zeros((slots, p, 1 + blocks, room)) if slots else None,
     )
 
 
@@ -442,7 +442,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
     ahead = number + places.settled
-    (_, algorithm), after = (numbers_of_step(*given[:2], one) for one in (number, ahead))
+    algorithm, after = numbers_of_step(given[0], given[1], number)[1], numbers_of_step(given[0], given[1], ahead)
     drawn = paths.drawn + plan.found
     redraw = (common > 0) | ~places.settled | setup.hot
     Z = jax.lax.cond(redraw, lambda: _normals(setup, paths, drawn, ahead), lambda: paths.Z)

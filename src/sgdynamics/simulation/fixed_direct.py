@@ -319,7 +319,7 @@ def _advance_on_data(
         return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen))
 
     def one_run(data: Data, state: Weights, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
-        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, *now, key), (state, since, seen))
+        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], now[2], key), (state, since, seen))
 
     return _over_runs(options, one_run, data, state, seen, keys)
 
