@@ -326,7 +326,7 @@ class _Rows(NamedTuple):
 
     second: Any  # the last new P once more
     new: Any  # P
-    moved: Any  # what is added to the last new A, (spanned, blocks) of them
+    moved: Any  # what is added to the last new A, (spanned, blocks) of them; once it is, (blocks, spanned, inputs)
     opened: Any  # A, likewise
     white: Any  # and those of white noise
 
@@ -367,7 +367,9 @@ def _visit(
     inputs = P.shape[-1]
 
     def product(one: Any, other: Any) -> Any:
-        return jnp.matmul(one.astype(other.dtype), other, precision="highest").astype(wide)
+        # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
+        two = jnp.concatenate([one, one]) if len(one) == 1 else one
+        return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
 
     def stored(value: Any) -> Any:
         return value.astype(storage).astype(wide)
@@ -392,19 +394,18 @@ def _visit(
         return jnp.swapaxes(jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2).reshape(len(both), -1)
 
     fresh = [at(places.last_opened, s), at(places.opened + setup.white, s), at(places.opened, setup.white)]
-    fields = product(both.reshape(len(both), -1), A.reshape(-1, inputs))
+    fields = product(both.reshape(len(both), -1), A)
     fields = (fields + _small(jnp.concatenate(fresh, axis=1), jnp.concatenate([moved, opened, rows.white]))).T
     g, head = look(setup, parameters, algorithm, part.used, samples, fields, part.signals, plan.head, part.given)
     right = jnp.concatenate([sample.mixed_inputs(parameters, g), new, part.Z_next.astype(wide).reshape(z * blocks, inputs)])
 
-    def summed(right: Any, known: Any) -> Any:
-        return jnp.matmul(right.astype(known.dtype), known.T, precision="highest").astype(wide)
-
     # rows that this pass makes or moves are not in the memory that was read: their products stand beside
     left = jnp.concatenate([right, g]) if sample.correlated else right
     gram = left @ jnp.concatenate([right, *rows]).T
-    sums = (summed(right, P), summed(g, A.reshape(-1, inputs)).reshape(s, blocks, -1), gram, head)
-    return sums, (rows, fields[:, :p], g)
+    sums = (product(right, P.T), product(g, A.T).reshape(s, blocks, -1), gram, head)
+    # the last new A as they now are: read here, where the chunk is, or all of A is copied before it is written to
+    last = jax.lax.dynamic_slice(A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)).astype(wide)
+    return sums, (rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)), fields[:, :p], g)
 
 
 def _small(one: Float[Numeric, "m k"], other: Float[Numeric, "k inputs"]) -> Float[Numeric, "m inputs"]:
@@ -454,19 +455,20 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
     used = visits if setup.visited else selected
     parts = _Part(used, paths.signals, paths.given, paths.g, paths.Z, Z)
     visit = partial(_visit, setup, (*after, chunks * n))
+    flat = paths.A.reshape(chunks, -1, inputs)  # as an axis of its own, a single block makes XLA copy all of A
     if jax.default_backend() == "cpu" and chunks > 1:
 
         def one(sums: Any, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
             found, seen = visit(plan, places, *chunk)
             return jax.tree.map(jnp.add, sums, found), seen
 
-        shapes = jax.eval_shape(lambda: visit(plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, paths.A, parts)))[0])
+        shapes = jax.eval_shape(lambda: visit(plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, flat, parts)))[0])
         none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        sums, (rows, fields, g) = jax.lax.scan(one, none, (paths.P, paths.A, parts))
+        sums, (rows, fields, g) = jax.lax.scan(one, none, (paths.P, flat, parts))
     else:
         # small matrices once for each chunk: products are then parallel over chunks, and P is not turned around for them
         each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), plan)
-        sums, (rows, fields, g) = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, paths.A, parts)
+        sums, (rows, fields, g) = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
 
     def placed(known: Any, rows: Any, place: Whole) -> Any:
@@ -477,9 +479,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
         return jnp.swapaxes(part.reshape(chunks, -1, setup.structure.blocks, inputs), 1, 2)
 
     P = placed(placed(paths.P, rows.second, places.last_spanned), rows.new, places.spanned)
-    moved = by_block(rows.moved)
-    last = jax.lax.dynamic_slice(paths.A, (0, 0, places.last_opened, 0), moved.shape).astype(moved.dtype) + moved
-    A = placed(placed(paths.A, last, places.last_opened), by_block(rows.opened), places.opened + setup.white)
+    A = placed(placed(paths.A, rows.moved, places.last_opened), by_block(rows.opened), places.opened + setup.white)
     A = placed(A, by_block(rows.white), places.opened) if setup.hot else A
     past = paths.past
     if past is not None:
