@@ -82,8 +82,11 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics import conditioning
     from sgdynamics.gaussian.choice import expectation_of
     from sgdynamics.gaussian.risk import MARGIN, overlaps_at, rule_for
+    from sgdynamics.limits.dmft import Sweep, _Points
     from sgdynamics.limits.drift import drift
+    from sgdynamics.limits.paths import advanced as steps_of_paths
     from sgdynamics.limits.sde import SdePaths
+    from sgdynamics.problems.starts import Start
     from sgdynamics.random import run_keys
     from sgdynamics.simulation.direct import DirectSGD
     from sgdynamics.simulation.exact import ExactChain
@@ -139,7 +142,11 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
 
         yield "conditioning", conditioned
         begun = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
-        yield "paths at d -> infinity", lambda: sgd.solve_dmft(problem, begun, start, steps=[0, 2], paths=256, replicates=2, progress=False)
+        sweep = Sweep(problem, begun, 64, 1, 0, 2, 1e-5, np.dtype("float64"))
+        sweep.make_room(4, None, None)
+        group = sweep.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), _Points(sweep))[0]
+        until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
+        yield "paths at d -> infinity", lambda: steps_of_paths(sweep.setup, sweep.numbers, group.paths, group.places, None, *until)
 
 
 def main() -> int:

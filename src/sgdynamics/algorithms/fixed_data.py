@@ -429,7 +429,7 @@ def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[N
     return uniform < algorithm["fraction"]
 
 
-def next_selection(algorithm: Numbers, selected: Bool[Numeric, " n"], uniform: Float[Numeric, " n"]) -> Bool[Numeric, " n"]:
+def next_selection(algorithm: Numbers, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
     """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 

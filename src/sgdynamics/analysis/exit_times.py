@@ -259,6 +259,8 @@ def exit_time(
     """
     asked = prepare_exits(**locals())
     if method == "dmft":
+        assert isinstance(problem, Problem)
+        assert isinstance(algorithm, FixedData)
         setting = (asked.threshold, criterion, asked.end, asked.seed, asked.progress)
         times, errors, diverged = dmft_exits(problem, algorithm, asked.begin, *setting)
         return _answer(asked, times, diverged, np.zeros(len(times), dtype=bool), errors)

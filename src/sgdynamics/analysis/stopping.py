@@ -10,6 +10,10 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
+from sgdynamics.algorithms.epochs import EpochSGD
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start
 from sgdynamics.progress import warn
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.variables import STANDARD_ERROR
@@ -147,7 +151,7 @@ def crossing(t: np.ndarray, values: np.ndarray, errors: np.ndarray, level: float
 
 
 def dmft_exits(
-    problem: Any, algorithm: Any, start: Any, threshold: float, criterion: Any, end: float, seed: int, progress: bool | None
+    problem: Problem, algorithm: FixedData, start: Start, threshold: float, criterion: Any, end: float, seed: int, progress: bool | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exit times at d -> infinity by `solve_dmft`, their standard errors, and which runs diverged. It goes on for longer until all left."""
     record = {"criterion": criterion} if callable(criterion) else None
@@ -172,10 +176,11 @@ def dmft_exits(
         far *= LONGER
 
 
-def _steps_up_to(algorithm: Any, end: float) -> np.ndarray:
+def _steps_up_to(algorithm: FixedData, end: float) -> np.ndarray:
     """Save points, each a step or more after the one before."""
     step = end / POINTS
     if algorithm.order and not algorithm.scheduled:  # a quarter of the cells
+        assert isinstance(algorithm, EpochSGD)
         step = 4 * algorithm.lr * algorithm.samples_per_dimension / (algorithm.batch * algorithm.cells())
     elif not algorithm.order:
         step = float(np.diff(algorithm.step_times(math.inf, end)).max()) if algorithm.scheduled else algorithm.lr

@@ -27,7 +27,7 @@ from scipy.stats import qmc
 from sgdynamics import checks, conditioning
 from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
-from sgdynamics.arrays import Numbers, Numeric
+from sgdynamics.arrays import Numbers, Numeric, Tree
 from sgdynamics.controls import numbers_at
 from sgdynamics.limits.forgetting import Memory, forgotten
 from sgdynamics.limits.paths import (
@@ -267,7 +267,9 @@ class _Group:
     def setup(self, setup: conditioning.Setup) -> conditioning.Setup:
         return setup if self.slot is None else replace(setup, probed=True)
 
-    def go(self, setup: conditioning.Setup, numbers: Any, visits: Visits | None, now: int, end: int, most: int, memory: Any) -> None:
+    def go(
+        self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, now: int, end: int, most: int, memory: Memory | None
+    ) -> None:
         """To step `end`, with memory made on the way, or given back; or as far as it lasts."""
         self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
         while True:
@@ -287,7 +289,7 @@ class _Group:
             else:
                 return
 
-    def call(self, setup: conditioning.Setup, numbers: Any, visits: Visits | None, end: int) -> None:
+    def call(self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, end: int) -> None:
         moved = (np.int64(self.number), self.good, np.int64(end))
         self.paths, self.places, number, good = advanced(setup, numbers, self.paths, self.places, visits, *moved)
         self.number, self.good = int(number), np.asarray(good)
@@ -353,17 +355,17 @@ def _initial(
     noise: Float[Numeric, "sets n draws"],
     uniform: Float[Numeric, "sets n"],
     directions: Float[Numeric, "sets directions blocks inputs"],
-    origins: Any,
+    origins: Numeric,
 ) -> Paths:
     def one(
         normals: Float[Numeric, "blocks fields inputs"],
         noise: Float[Numeric, "n draws"],
         uniform: Float[Numeric, " n"],
         directions: Float[Numeric, "directions blocks inputs"],
-        origins: Any,
+        origins: Numeric,
     ) -> Paths:
         known = conditioning.initial(setup, parameters, algorithm, T, L, head, normals, noise, uniform, room)
-        return cut(blank(setup, known, jax.scipy.special.ndtri(directions), origins, storage, slots), chunks, 0)
+        return cut(blank(setup, known, jax.scipy.special.ndtri(directions), origins, np.dtype(storage), slots), chunks, 0)
 
     return jax.vmap(one)(normals, noise, uniform, directions, origins)
 

@@ -37,7 +37,7 @@ class Memory:
     keep: int
 
     @staticmethod
-    def checked(setup: Setup, directions: Any, keep: Any) -> Memory | None:
+    def checked(setup: Setup, directions: int | None, keep: int | None) -> Memory | None:
         """From the arguments `memory_directions` and `keep`; None where nothing is to be forgotten."""
         if directions is None:
             if keep is not None:
@@ -129,7 +129,7 @@ def _forgotten(setup: Setup, paths: Paths, sums: Float[Numeric, "bins slots"]) -
 
         turns = jax.vmap(basis, in_axes=(1, 1))(paths.rows, U)  # (blocks, k + p + bins p, room)
 
-        def filled(values: Any, axis: int) -> Any:
+        def filled(values: Numeric, axis: int) -> Any:
             return jnp.pad(values, [(0, room - size if place == axis % values.ndim else 0) for place, size in enumerate(values.shape)])
 
         P = jnp.einsum("ok,jkn->jon", on_P.astype(dtype), paths.P, precision="highest")

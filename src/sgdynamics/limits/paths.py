@@ -15,6 +15,7 @@ Numbers depend on path and direction alone, by a counter: they are drawn where t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,10 +25,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import kick_size, next_selection, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.arrays import Numbers, Numeric, Tree, Whole
-from sgdynamics.conditioning import LARGEST, Setup, look, observe_fields
+from sgdynamics.arrays import DType, Numbers, Numeric, Tree, Whole
+from sgdynamics.conditioning import LARGEST, Known, Setup, look, observe_fields
 from sgdynamics.random import normals_at, uniforms_at
 from sgdynamics.samples.spectrum import spread as input_spread
 
@@ -105,7 +107,7 @@ class _Plan(NamedTuple):
     found: Whole  # new directions in P
 
 
-def blank(setup: Setup, known: Any, quasi: Any, origins: Any, storage: Any, slots: int) -> Paths:
+def blank(setup: Setup, known: Known, quasi: Numeric, origins: Numeric, storage: DType, slots: int) -> Paths:
     """One set of paths from `conditioning.initial`, with nothing summed yet; in one chunk."""
     s, z, blocks, room = setup.spanned, setup.normals, setup.structure.blocks, known.P.shape[0]
     n, p = known.P.shape[1], setup.structure.width
@@ -124,8 +126,8 @@ def blank(setup: Setup, known: Any, quasi: Any, origins: Any, storage: Any, slot
         A=known.A.astype(storage)[None],
         rows=known.rows,
         head=known.head,
-        spanned=known.spanned.astype(jnp.int64),
-        opened=known.opened.astype(jnp.int64),
+        spanned=jnp.asarray(known.spanned, jnp.int64),
+        opened=jnp.asarray(known.opened, jnp.int64),
         drawn=jnp.zeros((), jnp.int64),
         selected=known.selected[None],
         signals=known.signals[None],
@@ -194,7 +196,7 @@ def observe(setup: Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
     return observe_fields(setup, parameters, paths.rows, paths.head, *flat)
 
 
-def new_basis(S: Float[Numeric, "spanned spanned"], squares: Float[Numeric, " spanned"], tolerance: Any) -> tuple[Any, Any]:
+def new_basis(S: Float[Numeric, "spanned spanned"], squares: Float[Numeric, " spanned"], tolerance: Numeric) -> tuple[Any, Any]:
     """T with T S T^T = 1 on what is left of gradients, the largest parts first, and which of its rows are above the tolerance.
 
     Eigenvectors, not one gradient after the other: where gradients are nearly parallel, what is left of each is mostly rounding.
@@ -290,7 +292,7 @@ def _plan(setup: Setup, given: tuple[Any, ...], paths: Paths, places: Places, nu
     return _Plan(along, turn, over, far, rest, paths.reach, rows.reshape(paths.rows.shape), head, change, past, found), fine
 
 
-def response(rows: Any, change: Any, stride: Stride, gradient: Any, kick: Any) -> Float[Numeric, "p blocks room"]:
+def response(rows: Numeric, change: Numeric, stride: Stride, gradient: Numeric, kick: Numeric | None) -> Float[Numeric, "p blocks room"]:
     """The change of first order beside the rows after the step."""
     p = rows.shape[0]
     kept = 1 - stride.size * stride.weight_decay
@@ -303,7 +305,7 @@ def response(rows: Any, change: Any, stride: Stride, gradient: Any, kick: Any) -
     return change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
 
 
-def _still(plan: _Plan, paths: Paths, settled: Any) -> _Plan:
+def _still(plan: _Plan, paths: Paths, settled: Numeric) -> _Plan:
     """The plan, or where the sums are not those of the weights yet, the one that changes nothing and only sums."""
     rows, head, change, past = paths.rows, paths.head, paths.change, plan.past
     nothing = jax.tree.map(jnp.zeros_like, plan)._replace(rows=rows, head=head, change=change, past=past)
@@ -338,7 +340,7 @@ def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[N
     n = inputs // tokens
     low = 2 * jnp.arange(chunks * n // 2).astype(jnp.uint64).reshape(chunks, 1, 1, 1, n // 2)
 
-    def kind(origin: Any, first: Whole, count: int, quasi: Any) -> Float[Numeric, "chunks count blocks inputs"]:
+    def kind(origin: Numeric, first: Whole, count: int, quasi: Numeric) -> Float[Numeric, "chunks count blocks inputs"]:
         numbers = first + jnp.arange(count)
         high = (numbers[:, None] * blocks + jnp.arange(blocks))[..., None] * tokens + jnp.arange(tokens)
         found = normals_at(origin, (high.astype(jnp.uint64)[..., None] << np.uint64(32)) + low)
@@ -355,7 +357,7 @@ def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[N
 
 
 def _visit(
-    setup: Setup, numbers: tuple[Any, ...], plan: _Plan, places: Places, P: Any, A: Any, part: _Part
+    setup: Setup, numbers: tuple[Any, ...], plan: _Plan, places: Places, P: Numeric, A: Numeric, part: _Part
 ) -> tuple[tuple[Any, ...], tuple[_Rows, Any, Any]]:
     """One chunk: sums over it, and new rows of P and A, the fields and the next gradients."""
     parameters, algorithm, samples = numbers
@@ -366,12 +368,12 @@ def _visit(
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
 
-    def product(one: Any, other: Any) -> Any:
+    def product(one: Numeric, other: Numeric) -> Any:
         # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
         two = jnp.concatenate([one, one]) if len(one) == 1 else one
         return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
 
-    def stored(value: Any) -> Any:
+    def stored(value: Numeric) -> Any:
         return value.astype(storage).astype(wide)
 
     def seen(vectors: Float[Numeric, "m blocks inputs"]) -> Float[Numeric, "rows inputs"]:
@@ -458,7 +460,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
     flat = paths.A.reshape(chunks, -1, inputs)  # as an axis of its own, a single block makes XLA copy all of A
     if jax.default_backend() == "cpu" and chunks > 1:
 
-        def one(sums: Any, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
+        def one(sums: Tree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
             found, seen = visit(plan, places, *chunk)
             return jax.tree.map(jnp.add, sums, found), seen
 
@@ -471,11 +473,11 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
         sums, (rows, fields, g) = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
 
-    def placed(known: Any, rows: Any, place: Whole) -> Any:
+    def placed(known: Numeric, rows: Numeric, place: Whole) -> Any:
         start = (0,) * (known.ndim - 2) + (place, 0)
         return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
 
-    def by_block(part: Any) -> Any:
+    def by_block(part: Numeric) -> Any:
         return jnp.swapaxes(part.reshape(chunks, -1, setup.structure.blocks, inputs), 1, 2)
 
     P = placed(placed(paths.P, rows.second, places.last_spanned), rows.new, places.spanned)
@@ -503,12 +505,12 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
     )
 
 
-def _together(function: Any, sets: int) -> Any:
+def _together(function: Callable[..., Any], sets: int) -> Any:
     """A function of one set of paths, for several in a leading axis; of one alone, without the axis, whose products are slow on a CPU."""
     if sets > 1:
         return jax.vmap(function)
 
-    def alone(*given: Any) -> Any:
+    def alone(*given: Tree) -> Any:
         return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], given)))
 
     return alone
@@ -520,7 +522,7 @@ def advanced(
     given: tuple[Any, ...],
     paths: Paths,
     places: Places,
-    visited: Any,
+    visited: Visits | None,
     number: Whole,
     good: Int[Numeric, " sets"],
     end: Whole,
@@ -547,7 +549,7 @@ def advanced(
         plans = _together(lambda plan, one: _still(plan, one, settled), sets)(plans, paths)
         common = jnp.max(plans.found)
         visits = None
-        if setup.visited:
+        if visited is not None:
             visits = visited.at(number + settled, setup.again).reshape(sets, chunks, -1)
         paths = _together(lambda plan, one, visits: _pass(setup, given, plan, one, places, (number, common, visits)), sets)(
             plans, paths, visits
