@@ -82,8 +82,11 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics import conditioning
     from sgdynamics.gaussian.choice import expectation_of
     from sgdynamics.gaussian.risk import MARGIN, overlaps_at, rule_for
+    from sgdynamics.limits.dmft import Sweep, _Points
     from sgdynamics.limits.drift import drift
+    from sgdynamics.limits.paths import advanced as steps_of_paths
     from sgdynamics.limits.sde import SdePaths
+    from sgdynamics.problems.starts import Start
     from sgdynamics.random import run_keys
     from sgdynamics.simulation.direct import DirectSGD
     from sgdynamics.simulation.exact import ExactChain
@@ -122,24 +125,28 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         paths.set_steps(np.array([0, 3]), np.array([0.1]))
         yield "sde", partial(advanced, paths)
 
-        for limit in (False, True):
-            setup = conditioning.Setup(structure, selects=True, hot=True, limit=limit)
+        def conditioned() -> Any:
+            setup = conditioning.Setup(structure, selects=True, hot=True)
+            selecting = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
+            data = sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3).parameters | selecting.parameters
+            data["temperature"] = np.float64(0.3)
+            T, L = np.zeros((structure.blocks, 3, 2)), np.stack([np.eye(3)] * structure.blocks)
+            inputs = SAMPLES * structure.sample.inputs_a_sample
+            normals = jnp.zeros((structure.blocks, 5, inputs))
+            noise = jnp.zeros((SAMPLES, structure.sample.draw_normals))
+            known = conditioning.initial(setup, numbers, data, T, L, np.ones(3), normals, noise, jnp.full(SAMPLES, 0.5), 64)
+            draws = conditioning.draw(setup, keys[0], inputs, 64, known.A.dtype)
+            given = (numbers, data, sizes.astype(float), 1e-10)
+            known = conditioning.step(setup, given, known, draws, keys[0], jnp.asarray(0))
+            return conditioning.observe(setup, numbers, known)
 
-            def conditioned(setup: Any = setup) -> Any:
-                selecting = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
-                data = sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3).parameters | selecting.parameters
-                data["temperature"] = np.float64(0.3)
-                T, L = np.zeros((structure.blocks, 3, 2)), np.stack([np.eye(3)] * structure.blocks)
-                inputs = SAMPLES * structure.sample.inputs_a_sample
-                normals = jnp.zeros((structure.blocks, 5, inputs))
-                noise = jnp.zeros((SAMPLES, structure.sample.draw_normals))
-                known = conditioning.initial(setup, numbers, data, T, L, np.ones(3), normals, noise, jnp.full(SAMPLES, 0.5), 64)
-                draws = conditioning.draw(setup, keys[0], inputs, 64, known.A.dtype)
-                given = (numbers, data, sizes.astype(float), 1e-10)
-                known = conditioning.step(setup, given, known, draws, keys[0], jnp.asarray(0))
-                return conditioning.observe(setup, numbers, known)
-
-            yield f"conditioning, limit={limit}", conditioned
+        yield "conditioning", conditioned
+        begun = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
+        sweep = Sweep(problem, begun, 64, 1, 0, 2, 1e-5, np.dtype("float64"))
+        sweep.make_room(4, None, None)
+        group = sweep.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), _Points(sweep))[0]
+        until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
+        yield "paths at d -> infinity", lambda: steps_of_paths(sweep.setup, sweep.numbers, group.paths, group.places, None, *until)
 
 
 def main() -> int:

@@ -24,7 +24,8 @@ CALLS = {
     "solve_linear": lambda p, a, s: sgd.solve_linear(linear(p), a, s, steps=[1], dimension=50),
     "simulate": lambda p, a, s: sgd.simulate(p, a, s, steps=[1], dimension=50, method=method(a)),
     "exit_time by the ODE": lambda p, a, s: sgd.exit_time(p, a, s),
-    "exit_time by runs": lambda p, a, s: sgd.exit_time(p, a, s, method=method(a), dimension=50),
+    "exit_time by runs": lambda p, a, s: sgd.exit_time(p, a, s, method=passing(a), dimension=50),
+    "exit_time by DMFT": lambda p, a, s: sgd.exit_time(p, a, s, method="dmft"),
     "fixed_points": lambda p, a, s: sgd.fixed_points(p, a, tries=4),
     "hessian_spectrum": lambda p, a, s: sgd.hessian_spectrum(p, s, dimension=50),
     "increment_covariance": lambda p, a, s: sgd.increment_covariance(p, a, s),
@@ -41,6 +42,11 @@ CALLS = {
 def method(algorithm):
     """How it is simulated: a coordinatewise update has no chain."""
     return "direct" if "coordinatewise update" in algorithm.kinds else "exact"
+
+
+def passing(algorithm):
+    """How first passages are watched: on a data set in direct runs."""
+    return "direct" if {"fixed data", "epochs"} & set(algorithm.kinds) else method(algorithm)
 
 
 def swept(algorithm):

@@ -123,7 +123,8 @@ def _fixed_data_scheduled(algorithm: FixedData, name: str, points: np.ndarray) -
         step = np.round(points / (1.0 if name == "steps" else each)).astype(np.int64)
         table = algorithm.step_times(float(step[-1]))
     algorithm.check_times(np.unique(np.concatenate([table[step], np.linspace(0, table[step[-1]], CHECKED_TIMES)])))
-    return Clock(table[step], step * each, step.astype(np.int64))
+    epoch = step * algorithm.fraction if algorithm.order else None
+    return Clock(table[step], step * each, step.astype(np.int64), epoch=epoch)
 
 
 def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:

@@ -10,12 +10,8 @@ span, what is left of X is a Gaussian matrix between the two complements. So a g
 and white noise on the weights (Langevin) opens directions with A_new = (1 - P P^T) Z. The rows of W are coefficients on the e's: the
 first K lie along the signals, the next p along the start, and every step adds p, or 2p with white noise.
 Nothing else is needed: no response function, no iteration, no d-dimensional vector (Bolthausen's conditioning).
-With Z from quasi-random points, n is the number of paths of the effective process at d -> infinity (DMFT). There the directions known are
-few beside d and n, however many they are beside the paths: chi^2 = d with none taken off, (1 - P P^T) Z brought back to its length
-sqrt(n), no white noise along known directions. Gradient descent on a linear problem then has the limit's own three-term recursion.
-Where a step is a cell of an epoch, every one opens directions, and they are many beside the paths: there lengths are the mean ones at the
-number of paths, chi^2 = d - number of e's and |(1 - P P^T) Z|^2 = n - number of P's (measured: the bias is five times smaller).
-Covariance blocks have an A each and share P. Residuals |r| below `tolerance` |g| open no direction.
+With n the number of paths of the effective process, this is also the limit d -> infinity (DMFT), which goes on in `limits.paths`.
+Covariance blocks have an A each and share P. Residuals |r| below `ROUNDING` |g| open no direction.
 """
 
 from __future__ import annotations
@@ -41,10 +37,9 @@ from sgdynamics.samples.sample import as_dtype
 from sgdynamics.samples.spectrum import spread as input_spread
 from sgdynamics.samples.spectrum import trace as input_trace
 
-LARGEST = {"float64": 1e50, "float32": 1e8}  # coefficients beyond this have diverged; the fourth powers of their fields still fit
-ROUNDING = {"float64": 1e-10, "float32": 1e-5}  # residuals below this share of a gradient are rounding, not new directions
+LARGEST = 1e50  # coefficients beyond this have diverged; the fourth powers of their fields still fit
+ROUNDING = 1e-10  # residuals below this share of a gradient are rounding, not new directions
 CACHE_BYTES = 1 << 20
-LEAST_FREE = 2  # in the limit, paths span at most their number over this: beyond, what they span is not few beside them
 SMALLEST = 64  # directions that memory is made for at first
 
 
@@ -55,8 +50,7 @@ class Setup:
     structure: Structure
     selects: bool
     hot: bool
-    limit: bool  # d -> infinity: lengths at their limits, white noise on new directions only
-    probed: bool = False  # rows have a change of first order beside them; at d -> infinity only
+    probed: bool = False  # rows have a change of first order beside them; at d -> infinity only, as what follows
     visited: bool = False  # a step is a cell of an epoch (`algorithms.epochs`): in place of uniforms, how often it visits each sample
     again: bool = False  # and that may be more than once
 
@@ -68,7 +62,12 @@ class Setup:
     @property
     def normals(self) -> int:
         """Vectors of n normals in a step, for each block: for gradients, and for white noise."""
-        return self.structure.width * (2 if self.hot else 1)
+        return self.spanned + self.white
+
+    @property
+    def white(self) -> int:
+        """Directions that white noise opens in a step."""
+        return self.structure.width if self.hot else 0
 
     @property
     def spanned(self) -> int:
@@ -78,7 +77,7 @@ class Setup:
     @property
     def opened(self) -> int:
         """Directions that a step may open."""
-        return self.spanned + (self.structure.width if self.hot else 0)
+        return self.spanned + self.white
 
 
 class Known(NamedTuple):
@@ -93,20 +92,18 @@ class Known(NamedTuple):
     selected: Bool[Numeric, " n"]
     signals: Float[Numeric, "inputs K"]
     given: Tree  # what the loss takes beside them: noise draws (n,), labels of a mixture, or a dictionary of draws
-    change: Any = None  # (p, blocks, capacity): how rows change with a small kick, where that is asked for
 
 
 class StepDraws(NamedTuple):
     """The random numbers of one step: normals (normals, blocks, inputs), uniforms (n) for the selection, and small ones."""
 
     normals: Float[Numeric, "normals blocks inputs"]
-    uniform: Float[Numeric, " n"]  # or visits
+    uniform: Float[Numeric, " n"]
     lengths: Float[Numeric, "opened blocks"]  # proposals for chi
     uniforms: Float[Numeric, "opened blocks"]  # their acceptance
     along: Any  # (capacity, p, blocks): white noise along known directions
     lower: Float[Numeric, "p p blocks"]  # white noise of the rows along each other's new directions
     head: Float[Numeric, " p"]
-    change: Any  # (p, blocks, n): normals for the directions that a change opens
 
 
 def initial(
@@ -154,7 +151,6 @@ def _widened(state: Known, room: int) -> Known:
         P=jnp.pad(state.P, ((0, 0), (0, more), (0, 0))),
         A=jnp.pad(state.A, ((0, 0), (0, 0), (0, more), (0, 0))),
         rows=jnp.pad(state.rows, ((0, 0), (0, 0), (0, 0), (0, more))),
-        change=None if state.change is None else jnp.pad(state.change, ((0, 0), (0, 0), (0, 0), (0, more))),
     )
 
 
@@ -170,14 +166,27 @@ def fields_of(rows: Float[Numeric, "p blocks capacity"], A: Float[Numeric, "bloc
 
 def observe(setup: Setup, parameters: Numbers, state: Known) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the data set."""
+    return observe_fields(setup, parameters, state.rows, state.head, fields_of(state.rows, state.A), state.signals, state.given)
+
+
+def observe_fields(
+    setup: Setup,
+    parameters: Numbers,
+    rows: Float[Numeric, "p blocks capacity"],
+    head: Float[Numeric, " p"],
+    fields: Float[Numeric, "inputs p"],
+    signals: Float[Numeric, "inputs K"],
+    given: Tree,
+) -> dict[str, Any]:
+    """The same from the fields."""
     structure = setup.structure
-    fields, signals = (structure.sample.by_sample(part) for part in (fields_of(state.rows, state.A), state.signals))
-    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, state.head, state.given, parameters)
-    rows = jnp.moveaxis(state.rows, 1, 0)
+    fields, signals = (structure.sample.by_sample(part) for part in (fields, signals))
+    losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, given, parameters)
+    rows = jnp.moveaxis(rows, 1, 0)
     return {
         "M": jnp.einsum("bpk,brk->bpr", rows[..., : structure.signals], parameters["frame"].astype(rows.dtype), precision="highest"),
         "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
-        "a": state.head,
+        "a": head,
         "train_risk": jnp.mean(losses, axis=0),
     }
 
@@ -198,12 +207,6 @@ def outside(P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inp
     return vectors
 
 
-def at_length(vectors: Float[Numeric, "*s inputs"], n: Whole) -> Float[Numeric, "*s inputs"]:
-    """vectors brought to the length sqrt(n) that normals have in the limit; a projection has taken some of it."""
-    square = jnp.sum(vectors**2, axis=-1, keepdims=True)
-    return vectors * jnp.sqrt(n / jnp.where(square > 0, square, 1.0))
-
-
 def draw(setup: Setup, key: OneKey, n: int, room: int, dtype: DType) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
     p, blocks = setup.structure.width, setup.structure.blocks
@@ -218,11 +221,9 @@ def draw(setup: Setup, key: OneKey, n: int, room: int, dtype: DType) -> StepDraw
         lengths.reshape(setup.opened, blocks),
         uniforms.reshape(setup.opened, blocks),
         # drawn by jax.random, whose first numbers do not depend on how many are asked for: memory must not change the run
-        jax.random.normal(along_key, (room, p, blocks), dtype) if setup.hot and not setup.limit else None,
+        jax.random.normal(along_key, (room, p, blocks), dtype) if setup.hot else None,
         lower.reshape(p, p, blocks),
         head,
-        # a key of its own: runs with and without a change have the same numbers otherwise
-        jax.random.normal(jax.random.fold_in(along_key, 1), (p, blocks, n), dtype) if setup.probed else None,
     )
 
 
@@ -236,14 +237,11 @@ class _Now(NamedTuple):
     tolerance: Any
     draws: StepDraws
     key: Any
-    used: Any  # (n,): how often this step uses each sample
 
     def length(self, index: int, opened: Whole, dtype: DType) -> Float[Numeric, " blocks"]:
         """How far a new direction reaches outside of the known ones: (blocks,)."""
-        free = self.sizes - opened
-        if self.setup.limit:
-            return jnp.sqrt(jnp.maximum(free, 0.0) if self.setup.visited else self.sizes).astype(dtype)
-        return chi(jax.random.fold_in(self.key, index), free, self.draws.lengths[index], self.draws.uniforms[index]).astype(dtype)
+        proposal = (self.draws.lengths[index], self.draws.uniforms[index])
+        return chi(jax.random.fold_in(self.key, index), self.sizes - opened, *proposal).astype(dtype)
 
     def seen(self, there: Float[Numeric, " blocks"], vectors: Float[Numeric, "blocks inputs"]) -> Float[Numeric, "blocks inputs"]:
         """The data along new directions (blocks, inputs), from (blocks,) and vectors in sample space without correlation."""
@@ -256,11 +254,11 @@ def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, k
     """One step, given (parameters, algorithm, sizes of the blocks, tolerance)."""
     parameters, algorithm, sizes, tolerance = given
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
-    used = draws.uniform if setup.visited else state.selected
-    now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key, used)
-    p = setup.structure.width
-    pulls, normals, head_pull = _pulls(now, state)
-    known, gradient = _gradient(now, state, pulls, normals)
+    now = _Now(setup, parameters, algorithm, sizes, tolerance, draws, key)
+    p, samples = setup.structure.width, state.selected.shape[0]
+    given = (state.signals, state.head, state.given)
+    pulls, head_pull = look(setup, parameters, algorithm, state.selected, samples, fields_of(state.rows, state.A), *given)
+    known, gradient = _gradient(now, state, pulls, draws.normals[:p])
     known, kick, head_kick = _kick(now, known) if setup.hot else (known, None, None)
 
     numbers = jax.tree.map(lambda value: jnp.asarray(value, state.A.dtype), algorithm)
@@ -271,50 +269,64 @@ def step(setup: Setup, given: tuple[Any, ...], state: Known, draws: StepDraws, k
         rows=rows.reshape(state.rows.shape),
         head=head,
         selected=next_selection(algorithm, state.selected, draws.uniform) if setup.selects else state.selected,
-        change=_response(state, stride, gradient, kick) if setup.probed else state.change,
     )
 
 
-def _pulls(
-    now: _Now, state: Known
-) -> tuple[Float[Numeric, "spanned inputs"], Float[Numeric, "spanned blocks inputs"], Float[Numeric, " p"]]:
-    """Gradients as vectors in sample space (spanned, inputs), normals that the data are seen through along them, the head's gradient."""
-    structure, sample = now.setup.structure, now.setup.structure.sample
-    fields = fields_of(state.rows, state.A)
+def look(
+    setup: Setup,
+    parameters: Numbers,
+    algorithm: Numbers,
+    used: Numeric,
+    samples: int,
+    fields: Float[Numeric, "inputs fields"],
+    signals: Float[Numeric, "inputs K"],
+    head: Float[Numeric, " p"],
+    given: Tree,
+) -> tuple[Float[Numeric, "spanned inputs"], Float[Numeric, " p"]]:
+    """Gradients of the mean over so many `samples` as vectors in sample space, and the head's, of samples that a step uses so often.
+
+    `fields` are those of the rows, and where they are asked for those of their change beside them.
+    """
+    structure, sample, p = setup.structure, setup.structure.sample, setup.structure.width
 
     def gradients(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
-        return sample_gradients(structure, now.parameters, fields, state.signals, state.head, state.given)
+        return sample_gradients(structure, parameters, fields, signals, head, given)
 
     def slopes(fields: Float[Numeric, "inputs p"]) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
         found = gradients(fields)
-        return _visited_again(now, gradients, fields, found) if now.setup.again else found
+        return _visited_again(setup, parameters, algorithm, used, gradients, fields, found) if setup.again else found
 
-    h, head_gradient = slopes(fields)
-    samples = jnp.asarray(state.selected.shape[0], state.A.dtype)
-    weight = (now.used > 0).astype(state.A.dtype) / (now.algorithm["divisor"] * samples).astype(state.A.dtype)
-    g, normals = h.T * sample.each_input(weight), now.draws.normals[: structure.width]
-    if now.setup.probed:
+    h, head_gradient = slopes(fields[:, :p])
+    weight = (used > 0).astype(fields.dtype) / (algorithm["divisor"] * samples).astype(fields.dtype)
+    g = h.T * sample.each_input(weight)
+    if setup.probed:
         # the change is driven by its own gradient: one more vector for the data to be seen through. By symmetry the head does not change
-        _, bent = jax.jvp(lambda fields: slopes(fields)[0], (fields,), (fields_of(state.change, state.A),))
-        g, normals = jnp.concatenate([g, bent.T * sample.each_input(weight)]), jnp.concatenate([normals, now.draws.change])
-    return g, normals, jnp.sum(head_gradient * weight[:, None], axis=0)
+        _, bent = jax.jvp(lambda fields: slopes(fields)[0], (fields[:, :p],), (fields[:, p:],))
+        g = jnp.concatenate([g, bent.T * sample.each_input(weight)])
+    return g, jnp.sum(head_gradient * weight[:, None], axis=0)
 
 
 def _visited_again(
-    now: _Now, gradients: Callable[..., Any], fields: Float[Numeric, "inputs p"], first: tuple[Any, Any]
+    setup: Setup,
+    parameters: Numbers,
+    algorithm: Numbers,
+    used: Float[Numeric, " n"],
+    gradients: Callable[..., Any],
+    fields: Float[Numeric, "inputs p"],
+    first: tuple[Any, Any],
 ) -> tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]:
     """Sums of gradients over all visits of a sample in one cell: each sees its fields moved by those before it, -gamma h |x|^2/d."""
-    sample = now.setup.structure.sample
-    each = (now.algorithm["lr"] * now.algorithm["own"] * input_trace(now.parameters)).astype(fields.dtype)
+    sample = setup.structure.sample
+    each = (algorithm["lr"] * algorithm["own"] * input_trace(parameters)).astype(fields.dtype)
 
     def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         count, h, head_h = carry
-        own = sample.mixed_inputs(now.parameters, sample.mixed_inputs(now.parameters, h.T)).T
+        own = sample.mixed_inputs(parameters, sample.mixed_inputs(parameters, h.T)).T
         more, more_head = (part.astype(fields.dtype) for part in gradients(fields - each * own))
-        still = (now.used > count).astype(fields.dtype)
+        still = (used > count).astype(fields.dtype)
         return count + 1, h + sample.each_input(still)[:, None] * more, head_h + still[:, None] * more_head
 
-    return jax.lax.while_loop(lambda carry: carry[0] < jnp.max(now.used), again, (jnp.ones(()), *first))[1:]
+    return jax.lax.while_loop(lambda carry: carry[0] < jnp.max(used), again, (jnp.ones(()), *first))[1:]
 
 
 def _gradient(
@@ -323,22 +335,17 @@ def _gradient(
     """What is known after the data have been seen through every g, and the gradients of the weights (spanned, blocks, capacity)."""
     setup = now.setup
     P, A, opened, spanned = state.P, state.A, state.opened, state.spanned
-    n = P.shape[-1]
     gradient = jnp.einsum("bkn,pn->pbk", A, g, precision="highest")
     # the data are C^1/2 Z, Z without correlation: what is conditioned on is Z, whose gradients are C^1/2 g
     inner = setup.structure.sample.mixed_inputs(now.parameters, g)
     for unit in range(setup.spanned):
         both = outside(P, jnp.concatenate([inner[unit][None], normals[unit]]), 2)
         square = jnp.sum(both[0] ** 2)
-        # which blocks have directions left. In the limit all, as long as the paths are many more than what they span
-        left = jnp.full(setup.structure.blocks, spanned < n // LEAST_FREE) if setup.limit else now.sizes - opened > 0
-        left = left & (now.sizes - opened > 0) if setup.visited else left
+        left = now.sizes - opened > 0  # which blocks have directions left
         grows = (square > now.tolerance**2 * jnp.sum(inner[unit] ** 2)) & jnp.any(left)
         size = jnp.sqrt(jnp.where(grows, square, 1.0))
         new = jnp.where(grows, both[0] / size, 0.0)
         rest = both[1:] - jnp.einsum("bn,n->b", both[1:], new, precision="highest")[:, None] * new
-        if setup.limit:
-            rest = at_length(rest, n - spanned - 1 if setup.visited else n)
         found = now.seen((grows & left).astype(A.dtype), now.length(unit, opened, A.dtype)[:, None] * new + rest)
         P = P.at[spanned].set(new)
         A = A.at[:, opened].set(found)
@@ -347,44 +354,25 @@ def _gradient(
     return state._replace(P=P, A=A, opened=opened, spanned=spanned), gradient
 
 
-def _kick(now: _Now, state: Known) -> tuple[Known, Float[Numeric, "p columns"], Float[Numeric, " p"] | None]:
+def _kick(now: _Now, state: Known) -> tuple[Known, Float[Numeric, "p columns"], Float[Numeric, " p"]]:
     """White noise on the rows (p, blocks * capacity) and on the head, what is known once every row has a direction of its own for it."""
     setup, draws, sizes = now.setup, now.draws, now.sizes
     p, blocks = setup.structure.width, setup.structure.blocks
     A, opened, dtype = state.A, state.opened, state.A.dtype
     amount = kick_size(now.algorithm, jnp.sum(sizes)).astype(dtype)
     turned = outside(state.P, draws.normals[p:].reshape(p * blocks, -1), 1).reshape(p, blocks, -1)
-    if setup.limit:
-        # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
-        kick, turned = jnp.zeros_like(state.rows), at_length(turned, state.P.shape[-1])
-    else:
-        slot = jnp.arange(state.rows.shape[-1])
-        # a small block may be known altogether while others still open
-        kick = jnp.transpose(draws.along, (1, 2, 0)) * (slot < jnp.minimum(opened, sizes[:, None]))
+    slot = jnp.arange(state.rows.shape[-1])
+    # a small block may be known altogether while others still open
+    kick = jnp.transpose(draws.along, (1, 2, 0)) * (slot < jnp.minimum(opened, sizes[:, None]))
     lower = jnp.tril(jnp.ones((p, p), dtype), -1)[:, :, None] * draws.lower.astype(dtype)
     for unit in range(p):
-        left = jnp.ones(blocks, dtype) if setup.limit else (sizes - opened > 0).astype(dtype)
+        left = (sizes - opened > 0).astype(dtype)
         A = A.at[:, opened].set(now.seen(left, turned[unit]))
-        others = jnp.zeros((p, blocks), dtype) if setup.limit else lower[:, unit] * left
+        others = lower[:, unit] * left
         kick = kick.at[:, :, opened].set(others.at[unit].set(now.length(setup.spanned + unit, opened, dtype) * left))
         opened = opened + jnp.any(left > 0)
-    head_kick = None if setup.limit else jnp.sqrt(now.algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
+    head_kick = jnp.sqrt(now.algorithm["head_rate"]).astype(dtype) * (amount * draws.head.astype(dtype))
     return state._replace(A=A, opened=opened), (amount * kick).reshape(p, -1), head_kick
-
-
-def _response(
-    state: Known, stride: Stride, gradient: Float[Numeric, "spanned blocks capacity"], kick: Float[Numeric, "p columns"] | None
-) -> Float[Numeric, "p blocks capacity"]:
-    """The change of first order beside the rows after the step: (p, blocks, capacity)."""
-    p = state.rows.shape[0]
-    kept = 1 - stride.size * stride.weight_decay
-    change = state.change * kept - stride.size * gradient[p:]
-    if not stride.structure.sphere:
-        return change
-    # the kick is across the rows: returning to the sphere shortens it as it shortens them
-    free = state.rows * kept - stride.size * gradient[:p]
-    free = free if kick is None else free + kick.reshape(free.shape)
-    return change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
 
 
 def advance(
@@ -393,18 +381,16 @@ def advance(
     most: int,
     state: Known,
     keys: Keys,
-    given: tuple[Float[Numeric, "runs steps normals blocks inputs"], Float[Numeric, "runs steps n"] | None, Whole] | None,
     since: int,
     end: int,
 ) -> tuple[Known, np.ndarray]:
     """All runs (leading axis) from step `since` to `end`, with memory made on the way for up to `most` directions; the last good steps.
 
-    `numbers`: parameters, algorithm, sizes of the blocks, tolerance. `given`: (normals (run, step, normals, blocks, inputs), uniforms (run,
-    step, n) or None, first step) in place of drawn ones, or None. Runs that need more than `most` stop where they are: `short` tells.
+    `numbers`: parameters, algorithm, sizes of the blocks, tolerance. Runs that need more than `most` stop where they are.
     """
     now, good = np.full(len(keys), since, dtype=np.int64), np.full(len(keys), since, dtype=np.int64)
     while True:
-        state, now, good = _advance_known(setup, _together(state), numbers, state, keys, given, now, good, np.int64(end))
+        state, now, good = _advance_known(setup, _together(state), numbers, state, keys, now, good, np.int64(end))
         room = state.P.shape[1]
         if np.all(np.asarray(now) >= end) or room >= most:
             return state, np.asarray(good)
@@ -420,12 +406,6 @@ def _together(state: Known) -> int:
     return max(count for count in range(1, min(runs, most) + 1) if runs % count == 0)
 
 
-def short(setup: Setup, state: Known) -> bool:
-    """Whether memory ended before the steps did."""
-    room = state.P.shape[1]
-    return int(np.max(state.opened)) + setup.opened > room or int(np.max(state.spanned)) + setup.spanned > room
-
-
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _advance_known(
     setup: Setup,
@@ -433,27 +413,15 @@ def _advance_known(
     numbers: tuple[Any, ...],
     state: Known,
     keys: Keys,
-    given: tuple[Float[Numeric, "runs steps normals blocks inputs"], Float[Numeric, "runs steps n"] | None, Whole] | None,
     now: Int[Numeric, " runs"],
     good: Int[Numeric, " runs"],
     end: Whole,
 ) -> tuple[Known, Int[Numeric, " runs"], Int[Numeric, " runs"]]:
     room, n = state.P.shape[1:]
-    limit = LARGEST[str(state.A.dtype)]
 
-    def one(
-        number: Whole,
-        state: Known,
-        key: OneKey,
-        part: tuple[Float[Numeric, "steps normals blocks inputs"], Float[Numeric, "steps n"] | None] | None,
-    ) -> Known:
+    def one(number: Whole, state: Known, key: OneKey) -> Known:
         key = jax.random.fold_in(key, number)
-        draws = draw(setup, key, n, room, state.A.dtype)
-        if part is not None and given is not None:
-            draws = draws._replace(normals=part[0][number - given[2]])
-            if part[1] is not None:
-                draws = draws._replace(uniform=part[1][number - given[2]])
-        return step(setup, numbers, state, draws, key, number)
+        return step(setup, numbers, state, draw(setup, key, n, room, state.A.dtype), key, number)
 
     def fits(carry: tuple[Any, Known, Any]) -> Bool[Numeric, ""]:
         number, state, _ = carry
@@ -464,17 +432,17 @@ def _advance_known(
         def go(carry: tuple[Any, Known, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
             number, state, good = carry
             state = advanced(number, state)
-            fine = jnp.all(jnp.abs(state.rows) < limit, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < limit, axis=-1)
+            fine = jnp.all(jnp.abs(state.rows) < LARGEST, axis=(-1, -2, -3)) & jnp.all(jnp.abs(state.head) < LARGEST, axis=-1)
             return number + 1, state, jnp.where(fine, number + 1, good)
 
         return jax.lax.while_loop(fits, go, carry)
 
-    def group(runs: tuple[Any, Known, Any, Any, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
-        now, state, good, keys, parts = runs
-        return loop(lambda number, state: jax.vmap(one)(number, state, keys, parts), (now, state, good))
+    def group(runs: tuple[Any, Known, Any, Any]) -> tuple[Int[Numeric, " runs"], Known, Int[Numeric, " runs"]]:
+        now, state, good, keys = runs
+        return loop(lambda number, state: jax.vmap(one)(number, state, keys), (now, state, good))
 
     runs = keys.shape[0]
-    everything = (now, state, good, keys, None if given is None else given[:2])
+    everything = (now, state, good, keys)
     groups = jax.tree.map(lambda leaf: leaf.reshape(runs // together, together, *leaf.shape[1:]), everything)
     if together == runs:
         now, state, good = group(everything)

@@ -39,6 +39,8 @@ from sgdynamics.analysis.sample_complexity import SampleComplexity as SampleComp
 from sgdynamics.analysis.sample_complexity import sample_complexity as sample_complexity
 from sgdynamics.analysis.schedules import OptimalSchedule as OptimalSchedule
 from sgdynamics.analysis.schedules import optimal_schedule as optimal_schedule
+from sgdynamics.analysis.stopping import EarlyStopping as EarlyStopping
+from sgdynamics.analysis.stopping import early_stopping as early_stopping
 from sgdynamics.comparison import compare as compare
 from sgdynamics.controls import piecewise_rate as piecewise_rate
 from sgdynamics.display import register as _show_results_in_notebooks

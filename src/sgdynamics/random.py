@@ -55,16 +55,27 @@ def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any,
     """
     pairs = -(-normals // 2)
     count = 2 * pairs + uniforms
-    place = jax.random.bits(key, (), dtype=jnp.uint64)
-    z = place + jnp.arange(1, count + 1, dtype=jnp.uint64) * np.uint64(GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIXED[0])
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIXED[1])
-    u = (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
+    u = uniforms_at(jax.random.bits(key, (), dtype=jnp.uint64), jnp.arange(1, count + 1, dtype=jnp.uint64))
     radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
     along, across = turn(u[pairs : 2 * pairs])
     both = jnp.concatenate([radius * along, radius * across])
     # a barrier: fused into what reads them, the numbers are computed again and on one core
     return jax.lax.optimization_barrier((both[:normals], u[2 * pairs :]))
+
+
+def uniforms_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s"]:
+    """Uniforms in (0, 1), never 0 or 1, at counts (uint64) from a random place (uint64): each depends on its own count only."""
+    z = place + count * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIXED[0])
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIXED[1])
+    return (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
+
+
+def normals_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s 2"]:
+    """Two standard normals, in a last axis, for each even count: as `uniforms_at`, by Box and Muller from that count and the next."""
+    radius = jnp.sqrt(-2.0 * jnp.log(uniforms_at(place, count)))
+    along, across = turn(uniforms_at(place, count + np.uint64(1)))
+    return jnp.stack([radius * along, radius * across], axis=-1)
 
 
 SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(11))

@@ -49,6 +49,17 @@ _OTHER_STEPS = {"other update": _PLAIN, "coordinatewise update": _PLAIN}
 _UPDATES = {"temperature": _PLAIN, **_OTHER_STEPS}
 _THEORY = {"other batch": _WHOLE, **_UPDATES, "fixed data": _FRESH}
 
+_ON_DATA: Mapping[str, str | None] = {
+    **_REGULAR,
+    "temperature": _DATA,
+    "other batch": _DATA,
+    "other update": _DATA,
+    "coordinatewise update": _DATA,
+    "rule": _PULLS,
+    "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
+    "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
+}
+
 # what is refused for one kind is for another, unless the table says so itself
 PART_OF = {"snr = inf": "mixture", "epochs": "fixed data"}
 # question -> kind -> why not, and what to do instead; what is not here is answered, and so is None
@@ -80,16 +91,7 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
         "spiked tensor": _WIDE,
         "own dynamics": _WIDE,
     },
-    "solve_dmft": {
-        **_REGULAR,
-        "temperature": _DATA,
-        "other batch": _DATA,
-        "other update": _DATA,
-        "coordinatewise update": _DATA,
-        "rule": _PULLS,
-        "spiked tensor": "fresh tensors have no data set: use solve_ode, solve_sde or simulate",
-        "own dynamics": "only fields on a data set have this limit: use solve_ode and simulate",
-    },
+    "solve_dmft": _ON_DATA,
     "worth_of_repeats": {
         **_REGULAR,
         "temperature": _EPOCHS,
@@ -114,13 +116,11 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     "simulate": {"other batch": _WHOLE},
     "exit_time by the ODE": {
         "other batch": _WHOLE,
-        "fixed data": _FRESH,
+        "fixed data": 'the ODE is for fresh samples: on a fixed data set take method="dmft" or method="direct"',
         "snr = inf": _JUMPS.format(what='the ODE slides: take method="exact", or save a trajectory and take sgd.exit_time_of(...)'),
     },
-    "exit_time by runs": {
-        "other batch": _WHOLE,
-        "fixed data": "first passages are not watched on a fixed data set: save a trajectory and take sgd.exit_time_of(...)",
-    },
+    "exit_time by runs": {"other batch": _WHOLE},
+    "exit_time by DMFT": _ON_DATA,
     "fixed_points": {
         **_THEORY,
         **_REGULAR,

@@ -13,7 +13,7 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics import conditioning, problem_files
-from sgdynamics.algorithms.epochs import sequence, visits
+from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.analysis.repeats import _fresh
 from sgdynamics.limits.dmft import Sweep
 from sgdynamics.precision import float64
@@ -94,12 +94,20 @@ def test_the_two_time_equations_give_the_table(noise, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_visits_of_cells(order):
     """Every number of cells cuts one sequence; an epoch has as many visits as samples, each sample once unless drawn with replacement."""
-    one = sequence(order, 256, np.random.default_rng(0))
-    fine = np.stack([visits(one, 40, cell) for cell in range(40)])
+    generator = np.random.default_rng(0)
+    drawn = np.stack([sequences(order, 256, generator) for _ in range(2)])[None]
+
+    def visits(cells, cell):
+        with jax.enable_x64(True):
+            return np.asarray(Visits(drawn, np.int64(3), np.int64(cells)).at(np.int64(4 * cells + cell), order == "replacement")[0])
+
+    fine = np.stack([visits(40, cell) for cell in range(40)])
+    chosen = np.flatnonzero((drawn[0, 1] >= 6) & (drawn[0, 1] < 12)) if order != "replacement" else np.unique(drawn[0, 1, 6:12])
+    np.testing.assert_array_equal(np.flatnonzero(fine[1]), chosen)
     assert np.all(fine.sum(axis=0) == 1) == (order != "replacement")
     assert fine.sum() == 256
     assert np.ptp(fine.sum(axis=1)) <= 1
-    np.testing.assert_array_equal(np.stack([visits(one, 20, cell) for cell in range(20)]), fine[::2] + fine[1::2])
+    np.testing.assert_array_equal(np.stack([visits(20, cell) for cell in range(20)]), fine[::2] + fine[1::2])
 
 
 @pytest.mark.parametrize("order", ["reshuffle", "fixed"])
@@ -235,10 +243,10 @@ def test_a_second_visit_sees_the_first():
     problem = linear()[0]
     used = np.array([0.0, 1.0, 2.0, 3.0])
     algorithm = {"lr": 0.5, "own": np.float64(0.6)}
-    now = SimpleNamespace(setup=SimpleNamespace(structure=problem.structure), parameters=problem.parameters, algorithm=algorithm, used=used)
+    given = (SimpleNamespace(structure=problem.structure), problem.parameters, algorithm, used)
     with jax.enable_x64(True):
         fields = np.array([[1.0], [2.0], [-3.0], [4.0]])
-        h, _ = conditioning._visited_again(now, lambda lam: (lam, lam), fields, (fields, fields))
+        h, _ = conditioning._visited_again(*given, lambda lam: (lam, lam), fields, (fields, fields))
     expected = fields * ((1 - 0.7 ** np.maximum(used, 1)) / 0.3)[:, None]  # where there is none the weight is 0
     np.testing.assert_allclose(h, expected, rtol=1e-12)
 
@@ -281,7 +289,9 @@ EPOCHS = sgd.EpochSGD(0.8, 2.0)
 REFUSED = {
     "order = 'random'.*reshuffle": lambda: sgd.EpochSGD(order="random"),
     "batch = 0": lambda: sgd.EpochSGD(batch=0),
-    "lr = .*is a number": lambda: sgd.EpochSGD(lr=lambda t: 0.1),
+    "lr = .*give a number": lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS.replace(lr=lambda alpha: 0.1), BEGIN),
+    "method = 'exact'.*direct": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="exact", dimension=50),
+    "dimension = 50.*leave it out": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="dmft", dimension=50),
     "cells = 0: give a whole number, 1 or more": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=0),
     "cells = 16.*leave it out": lambda: sgd.solve_dmft(PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16),
     "steps = .*infinitely many": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, steps=[1]),
@@ -425,3 +435,72 @@ def test_responses_over_epochs():
     R, error = result["R"].values[0, ..., 0, 0], result["R_standard_error"].values[0, ..., 0, 0]
     expected = np.array([[1.0, 0.0, 0.0], [0.3233, 1.0, 0.0], [0.1682, 0.3233, 1.0]])
     assert np.all(np.abs(R - expected) <= T_LIMIT * error + 0.01), (R, error)  # what two levels leave of the cells
+
+
+def halved(alpha):
+    return jnp.where(alpha < ALPHA, GAMMA, GAMMA / 2)
+
+
+def test_a_learning_rate_may_depend_on_alpha():
+    """The first epoch at one rate, the next at another: direct runs go step by step as with numbers, and t adds up."""
+    problem, begin = linear()
+    algorithm = sgd.EpochSGD(halved, ALPHA, order="fixed")
+    setting = {"dimension": 20, "runs": 3, "seed": 1, "alpha": [0.0, ALPHA, 2 * ALPHA]}
+    found = sgd.simulate(problem, algorithm, begin, **setting)
+    np.testing.assert_allclose(found.t, [0.0, GAMMA * ALPHA, 1.5 * GAMMA * ALPHA], rtol=1e-12)
+    np.testing.assert_allclose(found.epoch, [0, 1, 2], rtol=1e-12)
+    first = sgd.simulate(problem, sgd.EpochSGD(GAMMA, ALPHA, order="fixed"), begin, **setting)
+    np.testing.assert_allclose(found["Q"][:, 1], first["Q"][:, 1], rtol=1e-10)
+    assert not np.allclose(found["Q"][:, 2], first["Q"][:, 2], rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_schedule_by_dmft_and_by_runs():
+    problem, begin = linear()
+    algorithm = sgd.EpochSGD(halved, ALPHA)
+    when = {"alpha": ALPHA * np.arange(4)}
+    theory = sgd.solve_dmft(problem, algorithm, begin, **when, paths=REPLICATES * 512, replicates=REPLICATES, cells=32)
+    runs = sgd.simulate(problem, algorithm, begin, **when, dimension=400, runs=40, seed=2)
+    gap = np.abs(distance(theory)[0] - distance(runs).mean(axis=0))[1:]
+    error = np.hypot(2 * theory["risk_standard_error"].values[0], distance(runs).std(axis=0, ddof=1) / np.sqrt(40))[1:]
+    assert np.all(gap <= T_LIMIT * error + 2e-3), (gap, error)
+    # the second half of the way is slower than at the full rate, and noise does less
+    assert abs(distance(theory)[0, 2] - distance(solved("reshuffle"))[0, 2]) > 0.01
+
+
+@pytest.mark.parametrize("kind", ["epochs", pytest.param("GD", marks=pytest.mark.slow)])
+def test_exit_times_on_a_data_set(kind):
+    """First passages of direct runs are those of their trajectories saved at every step; by DMFT within errors of these."""
+    problem, begin = linear()
+    if kind == "epochs":
+        algorithm = sgd.EpochSGD(GAMMA, ALPHA)
+        steps = np.arange(0, 41)
+        setting = {"dimension": 20, "runs": 6, "seed": 3, "method": "direct"}
+    else:
+        algorithm, steps = sgd.GradientDescent(lr=0.05, samples_per_dimension=ALPHA), np.arange(0, 41)
+        setting = {"dimension": 400, "runs": 20, "seed": 3, "method": "direct"}
+    found = sgd.exit_time(problem, algorithm, begin, threshold=0.5, max_time=2.0, **setting)
+    saved = sgd.simulate(problem, algorithm, begin, steps=steps, **setting)
+    risk = saved["excess_risk"].values
+    first = np.argmax(risk < 0.5 * risk[:, :1], axis=1)
+    np.testing.assert_allclose(found.times, saved.t.values[first], rtol=1e-9)
+    np.testing.assert_allclose(found.alpha, saved.alpha.values[first], rtol=1e-9)
+    if kind == "GD":
+        theory = sgd.exit_time(problem, algorithm, begin, threshold=0.5, max_time=2.0, method="dmft")
+        assert abs(theory.mean - found.mean) < 5 * np.hypot(theory.standard_error, found.standard_error) + 0.05  # a step
+        assert 0 < theory.standard_error < 0.02
+
+
+@pytest.mark.slow
+def test_early_stopping_of_gradient_flow():
+    """Linear regression at alpha = 2, noise .25: gradient flow has its least |w - w*|^2, .1822, at t = 4.0."""
+    problem, begin = linear()
+    algorithm = sgd.GradientDescent(lr=0.05, samples_per_dimension=ALPHA)
+    path = sgd.solve_dmft(problem, algorithm, begin, times=np.arange(1.0, 8.5, 0.5), paths=8192, progress=False)
+    found = sgd.early_stopping(path)
+    assert abs(2 * (found.risk[0] - NOISE / 2) - 0.1822) < 0.004
+    assert abs(found.t[0] - 4.0) < 0.4
+    assert found.earliest[0] <= found.t[0] <= found.latest[0]
+    assert not found.at_end[0]
+    with pytest.warns(UserWarning, match="least at the last save point, t = 3"):
+        assert sgd.early_stopping(path.isel(time=slice(0, 5))).at_end[0]

@@ -70,7 +70,7 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
         return sgd.EpochSGD(lr=LR)
-    return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question == "solve_dmft" else sgd.OnePassSGD(lr=LR)
+    return sgd.GradientDescent(lr=LR) if kind == "fixed data" or question in ("solve_dmft", "exit_time by DMFT") else sgd.OnePassSGD(lr=LR)
 
 
 # kinds of algorithms, on one problem

@@ -9,17 +9,23 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from sgdynamics import checks, trees
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, NUMBERS, FixedData
+from sgdynamics.arrays import Numeric, Whole
 from sgdynamics.controls import Schedule
+from sgdynamics.precision import float64
 
 ORDERS = ("reshuffle", "replacement", "fixed")
 LEVELS = 4  # cells come in so many, a half and a quarter of them: what their number changes is extrapolated
 FEWEST_CELLS = 16
+EPOCHS_SEEN, RATES_SEEN = 20, 401  # of a learning rate that is a function: its largest value here sets the number of cells
 FINEST = 0.04  # t of a cell, unless its number is given: the extrapolation then leaves about 1e-3
 
 
@@ -35,8 +41,8 @@ class EpochSGD(FixedData):
 
     Parameters
     ----------
-    lr : float, default 0.1
-        The learning rate, of order 1, as of ``OnePassSGD``.
+    lr : float or callable, default 0.1
+        The learning rate, of order 1, as of ``OnePassSGD``: a number, or a function of alpha.
     samples_per_dimension : float, default 3.0
         The size n of the data set over the dimension d: alpha of one epoch.
     batch : int, default 1
@@ -50,7 +56,7 @@ class EpochSGD(FixedData):
     Raises
     ------
     ValueError
-        If a number is out of its range, or ``lr`` is a function.
+        If a number is out of its range.
 
     Notes
     -----
@@ -70,22 +76,27 @@ class EpochSGD(FixedData):
     head_rate: Any = field(default=1.0, kw_only=True)
 
     kinds: ClassVar[tuple[str, ...]] = ("epochs",)
+    rate_of: ClassVar[str] = "alpha"
     share: ClassVar[float] = math.nan  # of an epoch that a step takes: known once d or the number of cells is
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.lr, Schedule):
-            raise checks.reject("lr", self.lr, "over epochs the learning rate is a number: give one")
         object.__setattr__(self, "batch", checks.whole("batch", self.batch, 1))
         object.__setattr__(self, "order", checks.choice("order", self.order, ORDERS))
 
     def in_steps(self, share: float) -> Self:
         """The same as an algorithm on a fixed data set whose step takes this share of an epoch: batch/n, or 1/cells at d -> infinity."""
         found = copy(self)
-        object.__setattr__(found, "lr", self.lr * self.samples_per_dimension * share / self.batch)
+        if not isinstance(self.lr, Schedule):
+            object.__setattr__(found, "lr", self.lr * self.samples_per_dimension * share / self.batch)
         object.__setattr__(found, "share", share)
         object.__setattr__(found, "_stated", self)
         return found
+
+    def tabled(self, count: int) -> np.ndarray:
+        alpha = np.arange(count) * (self.samples_per_dimension * self.share)
+        rates = rates_at(self.lr, alpha) * (self.samples_per_dimension * self.share / self.batch)
+        return np.concatenate([[0.0], np.cumsum(rates)[:-1]])
 
     def samples(self, dimension: int) -> int:
         count = super().samples(dimension)
@@ -99,7 +110,8 @@ class EpochSGD(FixedData):
         Parameters
         ----------
         given : int, optional
-            At least so many; unless given, as many as make their t = lr samples_per_dimension/(batch cells) 0.04 or less, 16 at least.
+            At least so many; unless given, as many as make their t = lr samples_per_dimension/(batch cells) 0.04 or less, 16 at least;
+            of a function, its largest lr in 20 epochs.
 
         Returns
         -------
@@ -113,7 +125,10 @@ class EpochSGD(FixedData):
         """
         if given is not None:
             return LEVELS * math.ceil(checks.whole("cells", given, 1) / LEVELS)
-        least = self.lr * self.samples_per_dimension / (self.batch * FINEST)
+        lr = self.lr
+        if isinstance(lr, Schedule):
+            lr = float(np.max(rates_at(lr, self.samples_per_dimension * np.linspace(0, EPOCHS_SEEN, RATES_SEEN))))
+        least = lr * self.samples_per_dimension / (self.batch * FINEST)
         if not least < checks.LARGEST_WHOLE:
             raise checks.reject("lr", self.lr, f"t of an epoch is {FINEST * least:.3g}: take a smaller lr, or fewer samples")
         return max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
@@ -139,12 +154,34 @@ class EpochSGD(FixedData):
 ALGORITHMS[EpochSGD.__name__] = EpochSGD
 
 
-def sequence(order: str, count: int, generator: Any) -> np.ndarray:
-    """Which of `count` samples are visited one after the other in an epoch."""
+@float64
+def rates_at(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
+    """A learning rate at many values of alpha."""
+    return np.broadcast_to(np.asarray(jax.vmap(schedule)(jnp.asarray(alpha)), dtype=np.float64), alpha.shape)
+
+
+class Visits(NamedTuple):
+    """Which samples the cells of a few epochs visit, of several sets of samples.
+
+    Orders that visit each sample once an epoch have its place there, drawing with replacement has the samples one after the other.
+    """
+
+    sequences: Int[Numeric, "sets epochs n"]
+    first: Whole  # the first of these epochs
+    cells: Whole  # of an epoch
+
+    def at(self, number: Whole, again: bool) -> Float[Numeric, "sets n"]:
+        """How often a cell visits each sample; `again`: drawn with replacement."""
+        count = self.sequences.shape[-1]
+        found = jax.lax.dynamic_index_in_dim(self.sequences, number // self.cells - self.first, 1, keepdims=False)
+        cell = number % self.cells
+        place = jnp.arange(count) if again else found
+        now = ((place >= cell * count // self.cells) & (place < (cell + 1) * count // self.cells)).astype(jnp.float64)
+        if not again:
+            return now
+        return jax.vmap(lambda one: jnp.zeros(count).at[one].add(now))(found)
+
+
+def sequences(order: str, count: int, generator: Any) -> np.ndarray:
+    """What `Visits` has of one epoch of one set."""
     return generator.integers(count, size=count) if order == "replacement" else generator.permutation(count)
-
-
-def visits(sequence: np.ndarray, cells: int, cell: int) -> np.ndarray:
-    """How often each sample is visited in one of so many cells of an epoch."""
-    count = len(sequence)
-    return np.bincount(sequence[cell * count // cells : (cell + 1) * count // cells], minlength=count)

@@ -39,10 +39,11 @@ class FixedData:
     head_rate: Any = 1.0
 
     kinds: ClassVar[tuple[str, ...]] = ("fixed data",)  # in the table of what is supported
+    rate_of: ClassVar[str] = "t"  # what a learning rate may be a function of
     order = ""  # of the samples over an epoch, where there are epochs (`epochs`); a ClassVar would keep its place before later fields
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lr", number_or_schedule("lr", self.lr, above=0.0, of="t"))
+        object.__setattr__(self, "lr", number_or_schedule("lr", self.lr, above=0.0, of=self.rate_of))
         object.__setattr__(self, "samples_per_dimension", checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0))
         object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate, of="t"))
 
@@ -119,11 +120,15 @@ class FixedData:
             if count > MOST_TABLED:
                 fix = f"these are more than {MOST_TABLED} steps, whose rates are added up one by one: give less, or a number"
                 raise checks.reject("lr", self.lr, fix)
-            found, count = _times(self.lr, count), 2 * count
+            found, count = self.tabled(count), 2 * count
             if not np.all(np.diff(found) > 0):
                 where = float(found[np.argmin(np.append(np.diff(found) > 0, False))])
                 raise checks.reject("lr", self.lr, f"at t = {where:g} the schedule gives no number above 0: it must be above 0")
         return found
+
+    def tabled(self, count: int) -> np.ndarray:
+        """t before each of so many steps, from a learning rate that is a function."""
+        return _times(self.lr, count)
 
     def counted(self, steps: float) -> Self:
         """The same with its learning rate step by step, where it is a function of t: what a run of so many steps takes."""
@@ -202,7 +207,7 @@ class GradientDescent(FixedData):
     Raises
     ------
     ValueError
-        If a number is out of its range, or ``lr`` is a function: on a fixed data set it is a number.
+        If a number is out of its range.
 
     Examples
     --------
@@ -424,7 +429,7 @@ def first_selection(algorithm: Numbers, uniform: Float[Numeric, "*s"]) -> Bool[N
     return uniform < algorithm["fraction"]
 
 
-def next_selection(algorithm: Numbers, selected: Bool[Numeric, " n"], uniform: Float[Numeric, " n"]) -> Bool[Numeric, " n"]:
+def next_selection(algorithm: Numbers, selected: Bool[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Bool[Numeric, "*s"]:
     """Which samples are in use at the next step: a Markov chain that keeps the share in use (without memory for multi-pass SGD)."""
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 

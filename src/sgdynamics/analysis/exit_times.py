@@ -1,4 +1,4 @@
-"""When a run leaves its plateau: from the ODE (an event), the SDE, the exact chain and direct simulation (a test after every step)."""
+"""When a run leaves its plateau: from the ODE (an event), the SDE, the exact chain and direct runs (a test after every step), DMFT."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics import checks
+from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
+from sgdynamics.analysis.stopping import dmft_exits
 from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
-from sgdynamics.clock import Clock, plan_steps
+from sgdynamics.clock import Clock, clock, plan_steps, time_of_steps
+from sgdynamics.controls import Schedule
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
@@ -35,7 +38,7 @@ from sgdynamics.progress import warn
 from sgdynamics.reach import check_steps
 from sgdynamics.simulation.running import first_passage
 
-METHODS = ("ode", "sde", "exact", "direct")
+METHODS = ("ode", "sde", "exact", "direct", "dmft")
 TIMES_A_UNIT = 50.0  # the longest run unless the caller says: rates are of order 1/width in t
 SDE_STEPS = 400  # steps of the SDE on the way out, at least
 FLAT = 1e-6  # a rate of growth below this share of what noise takes counts as none
@@ -48,7 +51,7 @@ class ExitTimes:
     Attributes
     ----------
     times : ndarray
-        One a run, in t = lr steps/d.
+        One a run, in t = lr steps/d (on a fixed data set in its own t).
     threshold : float
         What had to be passed.
     criterion : str
@@ -61,12 +64,14 @@ class ExitTimes:
         The dimension d; None for d -> infinity.
     lr : float or None
         The learning rate; None where it is not known.
-    batch : int
-        Samples in a step.
+    batch : float
+        Samples in a step; of a fixed data set over d.
     diverged : ndarray of bool
         Which runs diverged.
     ran_out : ndarray of bool
         Which runs ran out of steps of the integrator before ``max_time``.
+    errors : ndarray
+        Standard errors of each time by DMFT; empty elsewhere.
 
     Examples
     --------
@@ -85,9 +90,10 @@ class ExitTimes:
     max_time: float
     dimension: int | None = None
     lr: float | None = None
-    batch: int = 1
+    batch: float = 1
     diverged: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     ran_out: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # of steps of the integrator, before max_time
+    errors: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def runs(self) -> int:
@@ -106,7 +112,9 @@ class ExitTimes:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; NaN for one run."""
+        """Of the mean; NaN for one run that brings none of its own."""
+        if len(self.errors):
+            return float(np.sqrt(np.nansum(self.errors**2)) / self.left) if self.left else float("nan")
         return float(np.nanstd(self.times, ddof=1) / np.sqrt(self.left)) if self.left > 1 else float("nan")
 
     def quantile(self, level: ArrayLike) -> Any:
@@ -148,7 +156,7 @@ class ExitTimes:
     def alpha(self) -> np.ndarray:
         """The exit times in samples over d."""
         if not self.lr:
-            raise ValueError("gradient flow (lr = 0) uses no samples: alpha is not defined")
+            raise ValueError("without one learning rate (gradient flow, or a schedule) t does not tell the samples: alpha is not defined")
         return self.times * self.batch / self.lr
 
     def __repr__(self) -> str:
@@ -180,7 +188,7 @@ def _values(watch: Watch, shared: Numbers, states: State) -> Any:
 @float64
 def exit_time(
     problem: Problem | SpikedTensor | Dynamics,
-    algorithm: OnePassSGD,
+    algorithm: OnePassSGD | FixedData,
     start: Start | SpikedStart | Any,
     *,
     threshold: float = 0.2,
@@ -198,7 +206,7 @@ def exit_time(
     ----------
     problem : Problem, SpikedTensor or Dynamics
         What is learned.
-    algorithm : OnePassSGD
+    algorithm : OnePassSGD, or one on a fixed data set
         How.
     start : Start, SpikedStart or dict
         Where; a start of one run serves any number of runs.
@@ -206,9 +214,10 @@ def exit_time(
         The share of the excess risk to lose, or the overlap to reach.
     method : str, default "ode"
         "ode" (d -> infinity, or with ``dimension`` the mean increment at that d), "sde", "exact" (the chain) or "direct". The time is found
-        inside the run: by an event in the ODE, by a test after every step elsewhere. All runs stop once they have left.
+        inside the run: by an event in the ODE, by a test after every step elsewhere. All runs stop once they have left. On a fixed data
+        set "direct", or "dmft": the crossing of the trajectory of ``solve_dmft`` (d -> infinity), with its error.
     dimension : int, optional
-        The dimension d; needed except for the ODE.
+        The dimension d; needed except for the ODE and DMFT.
     runs : int, optional
         How many runs; unless given as many as the start has.
     seed : int, default 0
@@ -249,6 +258,12 @@ def exit_time(
     0.795
     """
     asked = prepare_exits(**locals())
+    if method == "dmft":
+        assert isinstance(problem, Problem)
+        assert isinstance(algorithm, FixedData)
+        setting = (asked.threshold, criterion, asked.end, asked.seed, asked.progress)
+        times, errors, diverged = dmft_exits(problem, algorithm, asked.begin, *setting)
+        return _answer(asked, times, diverged, np.zeros(len(times), dtype=bool), errors)
     warn_if_no_growth(asked)
     if method != "ode" and not asked.away.all():
         return _answer(asked, *_simulated_exits(asked), np.zeros(asked.begin.runs, dtype=bool))
@@ -296,21 +311,35 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     _, _, _, threshold, method, dimension, runs, seed, max_time, criterion, progress = bound.arguments.values()
     threshold = _threshold(threshold)
     checks.choice("method", method, METHODS)
-    question = {"ode": "exit_time by the ODE", "sde": "solve_sde"}.get(method, "exit_time by runs")
-    dynamics = dynamics_of(question, problem, algorithm)
+    questions = {"ode": "exit_time by the ODE", "sde": "solve_sde", "dmft": "exit_time by DMFT"}
+    dynamics = dynamics_of(questions.get(method, "exit_time by runs"), problem, algorithm)
     algorithm = dynamics.algorithm
+    on_data = isinstance(algorithm, FixedData)
     progress = checks.flag("progress", progress, unsaid=True)
-    constant_rate(algorithm, "exit times")
+    if not on_data:
+        constant_rate(algorithm, "exit times")
+    elif method == "exact":
+        raise checks.reject("method", method, 'on a fixed data set first passages are watched in direct runs: give "direct", or "dmft"')
+    if method == "dmft" and dimension is not None:
+        raise checks.reject("dimension", dimension, "DMFT is the limit d -> infinity: leave it out")
     if not callable(criterion):
         checks.choice("criterion", criterion, ("risk", "overlap"))
     seed = checks.whole("seed", seed, 0)
     end = TIMES_A_UNIT * getattr(problem, "width", 1) if max_time is None else checks.number("max_time", max_time, above=0.0)
-    if method != "ode" and dimension is None and getattr(problem, "spectrum", None) is None:
+    if method not in ("ode", "dmft") and dimension is None and getattr(problem, "spectrum", None) is None:
         raise checks.reject("dimension", dimension, f'method="{method}" runs at a finite d: give dimension=d')
-    if method != "ode" and algorithm.flow:
+    if method != "ode" and not on_data and algorithm.flow:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
-    d, sizes = (None, None) if dimension is None and method == "ode" else dynamics.at_dimension(dimension, small=True)
-    if method in ("exact", "direct"):
+    d, sizes = (None, None) if dimension is None and method in ("ode", "dmft") else dynamics.at_dimension(dimension, small=True)
+    if on_data and method == "direct":
+        checks.choice("method", method, dynamics.methods)
+        dynamics = dynamics.in_steps(d, None)
+        when = clock(dynamics.algorithm, times=[end], dimension=d, whole_steps=True)
+        assert when.step is not None
+        check_steps("max_time", end, float(when.step[-1]), "give less: runs stop once they have left")
+        dynamics = dynamics.counted(when)
+        dynamics.check_controls(when)
+    elif method in ("exact", "direct"):
         checks.choice("method", method, dynamics.methods)
         check_steps("max_time", end, end * float(d or 1) / algorithm.lr, "give less: runs stop once they have left")
     begin = dynamics.start(start, runs)
@@ -347,11 +376,16 @@ def finish_exits(asked: Asked, found: Solved | None) -> ExitTimes:
     return _answer(asked, times, diverged, tired)
 
 
-def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.ndarray) -> ExitTimes:
+def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.ndarray, errors: np.ndarray | None = None) -> ExitTimes:
     algorithm, criterion = asked.dynamics.algorithm, asked.criterion
+    lr, batch = algorithm.lr, getattr(algorithm, "batch", 1)
+    if isinstance(algorithm, FixedData):
+        lr, batch = None if algorithm.scheduled else float(lr), algorithm.fraction * algorithm.samples_per_dimension
+        if algorithm.order and asked.method == "dmft":  # not cut into steps
+            batch = getattr(algorithm, "batch", 1)
     name = criterion if isinstance(criterion, str) else getattr(criterion, "__name__", "function")
-    setting = (asked.threshold, name, asked.method, asked.end, asked.dimension, algorithm.lr, algorithm.batch)
-    result = ExitTimes(times, *setting, diverged, tired)
+    setting = (asked.threshold, name, asked.method, asked.end, asked.dimension, lr, batch)
+    result = ExitTimes(times, *setting, diverged, tired, np.zeros(0) if errors is None else errors)
     _report(result)
     return result
 
@@ -377,7 +411,9 @@ def _report(result: ExitTimes) -> None:
 
 def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     dynamics, d, begin, end = asked.dynamics, asked.dimension, asked.begin, asked.end
-    length = dynamics.algorithm.lr / d
+    algorithm = dynamics.algorithm
+    on_data = isinstance(algorithm, FixedData)
+    length = 1.0 if on_data else algorithm.lr / d
     if asked.method == "sde":
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time
         noiseless = replace(asked, dimension=None)
@@ -389,11 +425,24 @@ def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         length = float(simulator.lengths[0])
     else:
         simulator = dynamics.simulator(asked.method, begin, d, asked.sizes, seed=asked.seed)
-    last = int(np.ceil(end / length - 1e-9))
+    last = _steps_on_data(algorithm, end) if on_data else int(np.ceil(end / length - 1e-9))
     see = _See(asked.watch, between=asked.method == "sde")
     label = f"exit times, {asked.method}, {dynamics.letter} = {d}"
     left, diverged = first_passage(simulator, asked.seen, see, asked.shared, last, asked.seed, label, asked.progress)
-    return left * length, diverged
+    return (np.where(np.isnan(left), np.nan, _time_after(algorithm, left)) if on_data else left * length), diverged
+
+
+def _steps_on_data(algorithm: FixedData, end: float) -> int:
+    """The first step after which t is `end` or more; of a learning rate that is tabled, the last in the table."""
+    if isinstance(algorithm.lr, Schedule):
+        table = np.asarray(algorithm.lr.numbers["times"])
+        return int(min(np.searchsorted(table, end), len(table) - 2))
+    return int(np.ceil(end / algorithm.lr - 1e-9))
+
+
+def _time_after(algorithm: FixedData, steps: np.ndarray) -> np.ndarray:
+    """t after so many steps on a fixed data set (NaN: none)."""
+    return time_of_steps(algorithm, np.nan_to_num(steps).astype(np.int64), 1)
 
 
 def exit_time_of(trajectory: xr.Dataset, threshold: float, *, criterion: str = "risk") -> ExitTimes:
@@ -466,7 +515,13 @@ def warn_if_no_growth(asked: Asked) -> None:
     at M = 0, which is affine in lr. They are needed at the start's Q, and at Q = 1 1^T, where the units of a network that learns end up.
     """
     problem, algorithm, begin = asked.dynamics.problem, asked.dynamics.algorithm, asked.begin
-    if "fields" not in problem.kinds or not problem.structure.sphere or algorithm.flow or algorithm.law is not None:
+    if (
+        "fields" not in problem.kinds
+        or isinstance(algorithm, FixedData)
+        or not problem.structure.sphere
+        or algorithm.flow
+        or algorithm.law is not None
+    ):
         return
     if problem.structure.blocks > 1 or problem.structure.trained:
         return

@@ -53,7 +53,7 @@ def worth_of_repeats(
     problem : Problem
         What is learned, with Gaussian inputs; its numbers do not depend on time.
     algorithm : EpochSGD
-        How; with a number as ``head_rate``.
+        How; with numbers as ``lr`` and ``head_rate``.
     start : Start
         Where, of one run or several.
     epochs : int, default 6
@@ -102,6 +102,8 @@ def worth_of_repeats(
     require("worth_of_repeats", problem, algorithm)
     if not isinstance(algorithm, EpochSGD):
         raise checks.reject("algorithm", algorithm, "give sgd.EpochSGD(...)")
+    if isinstance(algorithm.lr, Schedule):
+        raise checks.reject("lr", algorithm.lr, "what is learned later would be learned at another rate: give a number")
     if isinstance(algorithm.head_rate, Schedule):
         raise checks.reject("head_rate", algorithm.head_rate, "one pass and epochs count it in other times: give a number")
     if problem.scheduled:

@@ -8,10 +8,13 @@ learning rate as the simulation's.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import jax
@@ -22,10 +25,24 @@ from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics import checks, conditioning
-from sgdynamics.algorithms.epochs import sequence, visits
+from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
-from sgdynamics.arrays import Keys, Numbers, Numeric, Whole
+from sgdynamics.arrays import Numbers, Numeric, Tree
 from sgdynamics.controls import numbers_at
+from sgdynamics.limits.forgetting import Memory, forgotten
+from sgdynamics.limits.paths import (
+    DIRECTIONS,
+    LEAST_FREE,
+    Paths,
+    Places,
+    advanced,
+    blank,
+    chunks_for,
+    cut,
+    first_places,
+    observe,
+    widened,
+)  # fmt: skip
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.progress import Meter
@@ -33,26 +50,29 @@ from sgdynamics.random import run_keys
 from sgdynamics.reach import available_bytes
 from sgdynamics.samples.spectrum import spread as input_spread
 
-MOST_DIMENSIONS = 1024  # of one quasi-random point: what a path needs beyond them comes from further, shuffled point sets
-CELLS_AT_A_TIME = 16  # of an epoch
+MOST_DIMENSIONS = 1024  # of one quasi-random point
+EPOCHS_AT_A_TIME = 4  # whose visits are made on the host
 FIRST_ROOM = 128  # directions that memory is made for at first, where an epoch is solved with several numbers of cells: they share programs
-POINT_BYTES = 1 << 27  # quasi-random numbers made at a time
+SMALL_ROOM = 256
 FEWEST_PATHS = 64  # of one replicate
 FEWER = 4  # every replicate is solved again with so many times fewer paths and a so much larger tolerance: the change is part of the errors
 LEAST_A_VECTOR = 4  # paths for each of the first vectors: with fewer they are not made uncorrelated
 SHARE_OF_MEMORY = 0.8
 MOST_DAYS = 10.0  # of estimated computing time, beyond which nothing is started
-SPEED = {"cpu": 1e9}  # multiplications a second, in large products; other machines:
+SPEED = {"cpu": 2e9}  # multiplications a second, in large products; other machines:
 FAST = 1e12
+SECONDS = 5.0  # of estimated computing time, after which a loop comes back to say how far it is and to be interrupted
+# residuals below this share of a gradient are rounding, not new directions: a square is the difference of two sums
+ROUNDING = {"float64": 1e-6, "float32": 1e-3}
 
 
 def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, two_time: bool) -> None:
     """Refuse what would take more than MOST_DAYS."""
     steps = float(step[-1])
     directions = min(sweep.needed(steps), np.inf if rank is None else rank)
-    # directions are opened one after the other, until none are left; each is read six times a step, as P or in every block
+    # directions are opened one after the other, until none are left
     filling = min(steps, directions / sweep.setup.opened)
-    work = 6.0 * sweep.inputs * sweep.replicates * (1 + sweep.setup.structure.blocks) / 2 * directions * (steps - filling / 2)
+    work = sweep.work(directions) * (steps - filling / 2)
     days = work * (1 + 1 / FEWER) * runs * (1 + (len(step) if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
     if days > MOST_DAYS:
         raise checks.reject(
@@ -64,7 +84,7 @@ def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, tw
 
 
 class Sweep:
-    """Replicates of the effective process, driven by quasi-random points."""
+    """Replicates of the effective process, driven by quasi-random points at first."""
 
     def __init__(
         self, problem: Problem, algorithm: FixedData, points: int, fewer: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
@@ -72,12 +92,7 @@ class Sweep:
         each = points // fewer
         self.problem = problem
         self.setup = conditioning.Setup(
-            problem.structure,
-            algorithm.selects,
-            algorithm.hot,
-            limit=True,
-            visited=bool(algorithm.order),
-            again=algorithm.order == "replacement",
+            problem.structure, algorithm.selects, algorithm.hot, visited=bool(algorithm.order), again=algorithm.order == "replacement"
         )
         self.parameters, self.algorithm = problem.parameters, algorithm.parameters
         self.order, self.cells = algorithm.order, round(1 / algorithm.fraction)  # of an epoch, where there are any
@@ -89,18 +104,26 @@ class Sweep:
         self.numbers = (self.parameters, self.algorithm, sizes, np.float64(tolerance))
         self.rank = 0
         self.most = 0
+        self.memory: Memory | None = None  # bounded, where it is
         self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
+
+    def work(self, directions: float) -> float:
+        """Multiplications of a step."""
+        setup, blocks = self.setup, self.setup.structure.blocks
+        of_P, of_A = 2 * setup.spanned + setup.normals * blocks, setup.spanned * blocks
+        return 2.0 * self.inputs * self.replicates * (of_P + of_A) * directions
 
     def needed(self, steps: float) -> float:
         """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
         setup = self.setup
-        spanned = min(setup.spanned * (steps + 1), self.inputs // conditioning.LEAST_FREE + setup.spanned)
-        return setup.first + spanned + ((setup.opened - setup.spanned) * (steps + 1) if setup.hot else 0)
+        spanned = min(setup.spanned * (steps + 1), self.inputs // LEAST_FREE + setup.spanned)
+        found = setup.first + spanned + setup.white * (steps + 1)
+        return found if self.memory is None else min(found, self.memory.directions)
 
     def make_room(self, steps: int, rank: int | None, memory: float | None) -> None:
         """How many directions memory is made for at most; refuse what does not fit."""
         setup = self.setup
-        self.most = int(self.needed(steps))
+        self.most = max(int(self.needed(steps)), setup.first + setup.opened)
         if rank is not None:
             self.most = min(self.most, rank + setup.first + setup.opened)
         # memory for P and A, and once more while it grows
@@ -109,44 +132,45 @@ class Sweep:
         if self.bytes > room:
             raise ValueError(
                 f"{self.each * self.replicates} paths of up to {self.most} directions ({steps} steps) need {self.bytes / 1e9:.3g} GB, "
-                f"there are {room / 1e9:.3g} GB: take fewer paths or steps, dtype='float32', or give rank= where the algorithm is smooth "
-                "(gradient descent needs far fewer directions than steps)"
+                f"there are {room / 1e9:.3g} GB: take fewer paths or steps, dtype='float32', give rank= where the algorithm is smooth "
+                "(gradient descent needs far fewer directions than steps), or memory_directions="
             )
 
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
         """Overlaps (replicate, time, ...) of one start."""
-        points = _SobolPaths(self.setup, self.each, self.fewer, self.replicates, self.seed, self.dtype)
-        if self.order:
-            points.visits = _Visits(self.order, self.cells, self.each, self.replicates, self.seed)
-            points.dimensions = points.first_count + 1
-        state = self.initial(begin, points)
-        # runs of the generator that fills in small random numbers: apart from those of simulations
-        keys = run_keys(self.seed, np.arange(self.replicates) + (1 << 20))
+        points = _Points(self)
+        groups = self.initial(begin, points)
         saved: dict[str, list[np.ndarray]] = {}
         rows: list[np.ndarray] = []
-        probes: list[tuple[int, _Probe]] = []
+        probes: list[tuple[int, list[_Group]]] = []
         diverged = np.zeros(self.replicates, dtype=bool)
         now = 0
         for index, target in enumerate(steps.tolist()):
-            while now < target:
-                given, end = points.piece(now, target)
-                state, good = self.advance(state, keys, given, now, end)
-                diverged |= good < end
-                probes = [(born, probe.advanced(self, keys, given, now, end)) for born, probe in probes]
+            while True:
+                end = min(target, now + self.at_a_time(groups[0]))
+                visits, end = points.visits(now, end)
+                self.advance(groups, visits, now, end, self.most)
+                diverged |= np.concatenate([group.good for group in groups]) < end
+                for _, probe in probes:
+                    self.advance(probe, visits, now, end, 2 * self.most + self.setup.opened)
                 bar.advance((end - now) / self.fewer)
                 now = end
+                if now >= target:
+                    break
             numbers = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
-            for name, value in conditioning.observed(_observe, self.setup, self.on_train, numbers, state).items():
-                shown = np.array(value, dtype=np.float64)
+            found = [conditioning.observed(_observe, self.setup, self.on_train, numbers, group.paths) for group in groups]
+            for name in found[0]:
+                shown = np.concatenate([np.asarray(part[name], dtype=np.float64) for part in found])
                 shown[diverged] = np.nan
                 saved.setdefault(name, []).append(shown)
             if two_time:
-                rows.append(np.array(state.rows, dtype=np.float64))
+                rows.append(_of_all([np.asarray(group.paths.rows) for group in groups]))
             if two_time and self.fewer == 1:  # the spread of a response is far above its bias
-                probes.append((index, self.probe(state, points)))
+                probes.append((index, self.probe(groups, points)))
                 saved.setdefault("R", []).append(self.responses(probes, len(steps)))
-        self.rank = max(self.rank, int(np.max(state.opened)) - self.setup.first)
-        if self.fewer == 1 and int(np.max(state.spanned)) >= self.inputs // conditioning.LEAST_FREE:
+        opened = max(int(np.max(group.paths.opened)) for group in groups)
+        self.rank = max(self.rank, opened - self.setup.first)
+        if self.fewer == 1 and max(int(np.max(group.paths.spanned)) for group in groups) >= self.inputs // LEAST_FREE:
             warnings.warn(
                 f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
                 "steps or replicates",
@@ -157,140 +181,232 @@ class Sweep:
             result["C"] = _correlations(rows)
         return result
 
-    def initial(self, begin: Start, points: _SobolPaths) -> conditioning.Known:
+    def at_a_time(self, group: _Group) -> int:
+        """Steps of one call."""
+        speed = SPEED.get(jax.default_backend(), FAST)
+        return max(1, int(SECONDS * speed / self.work(group.paths.P.shape[2])))
+
+    def initial(self, begin: Start, points: _Points) -> list[_Group]:
         T, L = factor(self.problem, begin)
         setup = self.setup
         smallest = FIRST_ROOM if setup.visited else conditioning.SMALLEST
         room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
-        return _initial(setup, room, self.parameters, self.algorithm, T[0], L[0], begin.a[0], *points.first())
+        slots = 0 if self.memory is None else self.memory.slots(setup)
+        origins = _origins(self.seed, self.replicates)
+        drawn = (*points.first(), points.directions(), origins)
+        sets = self.replicates if jax.default_backend() != "cpu" else 1
+        numbers = (self.parameters, self.algorithm, T[0], L[0], begin.a[0])
+        chunks = chunks_for(setup, self.inputs)
+        groups = []
+        for first in range(0, self.replicates, sets):
+            part = tuple(value[first : first + sets] for value in drawn)
+            groups.append(_Group(_initial(setup, room, slots, chunks, str(self.dtype), *numbers, *part), first_places(setup), sets))
+        return groups
 
-    def advance(
-        self,
-        state: conditioning.Known,
-        keys: Keys,
-        given: tuple[Float[Numeric, "replicates steps normals blocks inputs"], Float[Numeric, "replicates steps n"] | None, Whole],
-        now: int,
-        end: int,
-    ) -> tuple[conditioning.Known, np.ndarray]:
-        state, good = conditioning.advance(self.setup, self.numbers, self.most, state, keys, given, now, end)
-        if conditioning.short(self.setup, state) and np.any(good < end):
+    def advance(self, groups: list[_Group], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
+        """All replicates to a step. On a CPU as many at once as it has cores: each is a loop of small products."""
+        setup = groups[0].setup(self.setup)
+        given = [None] * len(groups) if visits is None else visits
+
+        def go(number: int) -> None:
+            with jax.enable_x64(True):
+                groups[number].go(setup, self.numbers, given[number], now, end, most, self.memory)
+
+        workers = min(len(groups), os.cpu_count() or 1)
+        if workers == 1:
+            for number in range(len(groups)):
+                go(number)
+        else:
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(go, range(len(groups))))
+        short = [group.number for group in groups if group.number < end]
+        if short:
             raise ValueError(
-                f"rank = {self.most - self.setup.first - self.setup.opened} directions are not enough by step {int(good.min())}: give a "
+                f"rank = {self.most - self.setup.first - self.setup.opened} directions are not enough by step {min(short)}: give a "
                 "larger rank, a larger tolerance, or none"
             )
-        return state, good
 
-    def probe(self, state: conditioning.Known, points: _SobolPaths) -> _Probe:
-        return _Probe(_kicked(self.setup, self.parameters, state, points.probe()), np.asarray(state.opened))
+    def probe(self, groups: list[_Group], points: _Points) -> list[_Group]:
+        """Copies of the replicates whose rows were kicked along a fresh direction each, to first order."""
+        normals, first, kicked = points.probe(), 0, []
+        for group in groups:
+            part = normals[first : first + group.sets]
+            paths = _kicked(self.setup, self.parameters, group.paths, group.places, part)
+            p, place = self.setup.structure.width, int(group.places.opened)
+            places = group.places._replace(opened=np.int64(place + p), settled=np.bool_(False))
+            places = places._replace(last_spanned=places.spanned, last_opened=places.opened)
+            kicked.append(_Group(paths, places, group.sets, slot=place, number=group.number))
+            first += group.sets
+        return kicked
 
-    def responses(self, probes: list[tuple[int, _Probe]], count: int) -> np.ndarray:
+    def responses(self, probes: list[tuple[int, list[_Group]]], count: int) -> np.ndarray:
         """R(t, t') at the present t: (replicate, t', unit, unit'), 0 for later t'."""
         p = self.setup.structure.width
         result = np.zeros((self.replicates, count, p, p))
-        for born, probe in probes:
-            result[:, born] = probe.response(self.parameters["fractions"], p)
+        for born, groups in probes:
+            result[:, born] = np.concatenate([group.response(self.parameters["fractions"], p) for group in groups])
         return result
 
 
-class _Probe:
-    """A copy of the replicates whose rows were kicked along a fresh direction each, to first order."""
+_COMPILING = Lock()
+_COMPILED: set[Any] = set()
 
-    def __init__(self, state: conditioning.Known, slots: np.ndarray) -> None:
-        self.state, self.slots = state, slots
 
-    def advanced(
-        self,
-        sweep: Sweep,
-        keys: Keys,
-        given: tuple[Float[Numeric, "replicates steps normals blocks inputs"], Any, Whole],
-        now: int,
-        end: int,
-    ) -> _Probe:
-        setup = replace(sweep.setup, probed=True)
-        most = 2 * sweep.most + setup.opened
-        state, _ = conditioning.advance(setup, sweep.numbers, most, self.state, keys, given, now, end)
-        return _Probe(state, self.slots)
+@dataclass
+class _Group:
+    """Replicates that go together (leading axis), where they stand, and the last steps at which they were finite."""
+
+    paths: Paths
+    places: Places
+    sets: int
+    slot: int | None = None  # where the kicked directions begin, of a copy that was kicked
+    number: int = 0
+    good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    widths: list[int] = field(default_factory=list)  # steps in each slot of the past, where memory is bounded
+
+    def setup(self, setup: conditioning.Setup) -> conditioning.Setup:
+        return setup if self.slot is None else replace(setup, probed=True)
+
+    def go(
+        self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, now: int, end: int, most: int, memory: Memory | None
+    ) -> None:
+        """To step `end`, with memory made on the way, or given back; or as far as it lasts."""
+        self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
+        while True:
+            program = (setup, self.paths.P.shape, str(self.paths.P.dtype))
+            with _COMPILING:  # threads would compile the same program side by side
+                if program not in _COMPILED:
+                    self.call(setup, numbers, visits, self.number)
+                    _COMPILED.add(program)
+            self.call(setup, numbers, visits, end)
+            if self.number >= end:
+                return
+            room = self.paths.P.shape[2]
+            if room < most and int(self.places.opened) + setup.opened > room:
+                self.paths = widened(self.paths, next_room(room, most), 1)
+            elif memory is not None:
+                self.paths, self.places, self.widths = forgotten(setup, memory, self.paths, self.places, self.widths)
+            else:
+                return
+
+    def call(self, setup: conditioning.Setup, numbers: Tree, visits: Visits | None, end: int) -> None:
+        moved = (np.int64(self.number), self.good, np.int64(end))
+        self.paths, self.places, number, good = advanced(setup, numbers, self.paths, self.places, visits, *moved)
+        self.number, self.good = int(number), np.asarray(good)
 
     def response(self, fractions: np.ndarray, p: int) -> np.ndarray:
         """(replicate, unit, kicked unit): how far rows move along the kicks, per unit kick."""
-        change = np.asarray(self.state.change, dtype=np.float64)
-        along = np.stack([change[np.arange(len(change)), :, :, self.slots + unit] for unit in range(p)], axis=-1)
+        assert self.slot is not None
+        along = np.asarray(self.paths.change, dtype=np.float64)[..., self.slot : self.slot + p]
         return np.einsum("ribj,b->rij", along, np.sqrt(fractions))
+
+
+def next_room(room: int, most: int) -> int:
+    """The next size of memory: each size compiles, and all of it is read in every step. Doubled while small, then by a half or a third."""
+    power = 1 << (room.bit_length() - 1)
+    return min(2 * power if room < SMALL_ROOM or room > power + power // 4 else power + power // 2, most)
 
 
 @partial(jax.jit, static_argnums=0)
 def _kicked(
-    setup: conditioning.Setup, parameters: Numbers, state: conditioning.Known, normals: Float[Numeric, "replicates p blocks inputs"]
-) -> conditioning.Known:
+    setup: conditioning.Setup, parameters: Numbers, state: Paths, places: Places, normals: Float[Numeric, "sets p blocks inputs"]
+) -> Paths:
     """Replicates that know one more direction for each unit, along which its row is kicked to first order."""
-    p = setup.structure.width
-    sample, spread = setup.structure.sample, input_spread(parameters, state.A.dtype)
-    share = jnp.sqrt(parameters["fractions"]).astype(state.A.dtype)
+    p, blocks, sample = setup.structure.width, setup.structure.blocks, setup.structure.sample
+    probed = replace(setup, probed=True)
+    spread, share = input_spread(parameters), jnp.sqrt(parameters["fractions"])
+    more, chunks = p + probed.opened, state.P.shape[1]
 
-    def one(state: conditioning.Known, normals: Float[Numeric, "p blocks inputs"]) -> conditioning.Known:
-        P, A, rows = (
-            jnp.pad(state.P, ((0, p), (0, 0))),
-            jnp.pad(state.A, ((0, 0), (0, p), (0, 0))),
-            jnp.pad(state.rows, ((0, 0), (0, 0), (0, p))),
-        )
-        fresh = conditioning.outside(P, normals.reshape(p * A.shape[0], -1), 2)
-        fresh = conditioning.at_length(fresh, P.shape[-1]).reshape(p, A.shape[0], -1)
-        change = jnp.zeros_like(rows)
-        for unit in range(p):
-            A = A.at[:, state.opened + unit].set(spread[:, None] * sample.mixed_inputs(parameters, fresh[unit]))
-            change = change.at[unit, :, state.opened + unit].set(share)
-        return state._replace(P=P, A=A, rows=rows, opened=state.opened + p, change=change)
+    def one(paths: Paths, normals: Float[Numeric, "p blocks inputs"]) -> Paths:
+        n = normals.shape[-1]
+        whole = cut(paths, 1, 0)
+        fresh = conditioning.outside(whole.P[0].astype(normals.dtype), normals.reshape(p * blocks, n), 2)
+        fresh = (fresh * jnp.sqrt(n / jnp.sum(fresh**2, axis=-1, keepdims=True))).reshape(p, blocks, n)
+        fresh = spread[:, None] * sample.mixed_inputs(parameters, fresh)
+        A = jnp.pad(whole.A[0], ((0, 0), (0, more), (0, 0)))
+        A = jax.lax.dynamic_update_slice(A, jnp.swapaxes(fresh, 0, 1).astype(A.dtype), (0, places.opened, 0))
+        rows = jnp.pad(paths.rows, ((0, 0), (0, 0), (0, more)))
+        kick = jnp.eye(p)[:, None, :] * share[:, None]
+        change = jax.lax.dynamic_update_slice(jnp.zeros_like(rows), kick, (0, 0, places.opened))
+        P = jnp.pad(whole.P, ((0, 0), (0, more), (0, 0)))
+        known = conditioning.Known(
+            P[0], A, rows, paths.head, paths.spanned, paths.opened + p, whole.selected[0], whole.signals[0],
+            jax.tree.map(lambda leaf: leaf[0], whole.given),
+        )  # fmt: skip
+        kicked = blank(probed, known, whole.quasi[0], paths.origins, A.dtype, 0)
+        return cut(kicked._replace(P=P, change=change, drawn=paths.drawn), chunks, 0)
 
     return jax.vmap(one)(state, normals)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _initial(
     setup: conditioning.Setup,
     room: int,
+    slots: int,
+    chunks: int,
+    storage: str,
     parameters: Numbers,
     algorithm: Numbers,
     T: Float[Numeric, "blocks p K"],
     L: Float[Numeric, "blocks p p"],
     head: Float[Numeric, " p"],
-    normals: Float[Numeric, "replicates blocks fields inputs"],
-    noise: Float[Numeric, "replicates n draws"],
-    uniform: Float[Numeric, "replicates n"],
-) -> conditioning.Known:
+    normals: Float[Numeric, "sets blocks fields inputs"],
+    noise: Float[Numeric, "sets n draws"],
+    uniform: Float[Numeric, "sets n"],
+    directions: Float[Numeric, "sets directions blocks inputs"],
+    origins: Numeric,
+) -> Paths:
     def one(
-        normals: Float[Numeric, "blocks fields inputs"], noise: Float[Numeric, "n draws"], uniform: Float[Numeric, " n"]
-    ) -> conditioning.Known:
-        return conditioning.initial(setup, parameters, algorithm, T, L, head, normals, noise, uniform, room)
+        normals: Float[Numeric, "blocks fields inputs"],
+        noise: Float[Numeric, "n draws"],
+        uniform: Float[Numeric, " n"],
+        directions: Float[Numeric, "directions blocks inputs"],
+        origins: Numeric,
+    ) -> Paths:
+        known = conditioning.initial(setup, parameters, algorithm, T, L, head, normals, noise, uniform, room)
+        return cut(blank(setup, known, jax.scipy.special.ndtri(directions), origins, np.dtype(storage), slots), chunks, 0)
 
-    return jax.vmap(one)(normals, noise, uniform)
+    return jax.vmap(one)(normals, noise, uniform, directions, origins)
 
 
 @partial(jax.jit, static_argnums=0)
-def _observe(setup: conditioning.Setup, parameters: Numbers, state: conditioning.Known) -> dict[str, Any]:
-    return jax.lax.map(partial(conditioning.observe, setup, parameters), state)
+def _observe(setup: conditioning.Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
+    return jax.vmap(partial(observe, setup, parameters))(paths)
 
 
-class _SobolPaths:
-    """Normals and uniforms of every path: scrambled Sobol points, one coordinate for each number that a path needs."""
+def _origins(seed: int, replicates: int) -> np.ndarray:
+    """Where the counters of each replicate's numbers begin: apart from those of simulations."""
+    keys = run_keys(seed, np.arange(replicates) + (1 << 20))
+    return np.asarray(jax.vmap(lambda key: jax.random.bits(key, (3,), dtype=jnp.uint64))(keys))
 
-    def __init__(self, setup: conditioning.Setup, each: int, fewer: int, replicates: int, seed: int, dtype: np.dtype) -> None:
-        self.setup, self.each, self.replicates, self.seed, self.dtype = setup, each, replicates, seed, dtype
-        self.points = each * fewer  # of which the first are taken
-        self.generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(replicate, 1))) for replicate in range(replicates)]
+
+class _Points:
+    """What is drawn on the host: scrambled Sobol points for the start and the first directions, visits of epochs, normals of kicks."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        setup = sweep.setup
+        self.setup, self.each, self.replicates, self.seed = setup, sweep.each, sweep.replicates, sweep.seed
+        self.points = sweep.each * sweep.fewer  # of which the first are taken
+        self.order, self.cells, self.sets = sweep.order, sweep.cells, 1 if jax.default_backend() == "cpu" else sweep.replicates
         blocks, sample = setup.structure.blocks, setup.structure.sample
         self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals
         self.first_count = blocks * setup.first * self.tokens + self.draws
-        self.inner = blocks * setup.normals * self.tokens
-        self.step_count = self.inner + int(setup.selects and not setup.visited)
-        self.visits: _Visits | None = None
-        self.dimensions = MOST_DIMENSIONS
-        self.left: np.ndarray | None = None
-        self.fresh = True
+        # quasi-random normals overlap less than by chance, and the many directions of cells make many overlaps (measured: a bias of 2% in a
+        # risk at 512 paths a set, beside none)
+        each = blocks * self.tokens * (2 if setup.hot else 1)
+        table = 0 if setup.visited else min(DIRECTIONS, max(0, MOST_DIMENSIONS - self.first_count - 1) // each)
+        self.shape = (table * (2 if setup.hot else 1), blocks)
+        dimensions = self.first_count + 1 + self.shape[0] * blocks * self.tokens
+        roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 1)) for replicate in range(self.replicates)]
+        sets = [qmc.Sobol(dimensions, rng=np.random.default_rng(root)).random(self.each).T for root in roots]
+        # the points are multiples of 2^-30: the middle of each cell, never 0 or 1
+        self.uniform = np.stack(sets) + 2.0**-31
+        self.kept: tuple[int, Any] = (-1, None)
 
     def first(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Normals (replicate, blocks, K + p, inputs), those of the draws (replicate, n, ...), uniforms of a selection (replicate, n)."""
-        self.take(self.dimensions)
-        uniform = self.next(self.first_count + 1)
+        uniform = self.uniform[:, : self.first_count + 1]
         normals = special.ndtri(uniform[:, :-1])
         # in the limit the signals' fields, the start's and normal draws are uncorrelated: on these paths they are made so. Discrete
         # draws are read off the last vectors, which stay
@@ -298,33 +414,39 @@ class _SobolPaths:
         if LEAST_A_VECTOR * count <= self.each:
             normals[:, :count] = _uncorrelated(normals[:, :count])
         shape = (self.setup.structure.blocks, self.setup.first)
-        noise = np.moveaxis(normals[:, -self.draws :], 1, 2).astype(self.dtype)
+        noise = np.moveaxis(normals[:, -self.draws :], 1, 2)
         return self.by_path(normals[:, : -self.draws], shape), noise, uniform[:, -1]
 
-    def by_path(self, normals: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """(replicate, ..., shape x tokens, n) as (replicate, ..., *shape, inputs): the tokens of a path stand together."""
-        apart = normals.reshape(*normals.shape[:-2], *shape, self.tokens, self.each)
-        return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], -1).astype(self.dtype)
+    def directions(self) -> np.ndarray:
+        """Uniforms (replicate, direction, blocks, inputs) of the first directions."""
+        return self.by_path(self.uniform[:, self.first_count + 1 :], self.shape)
 
-    def piece(self, now: int, target: int) -> tuple[tuple[Any, Any, Any], int]:
-        """What `conditioning.advance` takes for the steps from `now`, as many as are made at a time."""
-        most = max(1, POINT_BYTES // (8 * self.each * self.replicates * self.step_count))
-        if self.visits is not None:
-            if self.visits.given is None or now == self.visits.end:
-                block = min(most, CELLS_AT_A_TIME)
-                self.visits.keep(self.normals(block), now, now + block)
-            assert self.visits.given is not None
-            return self.visits.given, min(target, self.visits.end)
-        count = min(target - now, most)
-        uniform = self.next(count * self.step_count).reshape(self.replicates, count, self.step_count, self.each)
-        normals = self.by_path(special.ndtri(uniform[:, :, : self.inner]), (self.setup.normals, self.setup.structure.blocks))
-        return (normals, uniform[:, :, -1] if self.setup.selects else None, np.int64(now)), now + count
+    def by_path(self, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """(replicate, shape x tokens, n) as (replicate, *shape, inputs): the tokens of a path stand together."""
+        apart = values.reshape(self.replicates, *shape, self.tokens, self.each)
+        return np.swapaxes(apart, -1, -2).reshape(*apart.shape[:-2], self.each * self.tokens)
 
-    def normals(self, count: int) -> np.ndarray:
-        """Those of so many cells (replicate, cell, normals, blocks, inputs). They are drawn at random: quasi-random ones overlap less than
-        by chance, and a direction a cell makes many overlaps (measured: a bias of 2% in a risk at 512 paths a set, beside none)."""
-        shape = (count, self.setup.normals, self.setup.structure.blocks, self.each * self.tokens)
-        return np.stack([generator.standard_normal(shape) for generator in self.generators]).astype(self.dtype)
+    def visits(self, now: int, end: int) -> tuple[list[Visits] | None, int]:
+        """Which paths are visited from a cell on, for each group of replicates, and up to which cell that is known.
+
+        Every replicate has a generator of its own for each epoch, so that an epoch visits its paths in the same order whatever the number
+        of its cells: what that number changes is then seen with little noise.
+        """
+        if not self.order:
+            return None, end
+        first = now // self.cells // EPOCHS_AT_A_TIME * EPOCHS_AT_A_TIME
+        if self.kept[0] != first:
+            # one more epoch: the last cell of the others looks ahead
+            epochs = [0 if self.order == "fixed" else first + epoch for epoch in range(EPOCHS_AT_A_TIME + 1)]
+            roots = [
+                [np.random.SeedSequence(self.seed, spawn_key=(replicate, 3, epoch)) for epoch in epochs]
+                for replicate in range(self.replicates)
+            ]
+            drawn = [[sequences(self.order, self.each, np.random.default_rng(root)) for root in row] for row in roots]
+            found = np.array(drawn, dtype=np.int32)
+            parts = [found[start : start + self.sets] for start in range(0, self.replicates, self.sets)]
+            self.kept = (first, [Visits(part, np.int64(first), np.int64(self.cells)) for part in parts])
+        return self.kept[1], min(end, (first + EPOCHS_AT_A_TIME) * self.cells)
 
     def probe(self) -> np.ndarray:
         """Normals (replicate, unit, blocks, inputs) of a kick, the same whenever it is asked for."""
@@ -332,66 +454,19 @@ class _SobolPaths:
         roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 2)) for replicate in range(self.replicates)]
         drawn = np.stack([np.random.default_rng(root).standard_normal(shape)[: self.each] for root in roots])
         drawn = np.moveaxis(drawn, 1, -2)
-        return drawn.reshape(*drawn.shape[:-2], -1).astype(self.dtype)
-
-    def next(self, count: int) -> np.ndarray:
-        """The next coordinates of all paths: (replicate, count, n)."""
-        parts = []
-        while count:
-            if self.left is None or self.left.shape[1] == 0:
-                self.take(self.dimensions)
-            assert self.left is not None
-            part, self.left = self.left[:, :count], self.left[:, count:]
-            parts.append(part)
-            count -= part.shape[1]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def take(self, dimensions: int) -> None:
-        """One more set of points. Sets after the first are shuffled: their coordinates would else go with those of the first."""
-        dimensions = max(self.first_count + 1, min(dimensions, POINT_BYTES // (8 * self.points * self.replicates)))
-        sets = []
-        for generator in self.generators:
-            points = qmc.Sobol(dimensions, rng=generator).random(self.each).T
-            if not self.fresh:
-                # the first quarter among itself: it is the same set of points where only these are taken
-                first = self.points // FEWER
-                order = np.concatenate([generator.permutation(first), first + generator.permutation(self.points - first)])
-                points = points[:, order[: self.each]]
-            # the points are multiples of 2^-30: the middle of each cell, never 0 or 1
-            sets.append(points + 2.0**-31)
-        self.left, self.fresh = np.stack(sets), False
-
-
-class _Visits:
-    """Which paths the cells of an epoch visit, and what `conditioning.advance` takes for the next few cells.
-
-    Every replicate has a generator of its own for each epoch, so that an epoch visits its paths in the same order whatever the number of
-    its cells: what that number changes is then seen with little noise. Cells come so many at a time whatever the save points, in one shape.
-    """
-
-    def __init__(self, order: str, cells: int, each: int, replicates: int, seed: int) -> None:
-        self.order, self.cells, self.each, self.replicates, self.seed = order, cells, each, replicates, seed
-        self.epoch, self.end, self.given = -1, 0, None
-
-    def keep(self, normals: np.ndarray, first: int, end: int) -> None:
-        """Make what the cells from `first` to `end` take."""
-        found = np.stack([self.of_cell(cell) for cell in range(first, end)], axis=1)
-        self.given, self.end = (normals, found.astype(np.float64), np.int64(first)), end
-
-    def of_cell(self, number: int) -> np.ndarray:
-        """(replicate, n)."""
-        epoch = 0 if self.order == "fixed" else number // self.cells
-        if epoch != self.epoch:
-            roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 3, epoch)) for replicate in range(self.replicates)]
-            self.sequences = [sequence(self.order, self.each, np.random.default_rng(root)) for root in roots]
-            self.epoch = epoch
-        return np.stack([visits(one, self.cells, number % self.cells) for one in self.sequences])
+        return drawn.reshape(*drawn.shape[:-2], -1)
 
 
 def _uncorrelated(vectors: np.ndarray) -> np.ndarray:
     """vectors (..., count, n) with V V^T/n = I: the nearest ones."""
     values, turn = np.linalg.eigh(np.einsum("...kn,...ln->...kl", vectors, vectors) / vectors.shape[-1])
     return np.einsum("...ki,...i,...li,...ln->...kn", turn, values**-0.5, turn, vectors, optimize=True)
+
+
+def _of_all(parts: list[np.ndarray]) -> np.ndarray:
+    """Rows of all replicates, (replicate, unit, blocks, directions), whose memory may have grown at different times."""
+    longest = max(part.shape[-1] for part in parts)
+    return np.concatenate([np.pad(part, ((0, 0), (0, 0), (0, 0), (0, longest - part.shape[-1]))) for part in parts])
 
 
 def _correlations(rows: list[np.ndarray]) -> np.ndarray:

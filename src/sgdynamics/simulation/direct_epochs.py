@@ -13,14 +13,14 @@ from jaxtyping import Int
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import elapsed_at, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Whole
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Tree, Whole
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
 from sgdynamics.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.fixed_direct import Data, DirectFixedData, Options, Weights, losses_on, weighted
+from sgdynamics.simulation.fixed_direct import Data, DirectFixedData, Options, Watching, Weights, losses_on, weighted
 from sgdynamics.simulation.running import UNSEEN, Advanced, Watched
 
 
@@ -51,11 +51,10 @@ class DirectEpochs(DirectFixedData):
         return begun._replace(selected=_first_orders(self.samples, run_keys(self.seed, chosen)) if self.order == "reshuffle" else None)
 
     def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        assert watch.see is None, "first passages are not watched here"
         self.now = float(elapsed_at(self.algorithm["lr"], end))
-        setting = (self.structure, self.options.shared, self.order, self.batch)
-        state, good = _advance_epochs(*setting, self.parameters, self.algorithm, self.data, state, keys, np.int64(since), np.int64(end))
-        return state, good, watch.seen
+        setting = (self.structure, self.options.shared, self.order, self.batch, Watching(watch.see, self.edges))
+        moved = (state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+        return _advance_epochs(*setting, self.parameters, self.algorithm, self.data, *moved)
 
 
 def _order(samples: int, key: OneKey, epoch: Whole) -> Int[Numeric, " n"]:
@@ -69,12 +68,13 @@ def _first_orders(samples: int, keys: Keys) -> Int[Numeric, "runs 2 n"]:
 
 
 @float64
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _advance_epochs(
     structure: Structure,
     shared: bool,
     order: str,
     batch: int,
+    watching: Watching,
     parameters: Numbers,
     algorithm: Numbers,
     data: Data,
@@ -82,12 +82,14 @@ def _advance_epochs(
     keys: Keys,
     since: Whole,
     end: Whole,
-) -> tuple[Weights, Int[Numeric, " runs"]]:
-    """All runs from step `since` to step `end`, and for each the last step at which it was finite."""
+    seen: Tree = None,
+    given: Tree = None,
+) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+    """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
     tokens = structure.sample.inputs_a_sample
     n = data.inputs.shape[-2] // tokens
 
-    def step(number: Whole, data: Data, state: Weights, good: Whole, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
+    def step(number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
         place = number * batch + jnp.arange(batch)
         epoch = place[0] // n
         if order == "reshuffle":
@@ -106,12 +108,12 @@ def _advance_epochs(
         state = _batch_step(structure, parameters, algorithm, drawn, state, number)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
-        return state, jnp.where(fine, number + 1, good)
+        return state, jnp.where(fine, number + 1, good), watching.noted(structure, parameters, given, seen, number + 1, state)
 
-    def all_runs(number: Whole, carry: tuple[Weights, Any]) -> tuple[Weights, Int[Numeric, " runs"]]:
-        return jax.vmap(partial(step, number), in_axes=(None if shared else 0, 0, 0, 0))(data, *carry, keys)
+    def all_runs(number: Whole, carry: tuple[Weights, Any, Any]) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+        return jax.vmap(partial(step, number), in_axes=(None if shared else 0, 0, 0, 0, 0))(data, *carry, keys)
 
-    return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape)))
+    return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen))
 
 
 def _batch_step(structure: Structure, parameters: Numbers, algorithm: Numbers, drawn: Data, state: Weights, number: Whole) -> Weights:

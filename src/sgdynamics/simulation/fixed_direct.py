@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, first_selection, kick_size, next_selection, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Whole
+from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import Loss
@@ -31,7 +31,7 @@ from sgdynamics.reach import available_bytes
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.running import UNSEEN, Advanced, Simulator, Watched
+from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 HIGHEST = jax.lax.Precision.HIGHEST  # a GPU would multiply float32 with 10 bits of mantissa
 SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them read
@@ -127,11 +127,10 @@ class DirectFixedData(Simulator):
         return rows
 
     def advance(self, state: Weights, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        assert watch.see is None, "first passages are not watched here"
         numbers = (self.parameters, self.algorithm, np.float64(self.dimension))
         self.now = float(elapsed_at(self.algorithm["lr"], end))
-        state, good = _advance_on_data(self.structure, self.options, *numbers, self.data, state, keys, np.int64(since), np.int64(end))
-        return state, good, watch.seen
+        plan = (self.structure, self.options, Watching(watch.see, self.edges))
+        return _advance_on_data(*plan, *numbers, self.data, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def overlaps(self, state: Weights) -> dict[str, Any]:
         rows, head = (np.asarray(part, dtype=np.float64) for part in (state.rows, state.head))
@@ -272,11 +271,27 @@ def _train_mean(structure: Structure, options: Options, parameters: Numbers, now
     return _over_runs(options, one, data, state.rows, state.head)
 
 
+class Watching(NamedTuple):
+    """What is noted after each step, if anything, and where the blocks end."""
+
+    see: See | None
+    edges: tuple[int, ...]
+
+    def noted(self, structure: Structure, parameters: Numbers, given: Tree, seen: Tree, made: Whole, state: Weights) -> Any:
+        """What one run has been seen to do."""
+        if self.see is None:
+            return seen
+        rows, head = state.rows.astype(jnp.float64), state.head.astype(jnp.float64)
+        M, Q = direct_overlaps(jnp, structure.signals, self.edges, parameters["frame"], rows)
+        return self.see(given, seen, made, {"M": M, "Q": Q, "a": head})
+
+
 @float64
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _advance_on_data(
     structure: Structure,
     options: Options,
+    watching: Watching,
     parameters: Numbers,
     algorithm: Numbers,
     dimension: Scalar,
@@ -285,26 +300,28 @@ def _advance_on_data(
     keys: Keys,
     since: Whole,
     end: Whole,
-) -> tuple[Weights, Int[Numeric, " runs"]]:
-    """All runs from step `since` to step `end`, and for each the last step at which it was finite."""
+    seen: Tree = None,
+    given: Tree = None,
+) -> tuple[Weights, Int[Numeric, " runs"], Any]:
+    """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
 
-    def step(number: Whole, data: Data, state: Weights, good: Whole, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
+    def step(number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
         state = fixed_data_step(structure, options, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
-        return state, jnp.where(fine, number + 1, good)
+        return state, jnp.where(fine, number + 1, good), watching.noted(structure, parameters, given, seen, number + 1, state)
 
     if options.together:
 
-        def all_runs(number: Whole, carry: tuple[Weights, Any]) -> tuple[Weights, Int[Numeric, " runs"]]:
+        def all_runs(number: Whole, carry: tuple[Weights, Any, Any]) -> tuple[Weights, Int[Numeric, " runs"], Any]:
             return _over_runs(options, partial(step, number), data, *carry, keys)
 
-        return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape)))
+        return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen))
 
-    def one_run(data: Data, state: Weights, key: OneKey) -> tuple[Weights, Int[Numeric, ""]]:
-        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], key), (state, since))
+    def one_run(data: Data, state: Weights, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
+        return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], now[2], key), (state, since, seen))
 
-    return _over_runs(options, one_run, data, state, keys)
+    return _over_runs(options, one_run, data, state, seen, keys)
 
 
 def fixed_data_step(

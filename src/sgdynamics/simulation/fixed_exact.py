@@ -28,7 +28,7 @@ class ExactFixedData(Simulator):
     """Runs whose data sets are known only as far as the algorithm has looked. Memory grows with the steps, up to that of the data set."""
 
     def __init__(self, problem: Problem, algorithm: FixedData, begin: Start, dimension: int, sizes: np.ndarray, seed: int) -> None:
-        self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot, limit=False)
+        self.setup = conditioning.Setup(problem.structure, algorithm.selects, algorithm.hot)
         self.parameters = problem.parameters | {"frame": frames(problem, sizes)}
         self.algorithm = algorithm.parameters
         self.samples = algorithm.samples(dimension)
@@ -49,8 +49,8 @@ class ExactFixedData(Simulator):
     def advance(self, state: Known, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
         assert watch.see is None, "first passages are not watched here"
         self.now = float(elapsed_at(self.algorithm["lr"], end))
-        numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING["float64"]))
-        return *conditioning.advance(self.setup, numbers, self.most, state, keys, None, since, end), watch.seen
+        numbers = (self.parameters, self.algorithm, self.sizes, np.float64(conditioning.ROUNDING))
+        return *conditioning.advance(self.setup, numbers, self.most, state, keys, since, end), watch.seen
 
     def overlaps(self, state: Known) -> dict[str, Any]:
         return conditioning.observed(_observe, self.setup, self.on_train, numbers_at(self.parameters, self.now), state)

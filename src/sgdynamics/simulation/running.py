@@ -312,7 +312,7 @@ def _first_passage_group(
             keep = np.resize(np.flatnonzero(alive), room)
             keep[alive.sum() :] = keep[0]
             chosen, keys = chosen[keep], keys[keep]
-            state, noted = jax.tree.map(lambda leaf, keep=keep: leaf[keep], (state, noted))
+            state, noted = simulator.keep(state, keep), jax.tree.map(lambda leaf, keep=keep: leaf[keep], noted)
             alive = np.arange(room) < alive.sum()
 
 

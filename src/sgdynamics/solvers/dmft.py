@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks, conditioning
+from sgdynamics import checks
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.arrays import Given
-from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, Sweep, within_reach
+from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
+from sgdynamics.limits.forgetting import Memory
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -44,6 +46,8 @@ def solve_dmft(
     dtype: str = "float64",
     memory: float | None = None,
     cells: int | None = None,
+    memory_directions: int | None = None,
+    keep: int | None = None,
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
@@ -83,12 +87,19 @@ def solve_dmft(
         Add C(t, t') = W(t) W(t')^T and the response R(t, t') = tr dW_i(t)/dW_j(t') / d at all pairs of save points; R costs one more sweep
         of twice the cost a save point.
     dtype : str, default "float64"
-        "float32" halves the memory.
+        Of what is kept of the paths: "float32" halves memory and traffic, with sums in float64; ``error_storage`` is then what that
+        changes, as a share of the training risk, measured on a quarter of the paths and part of the standard errors. Tolerances are 1e-3
+        then at least, and 1e-6 in float64.
     memory : float, optional
         Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
     cells : int, optional
         With ``EpochSGD``: m, the cells that an epoch is cut into, rounded up to a multiple of 4; unless given as many as make t of a cell,
         lr samples_per_dimension/(batch m), 0.04 or less, and 16 at least.
+    memory_directions : int, optional
+        How many directions are known at most: once there are so many, all but a part of them is forgotten, and the cost is linear in the
+        steps. Unless given nothing is forgotten, and the cost grows with their square.
+    keep : int, optional
+        How many gradients, summed over bins of steps, are then kept; half of ``memory_directions`` unless given.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     record : dict, optional
@@ -100,7 +111,8 @@ def solve_dmft(
     -------
     xarray.Dataset
         ``M``, ``Q``, ``a``, ``risk`` and ``train_risk``, each with its ``_standard_error``, and with ``two_time`` ``C`` and ``R``. With
-        ``EpochSGD`` the coordinate ``epoch``, and the attributes ``cells`` and ``error_cells``.
+        ``EpochSGD`` the coordinate ``epoch``, and the attributes ``cells`` and ``error_cells``; with ``memory_directions`` the attribute
+        ``error_memory``.
 
     Raises
     ------
@@ -115,8 +127,12 @@ def solve_dmft(
     With ``EpochSGD`` all visits of a cell use the weights at its start, and the error is of order t of a cell. So x(m), x(m/2) and x(m/4)
     are solved for; what is given is 2 x(m) - x(m/2), and the change that a third level would make to it, (2 x(m) - 3 x(m/2) + x(m/4))/3, is
     part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk.
+    With ``memory_directions`` a quarter of the paths is solved for with half of it too: that change is part of the standard errors (not of
+    C's and R's), and ``error_memory`` its largest share of the training risk. Rows and fields stay as they are then; what is
+    lost is how later gradients go with it, which matters least where steps are noisy. With ``EpochSGD`` coarser cells have as much smaller
+    a memory, the same in epochs.
     Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or for
-    ``rank`` directions where that is given.
+    ``rank`` or ``memory_directions`` where these are given.
 
     Examples
     --------
@@ -144,26 +160,49 @@ def solve_dmft(
             "paths", paths, f"{replicates} replicates of {FEWEST_PATHS} paths at least: take {replicates * FEWEST_PATHS} or more"
         )
     rank = None if rank is None else checks.whole("rank", rank, 1)
+    if memory_directions is not None and two_time:
+        raise checks.reject("memory_directions", memory_directions, "C and R go back to what is forgotten: leave it out")
+    if memory_directions is not None and rank is not None:
+        raise checks.reject("rank", rank, "memory_directions= is how many directions there are at most: give one of the two")
     setting = (door.seed, replicates)
-    floor = conditioning.ROUNDING[dtype]
+    floor = ROUNDING[dtype]
     # where epochs are cut into cells the fewest come first: the save points are at these
-    algorithms = [algorithm.in_steps(1 / count) for count in parts] if isinstance(algorithm, EpochSGD) else [door.dynamics.algorithm]
     finer = [count // parts[0] for count in parts] or [1]
-    sweeps = [
-        [Sweep(problem, one, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for one in algorithms]
+    algorithms = [door.dynamics.algorithm]
+    if isinstance(algorithm, EpochSGD):
+        last_step = float(door.when.step[-1])
+        algorithms = [algorithm.in_steps(1 / count).counted(ratio * last_step) for count, ratio in zip(parts, finer, strict=True)]
+    sweeps = {
+        fewer: [Sweep(problem, one, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for one in algorithms]
         for fewer in (1, FEWER)
-    ]
-    last = sweeps[0][-1]
+    }
+    last = sweeps[1][-1]
+    bound = Memory.checked(last.setup, memory_directions, keep)
+    levels = {"all": (sweeps[1], 1), "fewer": (sweeps[FEWER], 1)}
+    if bound is not None:
+        levels["half"] = ([copy(sweep) for sweep in sweeps[FEWER]], 2)
+    if dtype == "float32":
+        wide = [copy(sweep) for sweep in sweeps[FEWER]]
+        for sweep in wide:
+            sweep.dtype = np.dtype("float64")
+        levels["wide"] = (wide, 1)
+    for chosen, halved in levels.values():
+        for sweep, ratio in zip(chosen, finer, strict=True):
+            sweep.on_train = door.observables.losses()
+            # an epoch of fewer cells has fewer directions: the same memory in epochs
+            sweep.memory = None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
     within_reach(last, finer[-1] * door.when.step, rank, door.begin.runs, two_time)
-    for sweep in (one for fewer in sweeps for one in fewer):
-        sweep.on_train = door.observables.losses()
-        sweep.make_room(finer[-1] * int(door.when.step[-1]), rank, memory)
-    work = float(door.when.step[-1]) * door.begin.runs * sum(finer) * (1 + 1 / FEWER)
-    states = []
+    for chosen, _ in levels.values():
+        for sweep in chosen:
+            sweep.make_room(finer[-1] * int(door.when.step[-1]), rank, memory)
+    shares = sum(1 / chosen[0].fewer for chosen, _ in levels.values())
+    work = float(door.when.step[-1]) * door.begin.runs * sum(finer) * shares
+    states = {}
     with meter(f"DMFT, {each * replicates} paths", work, door.progress) as bar:
-        for fewer in sweeps:
-            states.append([_solved(door, sweep, ratio, two_time, bar) for sweep, ratio in zip(fewer, finer, strict=True)])
-    return _dataset(door, states[0], states[1], last, tolerance)
+        for name, (chosen, _) in levels.items():
+            two = two_time and name in ("all", "fewer")
+            states[name] = [_solved(door, sweep, ratio, two, bar) for sweep, ratio in zip(chosen, finer, strict=True)]
+    return _dataset(door, states, last, tolerance, bound)
 
 
 def _parts(algorithm: FixedData, cells: int | None, steps: Given | None) -> list[int]:
@@ -197,22 +236,27 @@ def _extrapolated(levels: list[dict[str, np.ndarray]]) -> tuple[dict[str, np.nda
 
 
 def _dataset(
-    door: Door, levels: list[dict[str, np.ndarray]], levels_of_fewer: list[dict[str, np.ndarray]], sweep: Sweep, tolerance: float
+    door: Door, solved: dict[str, list[dict[str, np.ndarray]]], sweep: Sweep, tolerance: float, bound: Memory | None
 ) -> xr.Dataset:
-    """Means over replicates, and their standard errors, from these paths and from a quarter of them."""
+    """Means over replicates, and their standard errors: from all paths, a quarter of them, and that with half the memory or in float64."""
     error, observed, of_others = 0.0, {}, 0.0
-    for part in (*levels, *levels_of_fewer):
+    for part in (part for levels in solved.values() for part in levels):
         part["risk"], error = door.dynamics.risk_of(part, door.when, None)
         observed, of_others = door.observed(part, 3)
         part |= observed
-    states, bent = _extrapolated(levels)
-    fewer, _ = _extrapolated(levels_of_fewer)
+    (states, bent), (fewer, _) = (_extrapolated(solved[name]) for name in ("all", "fewer"))
     means = {name: value.mean(axis=1) for name, value in states.items()}
     whole, change, bent = ({name: _all_blocks(name, value) for name, value in part.items()} for part in (states, fewer, bent))
     biases = {name: np.abs((value - whole[name]).mean(axis=1)) / (FEWER - 1) for name, value in change.items()}
     spreads = {name: value.std(axis=1, ddof=1) / np.sqrt(sweep.replicates) for name, value in whole.items()}
     of_cells = {name: np.abs(value.mean(axis=1)) for name, value in bent.items() if name not in ("C", "R")}
-    errors = {name: np.sqrt(value**2 + biases.get(name, 0.0) ** 2 + of_cells.get(name, 0.0) ** 2) for name, value in spreads.items()}
+    others = {}  # what half the memory, and float64, change
+    for kind in ("half", "wide"):
+        if kind in solved:
+            other = {name: _all_blocks(name, value) for name, value in _extrapolated(solved[kind])[0].items()}
+            others[kind] = {name: np.abs((value - change[name]).mean(axis=1)) for name, value in other.items()}
+    parts = (biases, of_cells, *others.values())
+    errors = {name: np.sqrt(value**2 + sum(part.get(name, 0.0) ** 2 for part in parts)) for name, value in spreads.items()}
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(good.all(axis=1), np.nan, door.when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
     texts = ()
@@ -236,6 +280,11 @@ def _dataset(
         attributes["cells"] = sweep.cells
         attributes["error_cells"] = largest_share(of_cells["train_risk"], means["train_risk"])
         door = replace(door, when=replace(door.when, step=None))  # cells are no steps
+    if bound is not None:
+        attributes |= {"memory_directions": bound.directions, "keep": bound.keep}
+        attributes["error_memory"] = largest_share(others["half"]["train_risk"], means["train_risk"])
+    if "wide" in others:
+        attributes["error_storage"] = largest_share(others["wide"]["train_risk"], means["train_risk"])
     more = {name: means[name] for name in observed}
     result = closed(door, "solve_dmft", means, attributes, {"diverged_at": diverged_at}, risk=means["risk"], warnings=texts, observed=more)
     for name in ("C", "R"):

@@ -1,0 +1,132 @@
+"""One step of paths with one read of what is known, against the scheme it came from: one gradient after the other, each projected twice."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import conditioning
+from sgdynamics.algorithms.fixed_data import numbers_of_step
+from sgdynamics.limits import paths as engine
+from sgdynamics.limits.dmft import Sweep, _Points
+from sgdynamics.limits.forgetting import merged
+from sgdynamics.problems.starts import Start
+
+STEPS, PATHS = 6, 128
+
+
+def one_after_the_other(sweep, group, steps):
+    """The former scheme, in NumPy: rows of W after so many steps, from the same start and normals."""
+    setup, (parameters, algorithm, sizes, tolerance) = sweep.setup, sweep.numbers
+    paths = jax.tree.map(lambda leaf: leaf[0], engine.cut(group.paths, 1, 1))
+    p, n = setup.structure.width, sweep.inputs
+    A, P = np.asarray(paths.A[0])[:, : setup.first], np.zeros((0, n))
+    W, head = np.asarray(paths.rows)[..., : setup.first], np.asarray(paths.head)
+    used = np.ones(sweep.each, dtype=bool)
+    for step in range(steps):
+        now, rates = numbers_of_step(parameters, algorithm, np.int64(step))
+        fields = jnp.asarray(np.einsum("pbk,bkn->np", W, A))
+        given = (paths.signals[0], head, jax.tree.map(lambda leaf: leaf[0], paths.given))
+        g, head_pull = (np.asarray(part) for part in conditioning.look(setup, now, rates, used, sweep.each, fields, *given))
+        Z = np.asarray(engine._normals(setup, paths, jnp.int64(len(P)), jnp.int64(step))[0])
+        spread = np.sqrt(np.asarray(now["eigenvalues"]))[:, None]
+        for unit in range(p):
+            r, z = g[unit].copy(), Z[unit].copy()
+            for _ in range(2):
+                r, z = r - (P @ r) @ P, z - (z @ P.T) @ P
+            assert np.linalg.norm(r) > tolerance * np.linalg.norm(g[unit])
+            r = r / np.linalg.norm(r)
+            z = z - np.outer(z @ r, r)
+            z = z * np.sqrt(n / np.sum(z**2, axis=1, keepdims=True))
+            A = np.concatenate([A, (spread * (np.sqrt(sizes)[:, None] * r + z))[:, None]], axis=1)
+            P = np.concatenate([P, r[None]])
+        W = np.pad(W, ((0, 0), (0, 0), (0, p)))
+        W = W * (1 - rates["lr"] * now["weight_decay"]) - rates["lr"] * np.einsum("pn,bkn->pbk", g, A)
+        head = head - rates["head_rate"] * rates["lr"] * (head_pull + now["weight_decay"] * head)
+    return W, head, A
+
+
+def cholesky(S, squares, tolerance):
+    """The basis of one gradient after the other."""
+    return jnp.linalg.inv(jnp.linalg.cholesky(S)), jnp.ones(len(S), bool)
+
+
+@pytest.mark.parametrize(("width", "covariance"), [(1, None), (3, [(0.5, 0.4), (2.0, 0.6)])])
+def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
+    """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
+    monkeypatch.setitem(engine.CHUNK, "cpu", 32)
+    monkeypatch.setattr(engine, "new_basis", cholesky)
+    problem = sgd.TeacherStudent(
+        width=width, teacher_width=1, activation="erf", head="trained", noise=0.1, weight_decay=0.1, covariance=covariance
+    )
+    begin = sgd.random_start(problem, dimension=200, seed=1)
+    algorithm = sgd.GradientDescent(lr=1.5, samples_per_dimension=2.0)
+    with jax.enable_x64(True):
+        sweep = Sweep(problem, algorithm, PATHS, 1, 0, 2, 1e-7, np.dtype("float64"))
+        sweep.make_room(STEPS, None, None)
+        one = Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
+        group = sweep.initial(one, _Points(sweep))[0]
+        assert group.paths.P.shape[1] == PATHS // 32
+        W, head, A = one_after_the_other(sweep, group, STEPS)
+        moved = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(STEPS))
+        paths, places, number, _ = engine.advanced.__wrapped__(sweep.setup, sweep.numbers, group.paths, group.places, None, *moved)
+        assert int(number) == STEPS
+        known = sweep.setup.first + width * STEPS
+        assert int(places.opened) == known
+        np.testing.assert_allclose(np.asarray(paths.rows[0])[..., :known], W, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(paths.head[0]), head, rtol=0, atol=1e-12)
+        fields = np.asarray(paths.fields[0]).reshape(-1, width)
+        np.testing.assert_allclose(fields, np.einsum("pbk,bkn->np", W, A), rtol=0, atol=1e-11)
+
+
+def linear_epochs(**memory):
+    """|w - w*|^2 after 20 epochs of 8 cells with replacement, gamma .3, alpha 1.5, noise .1."""
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+    begin = sgd.start(problem, M=[[0.0]], Q=[[1e-12]])
+    algorithm = sgd.EpochSGD(0.3, 1.5, order="replacement")
+    more = {"paths": 2048, "replicates": 2, "cells": 8, "progress": False}
+    found = sgd.solve_dmft(problem, algorithm, begin, alpha=[30.0], **more, **memory)
+    return found, 2 * float(found["excess_risk"][0, 0]), 2 * float(found["risk_standard_error"][0, 0])
+
+
+@pytest.mark.slow
+def test_bounded_memory_against_the_full_one():
+    """Within what two sizes tell, and closer with more memory; rank is what is kept."""
+    _, full, error = linear_epochs()
+    small, few, _ = linear_epochs(memory_directions=32, keep=16)
+    large, many, stated = linear_epochs(memory_directions=64, keep=32)
+    assert small.attrs["rank"] <= 32
+    assert large.attrs["rank"] <= 64
+    assert 0 < large.attrs["error_memory"] < 0.2
+    assert abs(many - full) < 0.1 * full
+    assert abs(few - full) < 0.2 * full
+    assert abs(many - full) <= 5 * np.hypot(error, stated)
+
+
+def test_bounded_memory_is_checked_before_work():
+    problem = sgd.TeacherStudent(width=2, activation="erf")
+    begin = sgd.random_start(problem, dimension=100, seed=0)
+    descent = sgd.GradientDescent(lr=0.1)
+    for given, match in (
+        ({"keep": 8}, "keep = 8.*memory_directions="),
+        ({"memory_directions": 10}, "memory_directions = 10: for this width give 15 or more"),
+        ({"memory_directions": 40, "keep": 39}, "keep = 39: of memory_directions = 40 at most 33"),
+        ({"memory_directions": 40, "rank": 4}, "rank = 4: memory_directions="),
+        ({"memory_directions": 40, "two_time": True}, "memory_directions = 40: C and R"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sgd.solve_dmft(problem, descent, begin, steps=[100], **given)
+
+
+def test_bins_of_steps_grow_with_age():
+    assert merged([1] * 4, 8) == [[0], [1], [2], [3]]
+    widths = [1] * 16
+    groups = merged(widths, 8)
+    assert [place for group in groups for place in group] == list(range(16))
+    sizes = [len(group) for group in groups]
+    assert len(sizes) == 8
+    assert sizes[-4:] == [1] * 4
+    assert sizes[0] >= 2
