@@ -146,7 +146,10 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         sweep.make_room(4, None, None)
         group = sweep.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), _Points(sweep))[0]
         until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
-        yield "paths at d -> infinity", lambda: steps_of_paths(sweep.setup, sweep.numbers, group.paths, group.places, None, *until)
+        yield (
+            "paths at d -> infinity",
+            lambda: steps_of_paths.__wrapped__(sweep.setup, sweep.numbers, group.paths, group.places, None, *until),
+        )
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import kick_size, next_selection, numbers_of_step
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.arrays import DType, Numbers, Numeric, Tree, Whole
+from sgdynamics.arrays import DType, Numbers, Numeric, Scalar, Tree, Whole
 from sgdynamics.conditioning import LARGEST, Known, Setup, look, observe_fields
 from sgdynamics.random import normals_at, uniforms_at
 from sgdynamics.samples.spectrum import spread as input_spread
@@ -196,7 +196,7 @@ def observe(setup: Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
     return observe_fields(setup, parameters, paths.rows, paths.head, *flat)
 
 
-def new_basis(S: Float[Numeric, "spanned spanned"], squares: Float[Numeric, " spanned"], tolerance: Numeric) -> tuple[Any, Any]:
+def new_basis(S: Float[Numeric, "spanned spanned"], squares: Float[Numeric, " spanned"], tolerance: Scalar) -> tuple[Any, Any]:
     """T with T S T^T = 1 on what is left of gradients, the largest parts first, and which of its rows are above the tolerance.
 
     Eigenvectors, not one gradient after the other: where gradients are nearly parallel, what is left of each is mostly rounding.
@@ -305,7 +305,7 @@ def response(rows: Numeric, change: Numeric, stride: Stride, gradient: Numeric, 
     return change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
 
 
-def _still(plan: _Plan, paths: Paths, settled: Numeric) -> _Plan:
+def _still(plan: _Plan, paths: Paths, settled: Bool[Numeric, ""]) -> _Plan:
     """The plan, or where the sums are not those of the weights yet, the one that changes nothing and only sums."""
     rows, head, change, past = paths.rows, paths.head, paths.change, plan.past
     nothing = jax.tree.map(jnp.zeros_like, plan)._replace(rows=rows, head=head, change=change, past=past)
