@@ -24,6 +24,7 @@ from sgdynamics.explorer.server import Explorer
 from sgdynamics.explorer.states import State, address, exported
 from sgdynamics.results import load
 from tests.browser import NAMES, Browser, installed
+from tests.explorer.process import interruptible
 from tests.test_pages import faults
 
 FOLDER = os.environ.get("PAGES")
@@ -189,8 +190,7 @@ def test_the_page_is_drawn_whole(browser, server):
 
 
 def test_the_keyboard_ends_it_while_it_compiles(browser):
-    command = [sys.executable, "-m", "sgdynamics", "explore", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with interruptible() as process:
         assert process.stdout is not None
         browser.open(process.stdout.readline().split()[2])
         wait(browser, f"{STATUS}.startsWith('Compiling')", 20)

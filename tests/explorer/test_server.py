@@ -6,8 +6,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from sgdynamics import cli
 from sgdynamics.explorer import curves
 from sgdynamics.explorer.server import Explorer
 from sgdynamics.explorer.states import State, exported
+from tests.explorer.process import interruptible
 
 
 @contextmanager
@@ -168,8 +167,7 @@ def test_a_port_that_is_taken_is_told(server):
 
 
 def test_the_keyboard_ends_it():
-    command = [sys.executable, "-m", "sgdynamics", "explore", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with interruptible() as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("explorer at http://127.0.0.1:")
         os.kill(process.pid, signal.SIGINT)
