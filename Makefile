@@ -20,11 +20,11 @@ test: $(VENV)/.ready
 slow: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
 
-# a tenth of the slow tests, another one after each commit; those of README and pages are run by `make docs`
+# a tenth of the slow tests, another one after each commit; those of README, pages and notebooks are run by `make docs`
 TENTH ?= $(shell git rev-list --count HEAD)
 
 tenth: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/test_docs.py --ignore tests/test_readme.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/test_docs.py --ignore tests/test_readme.py --ignore tests/test_notebooks.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -37,11 +37,12 @@ bench: $(VENV)/.ready
 gallery: $(VENV)/.ready
 	$(BIN)/python -m sgdynamics.gallery --quick --out output/gallery
 
-# every example of the README and the pages is run, and must print what they show; a headless browser, where there is one, opens every page
+# examples of the README and the pages and the notebooks are run, must print what is shown, and leave their pictures in output/pictures and
+# output/notebooks for the pages; a headless browser, where there is one, opens every page
 docs: $(VENV)/.docs
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py tests/test_readme.py -k 'examples or test_readme'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py tests/test_readme.py tests/test_notebooks.py -k 'examples or test_readme or notebooks'
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
-	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py
+	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py tests/explorer/test_page.py
 	@echo "open output/docs/index.html"
 
 $(VENV)/.docs: $(VENV)/.ready

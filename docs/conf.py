@@ -4,6 +4,7 @@ Docstrings have the sections of numpydoc; `sections.py` says which ones a public
 Formulas are written by `formulas.py`, with fonts that come along: the built pages can be read without a network.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -25,9 +26,10 @@ author = "The sgdynamics authors"
 project_copyright = author
 version = release = sgdynamics.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "numpydoc", "formulas", "picture", "explorer_page"]
 exclude_patterns = ["pictures/*.py"]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+nb_execution_mode = "off"  # they are run before, see run_notebooks.py
 html_theme = "furo"
 html_title = f"sgdynamics {release}"
 html_show_sphinx = False
@@ -113,7 +115,7 @@ def figures_table(app, docname, source):
     rows = []
     for document, title in gallery.DOCUMENTS.items():
         here = [one for one in gallery.ENTRIES if one.document == document]
-        rows += [f"\n## {title}\n", "| figure | what it shows | what the document claims |", "| --- | --- | --- |"]
+        rows += [f"\n### {title}\n", "| figure | what it shows | what the document claims |", "| --- | --- | --- |"]
         rows += [f"| {one.number} | {one.line} | {one.claim} |" for one in here]
         found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
         if any(found.values()):
@@ -123,9 +125,27 @@ def figures_table(app, docname, source):
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
 
 
+# --- notebooks
+
+
+def notebooks_of_this_run(app, docname, source):
+    """The page of a notebook is made of the run that `make docs` has made before the build, not of what is stored."""
+    if not docname.startswith("notebooks/") or docname == "notebooks/index" or not app.config.pictures:
+        return
+    file = ROOT / f"output/{docname}.ipynb"
+    stored = [cell["source"] for cell in json.loads(source[0])["cells"]]
+    run = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.is_file() else []
+    if [cell["source"] for cell in run] != stored:
+        logger.warning("%s has not been run as it is stored: `make docs` runs the notebooks before it builds the pages", docname)
+        return
+    app.env.note_dependency(str(file))
+    source[0] = file.read_text(encoding="utf-8")
+
+
 def setup(app):
     app.connect("builder-inited", check_sections)  # autodoc writes defaults into signatures as texts
     app.connect("missing-reference", short_reference)
     app.connect("html-page-context", back_links)
     app.connect("html-page-context", breakable_names)
     app.connect("source-read", figures_table)
+    app.connect("source-read", notebooks_of_this_run)

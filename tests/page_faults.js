@@ -12,7 +12,7 @@
   // --- nothing is cut off
   const page = document.documentElement;
   if (page.scrollWidth > window.innerWidth) faults.push(`the page is ${page.scrollWidth} px wide in a window of ${window.innerWidth}`);
-  const scrolls = "pre, .formula, .table-wrapper"; // what may scroll in its own box where the window is narrow
+  const scrolls = "pre, .formula, .table-wrapper, .sgdynamics-table"; // what may scroll in its own box where the window is narrow
   for (const element of document.querySelectorAll("body, .page, .main, .content, [role=main], [role=main] *")) {
     if (element.closest("svg") || hidden(element)) continue;
     const style = getComputedStyle(element);

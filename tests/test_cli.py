@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -98,6 +99,7 @@ Commands:
   figure     Make one figure, with claim and verdict.
   figures    List every figure with one line each.
   info       Versions, devices, cache.
+  explore    A local page with sliders: theory and exact runs.
 
   A problem file is TOML with the tables [problem], [algorithm], [start] and
   one for each command, see examples/*.toml.
@@ -196,6 +198,23 @@ def test_a_diverging_run_is_one_line_of_warning(folder):
     assert json.loads(found.stdout)["methods"]["ode"]["diverged"] == 1
 
 
+@pytest.mark.slow
+def test_programs_are_kept_where_the_user_asks(tmp_path):
+    folder = tmp_path / "kept programs"
+    mine = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    command = [sys.executable, "-m", "sgdynamics.cli", "info", "--warm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=mine)
+    assert done.returncode == 0, done.stderr
+    assert f"export JAX_COMPILATION_CACHE_DIR='{folder}'" in done.stdout
+    kept = {path.name for path in folder.iterdir()}
+    assert {name.split("-")[0] for name in kept} >= {"jit__reach", "jit__advance_chain", "jit__risks"}
+    # the README's first block finds them: nothing that takes long is compiled again
+    block = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+    again = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=300, env=mine)
+    assert again.returncode == 0, again.stderr
+    assert {path.name for path in folder.iterdir() if path.name.endswith("-cache")} <= kept
+
+
 def test_figures_and_info(tmp_path):
     rows = answer("figures")["figures"]
     assert len(rows) == len(gallery.ENTRIES)
@@ -218,7 +237,15 @@ def test_sweep(first, folder):
     values = sgd.load(found["files"][0])["excess_risk"].values.reshape(3, -1)
     np.testing.assert_allclose(values[1], first["methods"]["ode"]["mean"], rtol=1e-6)
     assert values[0, -1] != values[1, -1]
-    assert "3 points over algorithm.lr, 0 failed" in invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+    said = invoke("sweep", folder / "sweep.toml", "--out", folder / "swept").stdout
+    assert "3 points over algorithm.lr, 0 failed" in said
+    # a number at each point, in a table and a picture
+    assert found["quantity"] == "excess risk at the last save point"
+    assert [row["lr"] for row in found["table"]] == pytest.approx([0.1, 0.2, 0.4])
+    last = sgd.load(folder / "swept" / "sweep-sweep.nc")["excess_risk"].isel(time=-1).mean("run").values
+    assert [row["value"] for row in found["table"]] == pytest.approx(last)
+    assert [line.split() for line in said.splitlines()[1:4]] == [[f"{row['lr']:.5g}", f"{row['value']:.5g}"] for row in found["table"]]
+    assert (folder / "swept" / "sweep-sweep.png").stat().st_size > 5000
     # these points are one group: the second shard has nothing to do, and the last of them to end writes the whole
     other = "sweep", folder / "sweep.toml", "--out", folder / "shards", "--shard"
     assert "3 points over algorithm.lr, 3 left to other shards, 0 failed" in invoke(*other, "1/2").stdout
@@ -360,7 +387,8 @@ FILES = {
 }
 SAYS = {
     "file": "file = '{folder}/smal.toml': no such file; did you mean 'small.toml'?",
-    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, info",
+    "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, "
+    "info, explore",
     "option": "no option '--formt': did you mean '--format'?",
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "document": "document = 'rough_landscape': did you mean 'rough_landscapes'? choose one of 'escaping_mediocrity', "
@@ -451,7 +479,7 @@ import sys
 import sgdynamics, sgdynamics.cli
 assert not {"jax", "numpy", "xarray"} & set(sys.modules)
 import sgdynamics.public
-public = {name: value for name, value in vars(sgdynamics.public).items() if not name.startswith("__")}
+public = {name: value for name, value in vars(sgdynamics.public).items() if not name.startswith("_")}
 assert set(public) | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
 assert all(getattr(sgdynamics, name) is value for name, value in public.items())
 assert not hasattr(sgdynamics, "solve_everything")

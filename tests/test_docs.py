@@ -37,9 +37,9 @@ SLOW = (
 )
 SLOW += ("solve_mean_field", "mean_field_density", "solve_dmft", "solve_sde")  # of docstrings: the same
 sys.path.insert(0, str(DOCS))
+import examples  # noqa: E402  the blocks of the pages, and their pictures
 import sections  # noqa: E402  what a public docstring must say, as the build asks too
 
-BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", flags=re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
 TOLERANCE = 0.02  # relative: what is printed has few digits, and random numbers may change with the machine
 EQUATIONS = 41  # of theory.md
@@ -70,12 +70,37 @@ def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsy
 
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
-    blocks = list(BLOCK.finditer((DOCS / name).read_text(encoding="utf-8")))
-    for block in blocks:
-        exec(compile(block["code"], name, "exec"), names)
+    for block in examples.blocks(name.removesuffix(".md"), (DOCS / name).read_text(encoding="utf-8")):
+        names.pop("fig", None)
+        exec(compile(block.code, name, "exec"), names)
         printed = capsys.readouterr().out
-        assert same_text(printed, block["shown"] or ""), f"{name} shows\n{block['shown']}\nand prints\n{printed}"
-    plt.close("all")
+        assert same_text(printed, block.shown), f"{name} shows\n{block.shown}\nand prints\n{printed}"
+        if block.picture:
+            assert "fig" in names, f"{name} has a picture behind a block that draws no fig:\n{block.code}"
+            examples.keep(names["fig"], block.picture)
+        plt.close("all")
+
+
+def test_pictures_belong_to_the_code_that_drew_them():
+    codes = ["```python\nx = 1\n```\n\n```text\n1\n```\n", "```python\ny = 2\n```\n", "```python\nz = 3\n```\n"]
+    page = "{}\n```{{picture}} One.\n```\n\n{}\n{}\n```{{picture}} Two.\n```\n".format(*codes)
+    first, none, second = examples.blocks("howto/page", page)
+    assert (first.shown, none.shown, none.picture) == ("1\n", "", None)
+    assert first.picture != second.picture
+    changed = list(examples.blocks("howto/page", page.replace("y = 2", "y = 4")))
+    assert changed[0].picture == first.picture
+    assert changed[2].picture != second.picture
+
+
+NO_PICTURE = ("units.md", "howto/command_line.md")  # they compute nothing that one would draw
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_pages_that_compute_show_pictures(name):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    pictures = [block for block in examples.blocks(name.removesuffix(".md"), text) if block.picture]
+    assert len(pictures) == text.count("```{picture}"), "a picture stands right behind the block that draws it, or behind what that prints"
+    assert bool(pictures) == (name not in NO_PICTURE)
 
 
 class SameText(doctest.OutputChecker):
@@ -244,7 +269,21 @@ def test_pages_build_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")
     pytest.importorskip("myst_parser")
     pytest.importorskip("furo")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", tmp_path / "trees", DOCS, tmp_path / "html"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-q",
+        "-D",
+        "pictures=0",
+        "-d",
+        tmp_path / "trees",
+        DOCS,
+        tmp_path / "html",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     theory = (tmp_path / "html/theory.html").read_text(encoding="utf-8")

@@ -177,3 +177,12 @@ def test_every_judge_has_a_test_that_breaks_it():
         tested = importlib.import_module(f"tests.gallery.test_judges_{document}")
         broken = {one.judge for one in tested.BROKEN}
         assert {one.judge for one in gallery.ENTRIES if one.document == document} == broken
+
+
+def test_quick_pictures_say_what_was_found_at_full_size():
+    from matplotlib.figure import Figure
+
+    fig = Figure(figsize=(7, 4))
+    gallery._say_full_size(fig, gallery.full_size()["rough_landscapes-2"])
+    said = " ".join(fig.texts[0].get_text().split())
+    assert "GD 10.8% (1.4%), SGD 25.0% (1.9%), p-SGD 99.6% (0.3%)" in said

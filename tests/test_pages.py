@@ -68,7 +68,7 @@ def test_every_page_is_drawn_whole_and_links_lead_somewhere(browser):
         target = Path(unquote(urlparse(place).path))
         if not target.is_file():
             wrong.append(f"{page.relative_to(root)} links to {target}, which is not there")
-        elif anchor and target in anchors and unquote(anchor) not in anchors[target]:
+        elif anchor and "=" not in anchor and target in anchors and unquote(anchor) not in anchors[target]:  # a state of the explorer has =
             wrong.append(f"{page.relative_to(root)} links to {target.relative_to(root)}#{anchor}, which is not there")
     assert len(links) > 1000  # it sees them
     assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong)

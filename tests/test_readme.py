@@ -3,43 +3,73 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
+from PIL import Image
 
 import sgdynamics as sgd
 from tests.conftest import Z
+from tests.test_docs import TOLERANCE, examples, same_text
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+BLOCKS = list(examples.blocks("README", (ROOT / "README.md").read_text(encoding="utf-8")))
 
 
 @pytest.mark.slow  # run by `make docs`, with the examples of the pages
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_readme_block(block, capsys):
-    exec(compile(block, "README.md", "exec"), {})
+    exec(compile(block.code, "README.md", "exec"), {})
     shown = capsys.readouterr().out
-    if "print" in block:
+    if block.shown:
+        assert same_text(shown, block.shown), f"it shows\n{block.shown}\nand prints\n{shown}"
+    elif "print" in block.code:
         found = r"risk_theory|measured \d+\.\d+ \+- \d\.\d+\n.*: \d+\.\d+\n|effective dynamics at lr = 0.5, d = 200(?s:.*)u2 .*±.*±"
         assert re.search(found, shown)
 
 
-def test_the_first_example_is_short():
-    lines = [line for line in BLOCKS[0].splitlines() if line and not line.startswith("import")]
+def test_the_first_example_is_short_and_shows_what_it_prints():
+    lines = [line for line in BLOCKS[0].code.splitlines() if line and not line.startswith("import")]
     assert len(lines) <= 10
+    assert "risk_z" in BLOCKS[0].shown
+    assert max(map(len, BLOCKS[0].shown.splitlines())) <= 80
 
 
-def example(name):
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+PICTURE = ROOT / "docs/pictures/plateau"
+
+
+@pytest.mark.slow  # run by `make docs`
+def test_readme_picture_is_what_its_script_draws(tmp_path):
+    """The data that the picture carries are what is computed today, and the picture is that of the data."""
+    plateau = module(PICTURE.with_suffix(".py"))
+    kept, now = json.loads(Image.open(PICTURE.with_suffix(".png")).text["data"]), plateau.computed()
+    assert kept.keys() == now.keys()
+    for d, one in now.items():
+        for name, values in one.items():
+            np.testing.assert_allclose(kept[d][name], values, rtol=TOLERANCE, atol=1e-6, err_msg=f"{name} at d = {d}")
+    plateau.drawn(kept, tmp_path / "again.png")
+    one, other = (matplotlib.image.imread(file)[..., :3] for file in (PICTURE.with_suffix(".png"), tmp_path / "again.png"))
+    assert one.shape == other.shape
+    assert np.mean(np.abs(one - other)) < 0.01
+
+
+def module(path):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+def example(name):
+    return module(ROOT / f"examples/{name}.py")
 
 
 @pytest.mark.slow  # run by `make docs`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import matplotlib as mpl
@@ -142,3 +143,37 @@ def test_plots(pair):
     with pytest.raises(ValueError, match="this result has only t, alpha"):
         sgd.plot.risk(theory, x="step")
     plt.close("all")
+
+
+def test_a_theory_with_an_error_of_its_own_has_a_band(pair):
+    import matplotlib.pyplot as plt
+
+    theory = pair[2]
+    assert not sgd.plot.risk(theory)[1].collections
+    sampled = theory.assign(risk_standard_error=0.1 * theory.risk, M_standard_error=0.02 + 0 * theory.M).assign_attrs(method="solve_dmft")
+    for name, (_, ax) in {"excess_risk": sgd.plot.risk(sampled), "M": sgd.plot.overlaps(sampled)}.items():
+        line, error = (
+            sampled[one].values.reshape(6, -1)[:, 0] for one in (name, "risk_standard_error" if name != "M" else "M_standard_error")
+        )
+        edges = ax.collections[0].get_paths()[0].vertices[:, 1]
+        assert edges.max() == pytest.approx((line + error).max())
+        assert edges.min() == pytest.approx((line - error).min())
+    plt.close("all")
+
+
+def test_logarithmic_ticks_can_be_read_and_legends_hide_nothing():
+    from sgdynamics.papers.drawing import legend_below, readable, subplots
+
+    fig, axes = subplots(1, 3, (12, 4))
+    for ax, (low, high) in zip(axes, ((0.02, 0.09), (0.001, 0.05), (1e-5, 1.0)), strict=True):
+        ax.plot([1, 2], [low, high], label="a curve")
+        ax.set_yscale("log")
+        legend_below(ax)
+    readable(axes)
+    fig.canvas.draw()
+    for ax in axes:
+        drawn = [(one.get_text(), one.get_window_extent()) for one in ax.get_yticklabels(which="both")]
+        heights = sorted((box.ymin, box.ymax) for text, box in drawn if text and ax.bbox.ymin <= box.ymin <= ax.bbox.ymax)
+        assert len(heights) >= 3
+        assert all(lower[1] <= upper[0] for lower, upper in itertools.pairwise(heights))
+        assert ax.get_legend().get_window_extent().ymax < ax.xaxis.get_tightbbox().ymin

@@ -4,8 +4,11 @@ State a problem and an algorithm; get the theory, the finite-dimension simulatio
 """
 
 # ruff: noqa: F405
+import re
 import sys
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sgdynamics.version import __version__
@@ -108,6 +111,15 @@ __all__ = [
 ]
 
 
+@cache
+def _homes() -> dict[str, tuple[str, str]]:
+    """Where each public name lives, read off `public.py`: to import that would import everything, and the first result wait for it."""
+    found = find_spec("sgdynamics.public")
+    source = getattr(found.loader, "get_source", lambda _: None)("sgdynamics.public") if found else None
+    lines = re.findall(r"^from (\S+) import (\w+) as (\w+)$", source or "", flags=re.MULTILINE)
+    return {public: (module, own) for module, own, public in lines}
+
+
 def __getattr__(name: str) -> Any:
     """Public names are loaded when first asked for: JAX takes seconds to import, and `sgdynamics --help` does not need it."""
     if not name.startswith("_"):
@@ -117,7 +129,9 @@ def __getattr__(name: str) -> Any:
             if error.name != f"sgdynamics.{name}":
                 raise
     if name in __all__:
-        globals()[name] = getattr(import_module("sgdynamics.public"), name)
+        module, own = _homes().get(name, ("sgdynamics.public", name))
+        home = import_module(module)
+        globals()[name] = getattr(home, own) if hasattr(home, own) else import_module(f"{module}.{own}")
         return globals()[name]
     raise AttributeError(f"module 'sgdynamics' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 

@@ -195,11 +195,11 @@ def sweep(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A grid of solutions as [sweep] states it, resumable; one labelled NetCDF file."""
+    """A grid of solutions as [sweep] states it, resumable: one labelled NetCDF file, a table, a picture."""
     from sgdynamics import problem_files
     from sgdynamics.results import save
     from sgdynamics.sweeps import sweep as swept
-    from sgdynamics.tables import print_sweep, sweep_summary
+    from sgdynamics.tables import print_sweep, sweep_picture, sweep_summary, swept_numbers
 
     solver, arguments = problem_files.sweep_call(problem_files.read(file))
     _folder(out)
@@ -212,6 +212,10 @@ def sweep(
     found["store"] = arguments["store"]
     if not found["missing"]:  # of several shards the last one writes the whole
         found["files"] = [str(save(result, out / f"{file.stem}-sweep.nc"))]
+        numbers = swept_numbers(result)
+        if numbers is not None and (fig := sweep_picture(numbers)) is not None:
+            found["files"].append(str(out / f"{file.stem}-sweep.png"))
+            fig.savefig(found["files"][-1], dpi=150)
     _answer(found, json_, print_sweep)
     if found["failed"] and found["failed"] == found["points"] - found["missing"]:
         raise typer.Exit(1)
@@ -267,12 +271,33 @@ def figures(json_: Json = False) -> None:
     _answer({"figures": rows}, json_, print_figures)
 
 
+Warm = Annotated[bool, typer.Option("--warm", help="Compile what a first session needs, and keep it in a folder.")]
+
+
 @app.command(short_help="Versions, devices, cache.")
-def info(json_: Json = False) -> None:
+def info(warm: Warm = False, json_: Json = False) -> None:
     """Versions, devices, precision and the compilation cache."""
     from sgdynamics.tables import machine, print_machine
 
-    _answer(machine(), json_, print_machine)
+    kept = {}
+    if warm:
+        from sgdynamics import programs
+
+        kept = {"warmed": programs.warm()}
+    _answer({**machine(), **kept}, json_, print_machine)
+
+
+@app.command(short_help="A local page with sliders: theory and exact runs.")
+def explore(
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0 for any that is free.")] = 8765,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only say where the page is.")] = False,
+) -> None:
+    """A page on this machine alone: sliders, the ODE and exact runs side by side, links, exports as Python, TOML and PDF."""
+    from sgdynamics import checks
+    from sgdynamics.explorer.server import Explorer, serve
+
+    checks.whole("port", port, 0, 65535)
+    serve(Explorer(port), lambda text: print(text, flush=True), browse=not no_browser)
 
 
 def _answer(found: object, as_json: bool, show: Callable[..., Any]) -> None:

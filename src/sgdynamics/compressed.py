@@ -202,35 +202,61 @@ def _signal_rows(grouping: Grouping, parameters: Numbers) -> Float[Numeric, "K c
     return grouping.joined(strip_signals(grouping, parameters), jnp.pad(frame, ((0, 0), (0, 0), (0, room))))
 
 
-def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
-    """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
-    structure, sizes = grouping.structure, sizes[grouping.wide]
-    blocks, columns, folds = len(grouping.wide), grouping.columns, grouping.folds
-    inside_shape = (folds, grouping.steps, grouping.batch, *structure.sample.token_shape, blocks, grouping.inside)
-    noise_shape = (folds, grouping.steps, grouping.batch, structure.sample.draw_normals)
-    lower_shape = (folds, blocks, columns * (columns - 1) // 2)
-    chi_shape = (folds, blocks, columns)
-    strip_shape = (*inside_shape[:-2], len(grouping.strip))
-    kick_shape = (folds, grouping.steps, grouping.kicks, blocks, grouping.inside)
-    shapes = (inside_shape, noise_shape, lower_shape, chi_shape, strip_shape, kick_shape, (*kick_shape[:3], len(grouping.strip)))
-    counts = [int(np.prod(shape)) for shape in shapes]
-    edges = np.cumsum(counts)
-    # one call for all of it: many small calls to the generator cost more than the numbers
-    normals, uniform = normals_and_uniforms(key, int(edges[-1]), counts[3])
-    uniform = uniform.reshape(chi_shape)
-    inside = normals[: edges[0]].reshape(inside_shape)
-    noise = normals[edges[0] : edges[1]].reshape(noise_shape)
-    lower = normals[edges[1] : edges[2]].reshape(lower_shape)
-    proposal = normals[edges[2] : edges[3]].reshape(chi_shape)
-    free = (sizes - grouping.inside)[:, None] - jnp.arange(columns)  # degrees of freedom left for each new column
-    lengths = chi(key, free, proposal, uniform)
-    outside = bartlett(lower, lengths, free, columns)
-    strip, kicks, strip_kicks = (
-        normals[low:high].reshape(shape) for low, high, shape in zip(edges[3:], edges[4:], shapes[4:], strict=False)
-    )
+def span_shapes(grouping: Grouping, folds: int) -> tuple[tuple[int, ...], ...]:
+    """Of the normals of so many folds: inside, draws, below the diagonal of the outside, proposals of its chi variables, strip, kicks."""
+    structure, blocks, columns = grouping.structure, len(grouping.wide), grouping.columns
+    inside = (folds, grouping.steps, grouping.batch, *structure.sample.token_shape, blocks, grouping.inside)
+    noise = (folds, grouping.steps, grouping.batch, structure.sample.draw_normals)
+    kicks = (folds, grouping.steps, grouping.kicks, blocks, grouping.inside)
+    strip = (*inside[:-2], len(grouping.strip))
+    lower = (folds, blocks, columns * (columns - 1) // 2)
+    return inside, noise, lower, (folds, blocks, columns), strip, kicks, (*kicks[:3], len(grouping.strip))
+
+
+def in_shapes(numbers: Float[Numeric, " n"], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    """Numbers one after the other in arrays of these shapes."""
+    edges = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    return [numbers[low:high].reshape(shape) for low, high, shape in zip(edges, edges[1:], shapes, strict=False)]
+
+
+def free_directions(grouping: Grouping, sizes: Float[Numeric, " blocks"]) -> Float[Numeric, "wide columns"]:
+    """Degrees of freedom left for each new column."""
+    return (sizes[grouping.wide] - grouping.inside)[:, None] - jnp.arange(grouping.columns)
+
+
+def span_draws(grouping: Grouping, parts: list[Any], lengths: Float[Numeric, "folds blocks columns"], free: Numeric) -> SpanDraws:
+    """The random numbers of a span from normals in its shapes, and the chi variables of the outside."""
+    inside, noise, lower, _, strip, kicks, strip_kicks = parts
+    outside = bartlett(lower, lengths, free, grouping.columns)
     if not grouping.kicks:
         return SpanDraws(inside, noise, outside, strip)
     return SpanDraws(inside, noise, outside, strip, kicks, strip_kicks)
+
+
+def draw_span(grouping: Grouping, key: OneKey, sizes: Float[Numeric, " blocks"]) -> SpanDraws:
+    """The random numbers of one span of one run, from one key; `sizes` are the dimensions of the blocks (traced)."""
+    shapes = span_shapes(grouping, grouping.folds)
+    counts = [int(np.prod(shape)) for shape in shapes]
+    # one call for all of it: many small calls to the generator cost more than the numbers
+    normals, uniform = normals_and_uniforms(key, sum(counts), counts[3])
+    parts, free = in_shapes(normals, shapes), free_directions(grouping, sizes)
+    return span_draws(grouping, parts, chi(key, free, parts[3], uniform.reshape(shapes[3])), free)
+
+
+def lone_step(
+    grouping: Grouping, given: tuple[Any, ...], state: Rows, part: SpanDraws, index: Whole, seen: Tree, see: Function | None
+) -> tuple[Rows, Any]:
+    """One step, with its fold, of a grouping whose steps are single, given (parameters, algorithm, dimension); as `run_span` makes many."""
+    parameters, algorithm, dimension = given
+    alpha = index * (grouping.batch / dimension)
+    inputs, labels = block_inputs(grouping, parameters, part, jnp.reshape(alpha, 1))
+    kicks = block_kicks(grouping, part)
+    now, rates = numbers_at((parameters, algorithm), alpha)
+    x, noise, kicks = jax.tree.map(lambda leaf: leaf[0], (inputs, labels, kicks))
+    state = one_step(grouping, (now, rates), rates["lr"] / dimension, state, (x, noise, part.outside, kicks), dimension, index)
+    if see is not None:
+        seen = see(seen, index + 1, overlaps(grouping, parameters, state))
+    return state._replace(rows=fold(grouping, state.rows)), seen
 
 
 def run_span(

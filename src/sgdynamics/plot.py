@@ -9,7 +9,7 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.analysis.protocol_picture import protocol as protocol
-from sgdynamics.variables import VARIABLES
+from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 if TYPE_CHECKING:  # drawing is imported where it is done
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def risk(
     log: bool = True,
     label: str | None = None,
 ) -> tuple[Any, Any]:
-    """The risk against time: a line for theory, the mean over runs with standard errors for a simulation.
+    """The risk against time: a line for theory (with a band of its own error, where it has one), the mean over runs with standard errors.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def risk(
         raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
     checks.result("result", result, chosen)
     fig, ax = _axes(ax)
-    _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None)
+    _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None, _own_error(result, chosen))
     ax.set_xlabel(_time_label(result, x))
     ax.set_ylabel(VARIABLES[chosen].label)
     if log:
@@ -181,12 +181,14 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = 
     entries = list(np.ndindex(*values.shape[2:]))
     if name == "Q":
         entries = [entry for entry in entries if list(entry) == sorted(entry)]
-    theory = _is_theory(result)
+    theory, own = _is_theory(result), _own_error(result, name)
     for position, entry in enumerate(entries):
         shown = _entry(result, name, entry) if theory and len(entries) <= 8 else None
         if position == 0 and not theory:
             shown = label or _label(result)
-        _draw(ax, _time(result, x), values[(slice(None), slice(None), *entry)], _style(result), shown, f"C{position % 10}")
+        every = (slice(None), slice(None), *entry)
+        band = None if own is None else own[every]
+        _draw(ax, _time(result, x), values[every], _style(result), shown, f"C{position % 10}", band)
     ax.set_xlabel(_time_label(result, x))
     ax.set_ylabel(VARIABLES[name].label if name in VARIABLES else name)
     if ax.get_legend_handles_labels()[0]:
@@ -409,7 +411,13 @@ def phase_diagram(
     return fig, ax
 
 
-PARAMETER_LABELS = {"noise": "label noise", "weight_decay": "weight decay", "head_rate": "rate of the head", "dimension": "dimension $d$"}
+PARAMETER_LABELS = {
+    "lr": "learning rate",
+    "noise": "label noise",
+    "weight_decay": "weight decay",
+    "head_rate": "rate of the head",
+    "dimension": "dimension $d$",
+}
 
 
 def _table(dataset: xr.Dataset, x: str, y: str, value: str | None) -> tuple[str, np.ndarray]:
@@ -517,11 +525,29 @@ def _label(result: xr.Dataset) -> str:
     return label + (f", {result.sizes['run']} runs" if result.sizes["run"] > 1 and not _is_theory(result) else "")
 
 
-def _draw(ax: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any], label: str | None, color: str | None) -> None:
-    """Lines for theory (one a run), points with standard errors for a simulation (points alone where it is a single run)."""
+def _own_error(result: xr.Dataset, name: str) -> np.ndarray | None:
+    """The standard error that a theory has of its own, as DMFT from its sampled paths."""
+    of = (VARIABLES[name].error if name in VARIABLES else "") or name
+    own = result.get(f"{of}{STANDARD_ERROR}")
+    return np.asarray(own) if own is not None and own.shape == result[name].shape else None
+
+
+def _draw(
+    ax: Axes,
+    x: np.ndarray,
+    values: np.ndarray,
+    style: dict[str, Any],
+    label: str | None,
+    color: str | None,
+    band: np.ndarray | None = None,
+) -> None:
+    """Lines for theory (one a run, with a band of its own standard error), points with standard errors for a simulation (points alone where
+    it is a single run)."""
     if not style:
         for index, row in enumerate(values):
-            ax.plot(x, row, label=label if index == 0 else None, color=color, lw=1.6)
+            (line,) = ax.plot(x, row, label=label if index == 0 else None, color=color, lw=1.6)
+            if band is not None:
+                ax.fill_between(x, row - band[index], row + band[index], color=line.get_color(), alpha=0.25, lw=0)
         return
     good = np.isfinite(values).all(axis=1)
     if good.sum() < 2:

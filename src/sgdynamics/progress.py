@@ -12,13 +12,18 @@ from typing import Any
 class Meter:
     """Counts finished work and shows it."""
 
-    def __init__(self, bar: Any = None, task: Any = None) -> None:
+    def __init__(self, bar: Any = None, task: Any = None, total: float = 0.0) -> None:
         self._bar = bar
         self._task = task
+        self._total: float | None = total
 
     def advance(self, amount: float) -> None:
-        if self._bar is not None:
-            self._bar.advance(self._task, amount)
+        if self._bar is None:
+            return
+        if self._total is not None:  # something is finished: from now on there is a share of the whole to show
+            self._bar.update(self._task, total=self._total)
+            self._total = None
+        self._bar.advance(self._task, amount)
 
 
 @contextmanager
@@ -44,9 +49,10 @@ def meter(label: str, total: float, show: bool | None) -> Iterator[Meter]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total)
-        yield Meter(bar, task)
-        bar.update(task, completed=total)
+        # without a total the bar runs to and fro: while the first piece compiles, a bar that stands still looks dead
+        task = bar.add_task(label, total=None)
+        yield Meter(bar, task, total)
+        bar.update(task, total=total, completed=total)
 
 
 def warn(message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 
 from sgdynamics.arrays import Keys, Numeric, OneKey, Whole
 from sgdynamics.precision import float64
@@ -17,6 +17,11 @@ from sgdynamics.precision import float64
 @float64
 def run_keys(seed: int, chosen: np.ndarray) -> Keys:
     """One key a run, independent of how many runs there are."""
+    return _run_keys(np.int64(seed), chosen)
+
+
+@jax.jit
+def _run_keys(seed: Whole, chosen: Int[Numeric, " runs"]) -> Keys:
     root = jax.random.key(seed)
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
 
@@ -39,6 +44,9 @@ def bartlett(
     return jnp.concatenate([jnp.zeros_like(chi[..., :1]), chi, kept], axis=-1)[..., place]
 
 
+GOLDEN, MIXED = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of SplitMix64
+
+
 def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any, Any]:
     """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
 
@@ -49,7 +57,7 @@ def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any,
     count = 2 * pairs + uniforms
     u = uniforms_at(jax.random.bits(key, (), dtype=jnp.uint64), jnp.arange(1, count + 1, dtype=jnp.uint64))
     radius = jnp.sqrt(-2.0 * jnp.log(u[:pairs]))
-    along, across = _turn(u[pairs : 2 * pairs])
+    along, across = turn(u[pairs : 2 * pairs])
     both = jnp.concatenate([radius * along, radius * across])
     # a barrier: fused into what reads them, the numbers are computed again and on one core
     return jax.lax.optimization_barrier((both[:normals], u[2 * pairs :]))
@@ -57,16 +65,16 @@ def normals_and_uniforms(key: OneKey, normals: int, uniforms: int) -> tuple[Any,
 
 def uniforms_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s"]:
     """Uniforms in (0, 1), never 0 or 1, at counts (uint64) from a random place (uint64): each depends on its own count only."""
-    z = place + count * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = place + count * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIXED[0])
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIXED[1])
     return (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(jnp.float64) + 0.5) * 2.0**-53
 
 
 def normals_at(place: Numeric, count: Numeric) -> Float[Numeric, "*s 2"]:
     """Two standard normals, in a last axis, for each even count: as `uniforms_at`, by Box and Muller from that count and the next."""
     radius = jnp.sqrt(-2.0 * jnp.log(uniforms_at(place, count)))
-    along, across = _turn(uniforms_at(place, count + np.uint64(1)))
+    along, across = turn(uniforms_at(place, count + np.uint64(1)))
     return jnp.stack([radius * along, radius * across], axis=-1)
 
 
@@ -74,7 +82,7 @@ SINE = tuple((-1) ** k * math.pi ** (2 * k + 1) / math.factorial(2 * k + 1) for 
 COSINE = tuple((-1) ** k * math.pi ** (2 * k) / math.factorial(2 * k) for k in range(12))
 
 
-def _turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
+def turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     """cos(2 pi u), sin(2 pi u) for u in (0, 1) to 1e-15, by the series of half the angle: twice as fast as two calls of the library's."""
     v = u - 0.5
     w = v * v
@@ -87,28 +95,35 @@ def _turn(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
     return 2 * s * s - 1, -2 * s * c
 
 
+def attempt(free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
+    """Half of the square of a chi variable as Marsaglia and Tsang propose it from a normal, and whether a uniform accepts it."""
+    raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
+    width = 1 / jnp.sqrt(9 * raised)
+    v = (1 + width * x) ** 3
+    positive = v > 0
+    bound = 0.5 * x**2 + raised - raised * v + raised * jnp.log(jnp.where(positive, v, 1.0))
+    return raised * v, positive & (jnp.log(u) < bound)
+
+
+def chi_length(free: Num[Numeric, "..."], value: Float[Numeric, "*s"], proposal: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+    """The chi variable of an accepted value: |normal| with one degree of freedom, 0 with none."""
+    return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
+
+
 def chi(key: OneKey, free: Num[Numeric, "..."], proposal: Float[Numeric, "*s"], uniform: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
     """chi variables with `free` (whole) degrees of freedom, by Marsaglia and Tsang's rejection; |normal| for one, 0 for none.
 
     jax.random.chisquare is the same law but goes element by element on a CPU, which would cost more than the rest of the step.
     The first proposal comes with the span's numbers; what is rejected (one in 10^4 at large d) is drawn again in a loop.
     """
-    raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
-    width = 1 / jnp.sqrt(9 * raised)
-
-    def attempt(x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
-        v = (1 + width * x) ** 3
-        positive = v > 0
-        bound = 0.5 * x**2 + raised - raised * v + raised * jnp.log(jnp.where(positive, v, 1.0))
-        return raised * v, positive & (jnp.log(u) < bound)
 
     def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         count, value, good = carry
         # drawn flat: with the shape of `good`, XLA takes six seconds to compile this loop
         normal, u = normals_and_uniforms(jax.random.fold_in(key, count), good.size, good.size)
-        new, accepted = attempt(normal.reshape(good.shape), u.reshape(good.shape))
+        new, accepted = attempt(free, normal.reshape(good.shape), u.reshape(good.shape))
         return count + 1, jnp.where(good, value, new), good | accepted
 
-    value, good = attempt(proposal, uniform)
+    value, good = attempt(free, proposal, uniform)
     _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (1, value, good))
-    return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
+    return chi_length(free, value, proposal)

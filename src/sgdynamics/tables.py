@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,12 +142,67 @@ def spectrum(found: Any) -> dict[str, Any]:
 
 
 def sweep_summary(result: xr.Dataset, names: list[str]) -> dict[str, Any]:
-    """How large a sweep is, how much of it failed, and how much is left to other shards."""
+    """How large a sweep is, how much of it failed, how much is left to other shards, and a number at each point."""
     said = [str(text) for text in np.ravel(result["failed"].values)]
     errors = [text for text in said if text and text != MISSING]
     sizes = {str(name): int(size) for name, size in result.sizes.items()}
     about = {"over": names, "points": len(said), "sizes": sizes, "variables": [str(name) for name in result.data_vars]}
-    return {**about, "failed": len(errors), "missing": said.count(MISSING), "errors": sorted(set(errors))}
+    found = {**about, "failed": len(errors), "missing": said.count(MISSING), "errors": sorted(set(errors))}
+    numbers = swept_numbers(result)
+    if numbers is None:
+        return found
+    labels = {str(name): numbers[name].values if name in numbers.coords else np.arange(numbers.sizes[name]) for name in numbers.dims}
+    points = [dict(zip(labels, at, strict=True)) for at in itertools.product(*labels.values())]
+    table = [{**at, "value": value} for at, value in zip(points, np.ravel(numbers.values), strict=True)]
+    return {**found, "quantity": str(numbers.name), "table": table}
+
+
+SHOWN = ("excess_risk", "risk", "mean", "m")  # of a sweep, the first that is there: at the last save point, the mean over runs
+
+
+def swept_numbers(result: xr.Dataset) -> xr.DataArray | None:
+    """One number at every point of a sweep, with what it is as its name; None where nothing is left to show."""
+    along = set(result["failed"].dims)
+    for name in (*SHOWN, *(str(one) for one in result.data_vars)):
+        if name not in result or result[name].dtype.kind not in "iuf" or not along <= set(result[name].dims):
+            continue
+        found, said = result[name], name.replace("_", " ")
+        if "time" in found.dims:
+            found, said = found.isel(time=-1), f"{said} at the last save point"
+        if "run" in found.dims:
+            found = found.mean("run")
+        if set(found.dims) == along:
+            return found.rename("mean exit time t" if name == "mean" else said).transpose(*result["failed"].dims)
+    return None
+
+
+def sweep_picture(numbers: xr.DataArray) -> Any:
+    """The numbers of a sweep over one number (a curve) or two (a map); None over others."""
+    from matplotlib.figure import Figure
+
+    from sgdynamics import plot
+
+    axes = [str(name) for name in numbers.dims]
+    known = all(name in numbers.coords and numbers[name].dtype.kind in "iuf" and numbers.sizes[name] > 1 for name in axes)
+    if not known or len(axes) > 2 or not np.isfinite(numbers.values).any():
+        return None
+    fig = Figure(figsize=(6.4, 4.4), layout="constrained")
+    ax = fig.subplots()
+    label = str(numbers.name)
+    if len(axes) == 2:
+        table = numbers.rename("value").to_dataset().sortby(axes)
+        plot.phase_diagram(table, x=axes[0], y=axes[1], ax=ax, label=label)
+        return fig
+    numbers = numbers.sortby(axes[0])
+    x, y = numbers[axes[0]].values.astype(float), numbers.values
+    ax.plot(x, y, "o-", ms=4)
+    ax.set(xlabel=plot.PARAMETER_LABELS.get(axes[0], axes[0]), ylabel=label)
+    if x.min() > 0 and x.max() > 30 * x.min():
+        ax.set_xscale("log")
+    good = y[np.isfinite(y)]
+    if good.min() > 0 and good.max() > 30 * good.min():
+        ax.set_yscale("log")
+    return fig
 
 
 def machine() -> dict[str, Any]:
@@ -169,7 +226,7 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "devices": devices,
         "precision": "float64 inside the library, whatever JAX is set to",
-        "compilation_cache": str(cache) if cache else "off (set JAX_COMPILATION_CACHE_DIR to a folder to keep compiled programs)",
+        "compilation_cache": str(cache) if cache else "off (`sgdynamics info --warm` fills one and says how to use it)",
     }
 
 
@@ -218,6 +275,10 @@ TEXT = ("method", "variable", "document", "number", "figure", "what", "")
 
 def _number(value: object, digits: int = 5) -> str:
     return "-" if value is None or (isinstance(value, float) and math.isnan(value)) else f"{value:.{digits}g}"
+
+
+def _cell(value: Any) -> str:
+    return _number(float(value)) if isinstance(value, (int, float, np.number)) else str(value)
 
 
 def _with_error(mean: float, error: float | None) -> str:
@@ -277,7 +338,16 @@ def print_hessian(found: dict[str, Any]) -> None:
     print(f"|gradient| = {found['gradient_norm']:.4g}; eigenvalues are known to {found['error']:.1e}")
 
 
+MOST_ROWS = 40  # of the table of a sweep
+
+
 def print_sweep(found: dict[str, Any]) -> None:
+    if rows := found.get("table"):
+        names = [name for name in rows[0] if name != "value"]
+        # of a large sweep evenly chosen points; all are in the file, and with --json
+        chosen = np.unique(np.linspace(0, len(rows) - 1, min(MOST_ROWS, len(rows))).round().astype(int))
+        cells = [[_cell(rows[place][name]) for name in (*names, "value")] for place in chosen]
+        _show([*names, found["quantity"]], cells, None if len(chosen) == len(rows) else f"{len(chosen)} of {len(rows)} points")
     left = f", {found['missing']} left to other shards" if found["missing"] else ""
     print(f"{found['points']} points over {', '.join(found['over'])}{left}, {found['failed']} failed; kept in {found['store']}")
     for text in found["errors"][:5]:
@@ -299,3 +369,6 @@ def print_machine(found: dict[str, Any]) -> None:
     rest = {"devices": ", ".join(found["devices"]), "precision": found["precision"], "cache": found["compilation_cache"]}
     for name, text in {**found["versions"], **rest}.items():
         print(f"{name:14s} {text}")
+    if kept := found.get("warmed"):
+        print(f"\n{kept['programs']} programs, {kept['bytes'] / 1e6:.1f} MB, in {kept['seconds']} s. To use them, before Python starts:")
+        print(f"export JAX_COMPILATION_CACHE_DIR={shlex.quote(kept['folder'])}")

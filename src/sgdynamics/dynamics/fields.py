@@ -28,9 +28,10 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
 from sgdynamics.samples.spectrum import eigenvalues, variance
 from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.exact import ExactChain, check_room
+from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.simulation.fixed_exact import ExactFixedData
+from sgdynamics.simulation.kernel_chain import exact_chain
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.stability import warn_unstable
 from sgdynamics.variables import VARIABLES
@@ -216,7 +217,7 @@ class FieldDynamics(Dynamics):
     def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any) -> Simulator:
         if method == "exact":
             check_room(self.definition, self.algorithm, sizes)
-            return ExactChain(self.definition, self.algorithm, begin, dimension, sizes)
+            return exact_chain(self.definition, self.algorithm, begin, dimension, sizes)
         return DirectSGD(self.definition, self.algorithm, begin, dimension, sizes, dtype, more.get("seed", 0))
 
     def paths_of_sde(self, begin: Start, dimension: int, sizes: np.ndarray, higher_order: bool) -> SdePaths:

@@ -115,8 +115,10 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
     }
     try:
         fig, data = entry.function(quick=quick, seed=seed)
+        if quick and stem in full_size():
+            _say_full_size(fig, full_size()[stem])
         with files.whole(picture) as unfinished:
-            fig.savefig(unfinished, dpi=110, format="png")
+            fig.savefig(unfinished, dpi=110, format="png", bbox_inches="tight")
         save(data, data_file)
         _close(fig)
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
@@ -129,6 +131,15 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
     with files.whole(about) as unfinished:
         unfinished.write_text(json.dumps(found, indent=1))
     return {**found, "made": True}
+
+
+def _say_full_size(fig: Figure, found: dict[str, Any]) -> None:
+    """Under a picture at a smaller size what was found at the document's own: shares and slopes may be quite different there."""
+    import textwrap
+
+    wide = int(14 * fig.get_figwidth())  # characters of small print
+    said = "\n".join(textwrap.wrap(f"This is a smaller size. At the document's own, {remarked(found)}", wide))
+    fig.text(0.5, -0.02, said.replace("$", "\\$"), ha="center", va="top", fontsize="small", color="0.25")
 
 
 def _kept(about: Path) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 from scipy import special
-from scipy.stats import qmc
 
 from sgdynamics.arrays import Numeric, Whole
 
@@ -65,6 +64,8 @@ def sobol_normals(dimensions: int, log2_count: int, replicates: int, *, whiten: 
     Replicates have independent scramblings: their spread is the error estimate. `whiten` makes first and second moments exact,
     at the price of a bias of order dimensions/count in the fourth that the spread does not show: for many points only.
     """
+    from scipy.stats import qmc  # here: its import takes as long as a small solution
+
     result = np.empty((replicates, 2**log2_count, dimensions))
     for replicate in range(replicates):
         engine = qmc.Sobol(dimensions, scramble=True, rng=np.random.default_rng((seed, replicate, dimensions)))

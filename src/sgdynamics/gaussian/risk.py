@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.arrays import Nodes, Numbers, Numeric, State
+from sgdynamics.arrays import Nodes, Numbers, Numeric, State, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Overlaps, Rule
@@ -19,9 +19,11 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import spectrum
+from sgdynamics.shapes import power_of_two
 
 CHUNK = 256
-SMALL_CHUNK = 32
+TOGETHER = 16  # states of a chunk that are evaluated at once
+SOME = 32  # states at which errors are estimated
 SHORT = 8  # lanes of a program for a few
 MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
@@ -48,25 +50,43 @@ def _at(parameters: Numbers, state: State) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _risks(structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State) -> Float[Numeric, "lanes states replicates"]:
-    """The risk of every lane (outer) and state, by every replicate of the nodes."""
+def _risks(
+    structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State, count: Whole
+) -> Float[Numeric, "lanes states replicates"]:
+    """The risk of every lane (outer) and of its first `count` states, by every replicate of the nodes."""
 
     def one(parameters: Numbers, state: State) -> Float[Numeric, " replicates"]:
         return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
 
-    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=16), (parameters, states))
+    return jax.lax.map(lambda lane: _first(partial(one, lane[0]), lane[1], count), (parameters, states))
+
+
+def _first(one: Callable[[State], Any], states: State, count: Whole) -> Any:
+    """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
+
+    def few(index: Whole, found: Numeric) -> Any:
+        some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states)
+        return jax.lax.dynamic_update_slice_in_dim(found, jax.vmap(one)(some), size * index, 0)
+
+    size = min(TOGETHER, len(states["a"]))  # chunks are powers of two
+    shape = jax.eval_shape(jax.vmap(one), states)
+    return jax.lax.fori_loop(0, (count + size - 1) // size, few, jnp.zeros(shape.shape, shape.dtype))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _one_by_one(name: str, structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State) -> Float[Numeric, "1 n"]:
-    """`error` or `accuracy` of the expectation at many states."""
+def _one_by_one(
+    name: str, structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State, count: Whole
+) -> Float[Numeric, "1 n"]:
+    """`error` of the expectation at all states, one after the other, or its `accuracy` at the first `count`."""
 
     def one(parameters: Numbers, state: State) -> Float[Numeric, ""]:
         now = _at(parameters, state)
         return getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
 
-    batch = 16 if name == "accuracy" else None
-    return jax.lax.map(lambda lane: jax.lax.map(partial(one, lane[0]), lane[1], batch_size=batch), (parameters, states))
+    def lane(numbers: Numbers, states: State) -> Any:
+        return _first(partial(one, numbers), states, count) if name == "accuracy" else jax.lax.map(partial(one, numbers), states)
+
+    return jax.lax.map(lambda both: lane(*both), (parameters, states))
 
 
 @float64
@@ -121,7 +141,7 @@ def risks_by(
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
         some = lanes_of([_telling(one) for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
-        worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some))]
+        worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some, np.int64(SOME)))]
     found = []
     for one, lead, bad in zip(every, leads, worst, strict=False):
         risk = one.mean(axis=1)
@@ -133,8 +153,8 @@ def risks_by(
 
 def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Those of many states at which errors are estimated: with the longest rows, and evenly over all."""
-    longest = np.argsort(-np.nan_to_num(np.einsum("sbii->s", states["Q"])))[: SMALL_CHUNK // 4]
-    places = [*longest, *np.linspace(0, len(states["a"]) - 1, SMALL_CHUNK - len(longest)).astype(int)]
+    longest = np.argsort(-np.nan_to_num(np.einsum("sbii->s", states["Q"])))[: SOME // 4]
+    places = [*longest, *np.linspace(0, len(states["a"]) - 1, SOME - len(longest)).astype(int)]
     return {name: value[places] for name, value in states.items()}
 
 
@@ -176,12 +196,12 @@ def _in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]]
     """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
     counts = [len(one["a"]) for one in states]
     most = max(counts)
-    chunk = min(CHUNK, 1 << (most - 1).bit_length()) if size > 1 else (CHUNK if most > SMALL_CHUNK else SMALL_CHUNK)
+    chunk = min(CHUNK, power_of_two(most)) if size > 1 else CHUNK
     values = []
     for first in range(0, most, chunk):
         places = [np.minimum(np.arange(first, first + chunk), count - 1) for count in counts]
         part = [{name: value[place] for name, value in one.items()} for one, place in zip(states, places, strict=True)]
-        values.append(np.asarray(function(lanes_of(part, size))))
+        values.append(np.asarray(function(lanes_of(part, size), np.int64(min(chunk, most - first)))))
     every = np.concatenate(values, axis=1)
     return [every[row, :count] for row, count in enumerate(counts)]
 

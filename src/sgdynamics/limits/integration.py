@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import diffrax
@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.gaussian.risk import lanes_of
+from sgdynamics.limits.explicit import explicit
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
 from sgdynamics.reach import check_memory
 from sgdynamics.shapes import filled
@@ -31,6 +32,7 @@ ATOL = 1e-10
 MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
 MOST_STEPS = 600  # explicit steps before LSODA takes over: beyond nearly all smooth trajectories, and cheap to waste
 LARGEST = 1e6  # see `largest`
+FEW_NUMBERS = 128  # of a state: with more, running outweighs compiling
 
 
 class Field(ABC):
@@ -143,7 +145,7 @@ def integrate(
     moving = jax.jit(field)
 
     def blown_up(t: Scalar, y: State, args: Tree, **_: object) -> Bool[Numeric, ""]:
-        return jnp.logical_not(_size(y) < largest(t))
+        return jnp.logical_not(_inside(t, y))
 
     event = diffrax.Event(blown_up) if guard else None
     if watch is not None:
@@ -178,6 +180,10 @@ def largest(t: Any) -> Any:
     return LARGEST * (1 + t) ** 2
 
 
+def _inside(t: Scalar, state: State) -> Bool[Numeric, ""]:
+    return _size(state) < largest(t)
+
+
 def _size(state: State) -> Scalar:
     return sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
 
@@ -195,24 +201,46 @@ def _reach(
     """Every replicate (outer) and every start (inner) of one case, by the explicit method."""
 
     def one(own: Tree, state: State, level: Scalar) -> Reached:
-        seen = None if watch is None else partial(_below, watch, shared, level)
+        if watch is None:
+            moving = jax.jit(field)  # named in several places, traced once
+            reached = explicit(partial(moving, own, shared), state, times, tolerance["rtol"], tolerance["atol"], _inside, MOST_STEPS)
+            return Reached(reached.saved, reached.last, reached.time, False, reached.full)
+        seen = partial(_below, watch, shared, level)
         found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
         states_found: Any = found.ys
         times_found: Any = found.ts
         last = jax.tree.map(lambda leaf: leaf[0], states_found[1])
         stopped: Any = found.event_mask
-        left = False if watch is None else stopped & (_size(last) < largest(times_found[1][0]) / 2)
+        left = stopped & (_size(last) < largest(times_found[1][0]) / 2)
         return Reached(states_found[0], last, times_found[1][0], left, found.result == diffrax.RESULTS.max_steps_reached)
 
     return jax.vmap(lambda own: jax.vmap(partial(one, own))(states, levels))(each)
 
 
-_reached = jax.jit(_reach, static_argnums=(0, 1))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _lanes(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reached:
+def _lane(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reached:
     return jax.vmap(partial(_reach, field, watch, each))(*numbers)
+
+
+@cache
+def _older_generator() -> dict[str, Any] | None:
+    """XLA's older code generator on a CPU: half the time to compile. Where XLA does not know it, nothing."""
+    older = {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda x: x, compiler_options=older)(np.zeros(()))
+    except jax.errors.JaxRuntimeError:
+        return None
+    return older if jax.default_backend() == "cpu" else None
+
+
+@cache
+def _compiled(function: Callable[..., Reached], small: bool) -> Callable[..., Reached]:
+    return jax.jit(function, static_argnums=(0, 1), compiler_options=_older_generator() if small else None)
+
+
+def _program(function: Callable[..., Reached], case: Case) -> Callable[..., Reached]:
+    """A function of cases such as this, compiled: few numbers are computed in no time, many the slower the less the compiler did."""
+    numbers = sum(value[0].size for value in case.states.values())
+    return _compiled(function, numbers <= FEW_NUMBERS)
 
 
 def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
@@ -229,8 +257,8 @@ def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
     if first.times[-1] == 0.0:
         return [_still(case) for case in cases]
     if len(cases) == 1 and size == 1:
-        return [_finished(first, _reached(first.field, first.watch, first.each, *first.numbers))]
-    together = _lanes(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
+        return [_finished(first, _program(_reach, first)(first.field, first.watch, first.each, *first.numbers))]
+    together = _program(_lane, first)(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
     together = jax.tree.map(np.asarray, together)
     return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
 
@@ -254,7 +282,7 @@ def _finished(case: Case, found: Reached) -> Solved | ValueError:
     t = case.times
     states = {}
     for name, value in found.saved.items():
-        states[name] = np.array(value[:, :, : len(t)])
+        states[name] = np.array(np.asarray(value)[:, :, : len(t)])  # cut on the host: on the device every shape is a program
         states[name][~np.isfinite(states[name])] = np.nan
     full, time, left = np.asarray(found.full), np.array(found.time), np.array(found.left)
     tired = np.zeros(full.shape, dtype=bool)

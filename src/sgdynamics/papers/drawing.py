@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-__all__ = ["finish", "letters", "panels", "runs_on", "subplots", "ticks"]
+__all__ = ["finish", "legend_below", "letters", "panels", "readable", "runs_on", "subplots", "ticks"]
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Any, Any]:
@@ -29,6 +29,27 @@ def ticks(ax: Axes, values: Sequence[float] | np.ndarray) -> None:
     """Ticks at these values of x and nowhere else."""
     ax.set_xticks(values, [f"{value:g}" for value in values])
     ax.set_xticks([], minor=True)
+
+
+def readable(axes: Iterable[Axes]) -> None:
+    """Logarithmic axes whose labels do not run into one another: where there are few decades 1, 2, 5 in plain digits, and no others."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for ax in axes:
+        for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
+            if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):
+                continue  # `ticks` has said where
+            axis.set_minor_formatter(NullFormatter())
+            decades = np.log10(high / low)
+            if decades < 2:
+                subs = (1.0, 2.0, 5.0) if decades > 0.8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+                axis.set_major_locator(LogLocator(subs=subs, numticks=20))
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def legend_below(ax: Axes, **more: Any) -> None:
+    """A legend under the panel, where it hides nothing."""
+    ax.legend(**({"frameon": False, "fontsize": "small", "loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 2} | more))
 
 
 def panels(columns: int, width: float = 4.4, height: float = 3.7) -> tuple[Any, Any]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special, stats
-from scipy.stats import qmc
+from scipy import special
 
 from sgdynamics import checks
 from sgdynamics.arrays import Given
@@ -120,7 +119,9 @@ def mean_field_random_start(
         if sampling == "independent":
             T[run], q[run] = generator.standard_normal((p, k)), generator.chisquare(d - k, p)
             continue
-        points = qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(math.ceil(math.log2(max(p, 2))))[:p]
+        from scipy import stats  # here: its import takes as long as a small solution
+
+        points = stats.qmc.Sobol(k + 1, scramble=True, rng=generator).random_base2(math.ceil(math.log2(max(p, 2))))[:p]
         # every other particle is then the first half of the sequence, an even spread too: what error_particles leaves out
         points = points[np.argsort(np.argsort(np.arange(p) % 2, kind="stable"), kind="stable")]
         T[run], q[run] = special.ndtri(points[:, :k]), stats.chi2.ppf(points[:, k], d - k)

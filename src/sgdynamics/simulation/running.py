@@ -42,6 +42,8 @@ UNSEEN = Watched()
 class Simulator(ABC):
     """A way to simulate: states of many runs at once, advanced by whole steps."""
 
+    engine: str = "xla"  # what makes the steps
+    drops_runs: bool = True  # whether a smaller batch of runs pays; where runs that have left cost nothing it does not
     on_train: Mapping[str, Any] = {}  # losses whose mean over the data set `overlaps` gives too, by name
 
     @abstractmethod
@@ -60,6 +62,10 @@ class Simulator(ABC):
     @abstractmethod
     def grain(self) -> int:
         """Steps that are best taken together."""
+
+    def watching(self, see: See, seen: Tree, given: Tree) -> Simulator:
+        """The simulator that can note this after each step."""
+        return self
 
     def largest_group(self) -> int:
         """How many runs fit into memory at once."""
@@ -260,6 +266,7 @@ def first_passage(
     `see` writes that step into seen["left"], -1 before. Runs that have left or diverged are dropped from the batch as it goes.
     """
     runs = len(seen["left"])
+    simulator = simulator.watching(see, seen, given)
     check_reach(simulator, runs, float(last))
     groups = _groups(runs, simulator.largest_group())
     left, diverged = np.full(runs, np.nan), np.zeros(runs, dtype=bool)
@@ -299,7 +306,7 @@ def _first_passage_group(
         progress.advance(float((end - now) * alive.sum() + (last - end) * (gone.sum() + blown.sum())))
         alive &= ~(gone | blown)
         now = end
-        room = _room(int(alive.sum()), len(chosen))
+        room = _room(int(alive.sum()), len(chosen)) if simulator.drops_runs else len(chosen)
         if 0 < room < len(chosen):
             # filled up with copies of one run that is still there: they cost little and change nothing
             keep = np.resize(np.flatnonzero(alive), room)

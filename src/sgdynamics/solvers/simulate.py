@@ -87,7 +87,8 @@ def simulate(
     -------
     xarray.Dataset
         As that of ``solve_ode``, on a fixed data set also ``train_risk``, the mean loss over it, and with ``EpochSGD`` the coordinate
-        ``epoch``. The attribute ``error_sampling`` is the largest relative standard error of the mean risk over runs. A run that diverges
+        ``epoch``. The attribute ``error_sampling`` is the largest relative standard error of the mean risk over runs; ``engine`` is
+        "kernel" where all steps were one GPU kernel, else "xla". A run that diverges
         is NaN from then on, with its last finite time in ``diverged_at``; the others go on.
 
     Raises
@@ -137,6 +138,7 @@ def simulate(
         "seed": door.seed,
         "dimension": d,
         "dtype": dtype,
+        "engine": simulator.engine,
         "assumptions": dynamics.assumptions + (", exact in law" if method == "exact" or dynamics.letter == "n" else ""),
     }
     if dynamics.has_data:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from sgdynamics import checks
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
-from sgdynamics.papers.drawing import letters, subplots
+from sgdynamics.papers.drawing import legend_below, letters, readable, subplots
 from sgdynamics.problems import random_start
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.simulate import simulate
@@ -25,16 +25,17 @@ TIME = "$t$ = steps $\\gamma/(d\\,p)$"
 FLOW = 1e-12  # a learning rate that is gradient flow to rounding, and runs the program that other rates have compiled
 
 
-def panels(columns: int, width: float = 4.6, height: float = 3.8) -> tuple[Any, Any]:
+def panels(columns: int, width: float = 4.6, height: float = 4.4) -> tuple[Any, Any]:
     """A figure with one row of axes."""
     fig, axes = subplots(1, columns, (width * columns, height), squeeze=False)
     return fig, axes[0]
 
 
 def finish(axes: Iterable[Axes], legends: Iterable[Axes] | None = None) -> None:
-    """Letters, and small legends on all axes unless some are named."""
+    """Letters, ticks that can be read, and legends below all axes unless some are named."""
     for ax in axes if legends is None else legends:
-        ax.legend(frameon=False, fontsize="small")
+        legend_below(ax)
+    readable(axes)
     letters(axes)
 
 
@@ -75,7 +76,7 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     (a) k = 2, (b) k = 5: the mean of SGD runs and single ones at the slides' gamma = 5e-2 and at larger rates, the ODE of each rate and
     gradient flow (gamma = 0), all from one random start. (c) The relative gap of the risk to gradient flow at the last time against
     gamma: the ODE's, and that of SGD with its standard error; it is linear in gamma/p. From the slides: k, p, gamma, Delta = 1e-3.
-    Chosen: d = 100, t <= 30, the larger rates. Quick: k = 2, d = 50, t <= 5, two rates.
+    Chosen: d = 100, t <= 30, the larger rates. Quick: k = 2, d = 50, t <= 5.
 
     Examples
     --------
@@ -83,7 +84,7 @@ def classical(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     p, Delta, d, end, runs = 10, 1e-3, *((50, 5.0, 48) if quick else (100, 30.0, 48))
-    teachers, rates = ((2,), (0.05, 0.8)) if quick else ((2, 5), (0.05, 0.4, 1.6))
+    teachers, rates = ((2,), (0.05, 0.2, 0.8)) if quick else ((2, 5), (0.05, 0.4, 1.6))
     t = early_times(end, 16)
     shape = (len(teachers), len(rates))
     risk = np.zeros((*shape, runs, len(t)))

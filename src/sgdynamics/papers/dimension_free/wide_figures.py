@@ -156,8 +156,8 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     """
     seed = checks.whole("seed", seed, 0)
     k, gamma, Delta = 2, 1.0, 1e-3
-    widths, runs, many, end = ((8, 32), 48, 128, 4.0) if quick else ((8, 16, 32, 64), 48, 1024, 20.0)
-    dimensions = (20, 40) if quick else (10, 20, 40, 80, 160)
+    widths, runs, many, end = ((8, 16, 32), 48, 128, 4.0) if quick else ((8, 16, 32, 64), 48, 1024, 20.0)
+    dimensions = (20, 40, 80) if quick else (10, 20, 40, 80, 160)
     t = np.array([0.0, 1.0, 2.0, 4.0] if quick else [0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0])
     begins, shape = [], (len(widths), runs, len(t))
     risk, apart, typical = np.zeros(shape), np.zeros(shape), np.zeros(shape)

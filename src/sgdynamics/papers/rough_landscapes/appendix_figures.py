@@ -94,6 +94,12 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
     inset.tick_params(labelsize="x-small")
 
 
+def _legend(fig: Any) -> None:
+    """Below all panels: curves and insets leave no room."""
+    handles, labels = next(found for ax in fig.axes if (found := ax.get_legend_handles_labels())[0])
+    fig.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
+
+
 def _jensen(data: xr.Dataset) -> str:
     each, mean = (float(np.abs((data["mse"] - data[name]).values).max()) for name in ("mse_formula_runs", "mse_formula"))
     return f"measured error less (B.8): at most {each:.4f} run by run, {mean:.3f} at the average overlaps"
@@ -134,7 +140,7 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for number, ax in enumerate(fig.subplots(1, 3, sharey=True)):
         _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {RIDGES[number]:g}", number == 2)
     fig.axes[0].set_ylabel("mean squared error")
-    fig.axes[2].legend(frameon=False, fontsize="small", loc="upper right")
+    _legend(fig)
     fig.suptitle(rf"Ridge, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name}: " + ", ".join(f"{float(v):.3f}" for v in last.sel(algorithm=name)) for name in THREE)
@@ -188,7 +194,7 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         title = r"gradient divided by $\ell$" if number == 0 else r"gradient not divided by $\ell$"
         _draw_ridge(ax, data.isel(gradient=number), title, number == 0)
     fig.axes[0].set_ylabel("mean squared error")
-    fig.axes[0].legend(frameon=False, fontsize="small", loc="upper right")
+    _legend(fig)
     fig.suptitle(rf"Ridge $\lambda$ = 0.5, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}")
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name} {float(last.sel(algorithm=name)[0]):.3f}, {float(last.sel(algorithm=name)[1]):.3f}" for name in THREE)

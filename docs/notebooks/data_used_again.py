@@ -1,0 +1,80 @@
+# %% [markdown]
+# # Data used again
+#
+# Fresh examples are a luxury. With a data set of fixed size, every example is seen many times, the network begins to
+# learn the noise of its labels by heart, and the risk on new data turns. How many passes over the data are best? This
+# notebook answers by *dynamical mean-field theory* (DMFT), the limit of many dimensions with the number of examples
+# growing in proportion, and by runs.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import sgdynamics as sgd
+
+# %% [markdown]
+# ## The setting
+#
+# A linear network with noisy labels, the simplest case in which all of this happens, and a data set of 2 d examples.
+# `EpochSGD` goes through it again and again, one example a step, in a new order each time (one *epoch*).
+
+# %%
+problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.25)
+algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
+start = sgd.start(problem, M=[[0.0]], Q=[[0.1]])
+epochs = np.arange(5)
+alpha = 2.0 * epochs  # examples read, for each dimension
+
+# %% [markdown]
+# ## Theory
+#
+# DMFT follows one typical weight and one typical example, each with its memory, by sampling their paths; so it has a
+# standard error of its own.
+
+# %%
+theory = sgd.solve_dmft(problem, algorithm, start, alpha=alpha, cells=16, paths=4096, replicates=8, progress=False)
+theory
+
+# %% [markdown]
+# ## Runs
+#
+# The same in 150 dimensions, with 300 examples, on 64 data sets:
+
+# %%
+runs = sgd.simulate(problem, algorithm, start, alpha=alpha, dimension=150, runs=64, seed=0, progress=False)
+fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
+for name, color, said in (("risk", "C0", "new data"), ("train_risk", "C1", "the data set")):
+    line, error = theory[name][0], theory[f"{name}_standard_error"][0]
+    ax.plot(epochs, line, color=color, label=f"{said}, theory")
+    ax.fill_between(epochs, line - 2 * error, line + 2 * error, color=color, alpha=0.25)
+    ax.errorbar(epochs, runs[name].mean("run"), runs[name].std("run") / 8, fmt="o", mfc="white", color=color, label=f"{said}, runs")
+ax.axhline(0.125, color="0.6", ls=":")
+ax.set(xlabel="epochs", ylabel="risk", xticks=epochs)
+ax.legend(frameon=False)
+plt.show()
+beside = sgd.compare(theory, runs)
+print("largest difference in standard errors:", "below 6" if float(abs(beside.risk_z).max()) < 6 else "6 or more")
+
+# %% [markdown]
+# The dotted line is the noise of the labels, the best that can be had on new data. On the data set the risk falls below
+# it: labels are being learned by heart. On new data little is gained after the second epoch, and then the risk rises.
+#
+# ## What is a second look worth?
+#
+# In the first epoch every example is new, and worth one (here up to the error of sampling). `worth_of_repeats` finds how
+# many *fresh* examples would have brought the same progress as one that is seen again:
+
+# %%
+worth = sgd.worth_of_repeats(problem, algorithm, start, epochs=3, cells=16, paths=4096, replicates=8, progress=False)
+values = worth["worth"].values[0]
+fig, ax = plt.subplots(figsize=(5, 3.2), layout="constrained")
+ax.bar([1, 2, 3], values)
+ax.axhline(0, color="k", lw=0.8)
+ax.set(xlabel="epoch", ylabel="worth in fresh examples", xticks=[1, 2, 3])
+plt.show()
+print("worth less every time:", bool(values[0] > values[1] > values[2]))
+
+# %% [markdown]
+# About a third in the second epoch, next to nothing in the third. With clean labels, or a smaller learning rate, repeats
+# are worth more: see [how many epochs?](../howto/epochs.md), and [fixed data sets](../howto/fixed_data.md) for gradient
+# descent, persistent SGD and Langevin.

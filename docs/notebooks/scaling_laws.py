@@ -1,0 +1,81 @@
+# %% [markdown]
+# # Scaling laws
+#
+# Large networks improve as a power of the compute that is spent on them. The simplest model that does so is a linear
+# network whose inputs have a few large directions and many small ones: variances that fall as a power law. For it
+# everything is exact, in a thousand dimensions or in a billion.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import sgdynamics as sgd
+
+# %% [markdown]
+# ## A power law of inputs
+#
+# Direction number j of the inputs has the variance j^-1.2, and the target depends on it with the weight j^-0.3. A
+# billion directions are too many to keep one by one: the first thirty are, the others go into bins.
+
+# %%
+law = sgd.power_law(1.2, 1e9, target=0.3)
+problem = sgd.TeacherStudent(width=1, activation="linear", covariance=law)
+start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+algorithm = sgd.OnePassSGD(lr=0.5, per="trace")
+share = law.eigenvalues[0] / law.trace
+print(f"{law.dimension:g} directions in {law.blocks} blocks; the largest has {share:.0%} of all the variance")
+
+# %% [markdown]
+# ## The risk after a hundred million steps
+#
+# `solve_linear` has the exact mean of SGD after any number of steps, without making them:
+
+# %%
+steps = np.geomspace(1, 1e8, 33).round()
+theory = sgd.solve_linear(problem, algorithm, start, steps=np.unique(steps))
+late = theory.isel(time=slice(-12, None))
+slope = sgd.fit_exponent(late, y="risk", x="step")
+print(f"risk ~ steps^{slope.exponent:.3f}; predicted -(2·0.3 + 1.2 - 1)/1.2 = {-0.8 / 1.2:.3f}")
+print(f"error of the bins: {theory.attrs['error_binning']:.1g} of the risk")
+
+# %% [markdown]
+# ## Runs of SGD
+#
+# The exact simulation takes the steps one by one, in the same billion dimensions. Sixty runs of a few thousand steps:
+
+# %%
+seen = np.array([1, 3, 10, 30, 100, 300, 1000, 3000])
+runs = sgd.simulate(problem, algorithm, start, steps=seen, runs=60, seed=0)
+mean, error = runs.risk.mean("run"), runs.risk.std("run") / 60**0.5
+fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+ax.loglog(theory.step, theory.risk[0], label="theory: exact mean")
+ax.errorbar(seen, mean, error, fmt="o", ms=4, capsize=2, color="C1", label="60 runs of SGD")
+ax.loglog(theory.step[12:], 2 * float(theory.risk[0, -1]) * (theory.step[12:] / 1e8) ** (-2 / 3), "--", color="0.5", label="steps$^{-2/3}$")
+ax.set(xlabel="steps", ylabel="risk", title="$d = 10^9$")
+ax.legend(frameon=False)
+plt.show()
+at = sgd.solve_linear(problem, algorithm, start, steps=seen).risk[0].values
+z = (mean.values - at) / error.values
+print("largest difference in standard errors:", "below 5" if np.abs(z).max() < 5 else "5 or more")
+
+# %% [markdown]
+# ## The best use of compute
+#
+# Now the network may choose its size: it sees `features` random combinations of the inputs. A budget of operations can
+# go into more features or into more steps. For each budget one size is best, and the loss that it reaches is a power of
+# the budget:
+
+# %%
+flops = np.geomspace(1e8, 1e12, 9)
+found = sgd.scaling.compute_optimal(0.7, 0.3, flops=flops)
+print(f"loss ~ flops^-{found.eta:.3f}, features ~ flops^{found.xi:.3f}")
+print(f"in the limit (phase {found.predicted.name}): {found.predicted.eta:.3f} and {found.predicted.xi:.3f}")
+fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+left.loglog(found.flops, found.loss, "o-")
+left.set(xlabel="flops", ylabel="smallest loss")
+right.loglog(found.flops, found.size, "o-", color="C1")
+right.set(xlabel="flops", ylabel="features that reach it")
+plt.show()
+
+# %% [markdown]
+# Nonlinear networks, real data and the seven phases of exponents: [spectra and scaling laws](../howto/scaling_laws.md).

@@ -1,0 +1,122 @@
+"""States of the explorer: what an address may say, and that what is exported is what is computed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import jax
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import problem_files
+from sgdynamics.explorer import curves, states
+from sgdynamics.explorer.states import State, address, exported, record, state_from
+
+OTHER = State(width=3, activation="relu", lr=0.25, noise=1e-05, dimension=77, time=2.5, seed=6)
+
+
+def test_an_address_is_read_as_it_was_written():
+    for state in (State(), OTHER):
+        assert state_from(dict(pair.split("=") for pair in address(state).split("&"))) == state
+    assert state_from({}) == State()
+    assert state_from({"lr": "2", "dimension": "1e3"}) == State(lr=2.0, dimension=1000)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lr": "0"}, "lr = '0': give a number from 0.0001"),
+        ({"lr": "nan"}, "lr = 'nan': give a number"),
+        ({"lr": "inf"}, "lr = 'inf': give a number"),
+        ({"noise": "-1"}, "noise = '-1': give a number from 0"),
+        ({"noise": ""}, "noise = '': give a number"),
+        ({"width": "2.5"}, "width = 2.5: give a whole number"),
+        ({"width": "1000"}, "width = '1000': give a number from 1 to 16"),
+        ({"activation": "rleu"}, "activation = 'rleu': did you mean 'relu'?"),
+        ({"activation": '"; import os'}, "choose one of 'erf'"),
+        ({"dimension": "5"}, "dimension = 5: rows and teachers need width [+] 2 coordinates: take 6"),
+        ({"rate": "1"}, "the address has no 'rate': .* it takes width, activation, lr"),
+    ],
+)
+def test_what_is_wrong_in_an_address_is_told(given, said):
+    with pytest.raises(ValueError, match=said):
+        state_from(given)
+
+
+def test_every_slider_has_the_first_state_and_stays_within_the_bounds():
+    for sliders in (states.SLIDERS, curves.GRID):
+        assert list(sliders) == list(asdict(State()))
+        for name, values in sliders.items():
+            assert asdict(State())[name] in values
+            assert [asdict(state_from({"dimension": "100", name: states.text_of(value)}))[name] for value in values] == values
+
+
+def test_the_program_asks_for_what_the_file_states(monkeypatch):
+    plan = problem_files.plan(record(OTHER))
+    asked = {}
+
+    class Enough(Exception):
+        pass
+
+    def simulate(problem, algorithm, start, **more):
+        asked.update(problem=problem, algorithm=algorithm, start=start, more=more)
+        raise Enough
+
+    monkeypatch.setattr(sgd, "solve_ode", lambda *parts, times: asked.update(ode=(*parts, times)))
+    monkeypatch.setattr(sgd, "simulate", simulate)
+    with pytest.raises(Enough):
+        exec(compile(exported(OTHER, "py"), "explored.py", "exec"), {})
+    assert plan.problem == asked["problem"] == sgd.TeacherStudent(width=3, teacher_width=2, activation="relu", noise=1e-05)
+    assert plan.algorithm == asked["algorithm"] == sgd.OnePassSGD(lr=0.25)
+    assert np.array_equal(plan.start.M, asked["start"].M)
+    assert np.array_equal(plan.start.Q, asked["start"].Q)
+    assert np.array_equal(plan.when["times"], asked["more"].pop("times"))
+    assert np.array_equal(plan.when["times"], asked["ode"][3])
+    assert asked["more"] | {"method": "exact"} == plan.calls["exact"] == {"dimension": 77, "runs": 8, "seed": 6, "method": "exact"}
+
+
+@pytest.fixture(scope="module")
+def simple():
+    """The simplest program there is; other numbers share it."""
+    return State(width=1, activation="linear", lr=0.5, noise=0.1, dimension=20, time=10.0)
+
+
+def test_curves_are_those_of_the_solvers(simple):
+    found = curves.curves(simple)
+    plan = problem_files.plan(record(simple))
+    runs = problem_files.solve(plan, "exact", False)
+    assert np.allclose(found["exact"]["risk"], runs["excess_risk"], rtol=1e-4)
+    assert np.allclose(found["exact"]["M"], runs["M"].mean("run").values[:, 0].T, rtol=1e-4, atol=1e-4)
+    assert (len(found["ode"]["t"]), len(found["ode"]["M"]), found["notes"]) == (41, 2, [])
+    # the mean of the runs lies by the ODE, which is that of d -> infinity, and the risk has fallen
+    assert found["ode"]["risk"][-1] < 0.2 * found["ode"]["risk"][0]
+    assert np.mean(found["exact"]["risk"], axis=0)[-1] < 0.5 * found["ode"]["risk"][0]
+
+
+def test_long_runs_end_early_and_say_so(simple):
+    found = curves.curves(simple, most_steps=100)
+    assert found["exact"]["t"][-1] == 2.5
+    assert found["ode"]["t"][-1] == 10.0
+    assert found["notes"] == ["Exact runs end at t = 2.5, after 100 steps; what is exported goes on to the end."]
+    none = curves.curves(simple, most_steps=5)
+    assert none["exact"]["t"] == [0.0]
+    assert "exact runs are left out" in none["notes"][0]
+
+
+def test_another_number_does_not_compile_again(simple, caplog):
+    curves.curves(simple)
+    with jax.log_compiles():
+        curves.curves(State(**{**asdict(simple), "lr": 0.3, "noise": 0.2, "dimension": 31, "time": 7.0, "seed": 2}))
+        again = [one.message for one in caplog.records if "Finished XLA compilation" in one.message]
+        assert again == []
+        jax.jit(lambda x: 3 * x)(np.ones(3))
+    assert any("Finished XLA compilation" in one.message for one in caplog.records)  # it would see it
+
+
+def test_the_grid_of_the_documentation_has_every_place_of_its_sliders(monkeypatch):
+    monkeypatch.setattr(curves, "curves", lambda state, most_steps: {"state": asdict(state)})
+    found = curves.grid()
+    assert address(State()) in found["curves"]
+    assert len(found["curves"]) == np.prod([len(values) for values in found["sliders"].values()])
+    assert found["curves"][address(State())] == {"state": found["first"]}

@@ -1,0 +1,224 @@
+"""The chain as one GPU kernel, on a CPU: what is unrolled against JAX itself, a step against the chain's, the kernel in interpret mode."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special as scipy_special
+
+import sgdynamics as sgd
+from sgdynamics.analysis.exit_times import _See, _values
+from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.precision import float64
+from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.simulation import kernel_chain, unrolled
+from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.simulation.kernel_chain import KernelChain, Lane, Turn
+from sgdynamics.simulation.running import first_passage, run
+from sgdynamics.simulation.special import erf, erfc
+from tests.simulation.kernel_cases import CASES, made
+
+
+@float64
+def test_error_functions_to_rounding() -> None:
+    x = np.concatenate([np.linspace(-9, 9, 40_001), np.logspace(-12, 0, 500), [np.inf, -np.inf]])
+    found = np.asarray(erf(x))
+    assert np.max(np.abs(found - scipy_special.erf(x))) < 1e-15
+    assert np.max(np.abs(found[x != 0] / scipy_special.erf(x[x != 0]) - 1)) < 1e-15
+    x = np.linspace(-6, 20, 40_001)
+    assert np.max(np.abs(np.asarray(erfc(x)) / scipy_special.erfc(x) - 1)) < 1e-14  # rounding of x^2 in the exponent
+    assert np.isnan(np.asarray(erf(np.array([np.nan]))))
+
+
+def as_objects(values: np.ndarray, lead: int = 1) -> np.ndarray:
+    found = np.empty(values.shape[lead:], dtype=object)
+    for place in np.ndindex(*found.shape):
+        found[place] = jnp.asarray(values[(*[slice(None)] * lead, *place)])
+    return found
+
+
+def unrolled_values(function: Any, own: list[np.ndarray], shared: list[np.ndarray]) -> list[np.ndarray]:
+    """What a function of shared arrays and of each run's gives by numbers, (runs, ...)."""
+    kinds = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in shared]
+    kinds += [jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in own]
+    program = unrolled.traced(function, *kinds)
+    parts = unrolled.split(program, set(program.inputs[: len(shared)]))
+    before = unrolled.computed_before(program, parts, dict(zip(program.inputs, map(jnp.asarray, shared), strict=False)))
+    values = {name: as_objects(np.asarray(one), 0) for name, one in zip(parts.shared, before, strict=True)}
+    values |= dict(zip(program.inputs[len(shared) :], map(as_objects, own), strict=True))
+    found = unrolled.run(program, parts.after, values)
+    flat = [[np.broadcast_to(np.asarray(one), len(own[0])) for one in array.reshape(-1)] for array in found]
+    return [np.array(one).T.reshape(-1, *array.shape) for one, array in zip(flat, found, strict=True)]
+
+
+FUNCTIONS: dict[str, Any] = {
+    "products": lambda A, x, i: (A @ x.T, jnp.einsum("ij,kj->ik", x, A), jnp.outer(x[0], x[1]), jnp.linalg.norm(x)),
+    "sums": lambda A, x, i: (jnp.cumsum(x, axis=1), x.sum(axis=0), jnp.prod(x), x.max(axis=1), jnp.var(x), x.min()),
+    "places": lambda A, x, i: (x[:, i], jax.lax.dynamic_slice(x, (0, i), (3, 1)), jnp.argmax(x, axis=1), A[1, i], x.at[i % 1].get()),
+    "moves": lambda A, x, i: (x.at[1].add(x[0]).at[:, 2].set(3.0), jnp.flip(x), jnp.roll(x, 1), jnp.tile(x, 2), jnp.split(x, [1], axis=1)),
+    "choices": lambda A, x, i: (jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), jnp.clip(x, -0.1, 0.1), jnp.any(x > 1), jnp.all(x > 0)),
+    "loops": lambda A, x, i: jax.lax.scan(lambda sum_, row: (0.5 * sum_ + row, sum_), jnp.zeros(4), x),
+    "lookup": lambda A, x, i: jnp.searchsorted(jnp.array([-0.5, 0.0, 0.4]), x[0, 0], side="right"),
+    "triangle": lambda A, x, i: (lambda r: r.T @ r)(jnp.linalg.qr(x.T, mode="r")),
+    "before": lambda A, x, i: x * jnp.linalg.eigh(A @ A.T)[0][:, None],
+    "gradients": jax.grad(
+        lambda A, x, i: jax.nn.gelu(x).sum() + jax.nn.logsumexp(x) + jnp.sum(jax.scipy.special.erf(x)) ** 2 + jnp.max(x), argnums=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@float64
+def test_numbers_as_jax_has_them(name: str) -> None:
+    draws = np.random.default_rng(0)
+    x, A, i = draws.normal(size=(5, 3, 4)), draws.normal(size=(3, 4)), draws.integers(0, 4, size=5)
+    found = unrolled_values(FUNCTIONS[name], [x, i], [A])
+    expected = jax.tree.leaves(jax.vmap(FUNCTIONS[name], (None, 0, 0))(*map(jnp.asarray, (A, x, i))))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, np.asarray(other), rtol=1e-12, atol=1e-13)
+
+
+@float64
+def test_what_cannot_be_unrolled_is_named() -> None:
+    draws = np.random.default_rng(0)
+    for function, said in (
+        (lambda x: jnp.sort(x), "sort"),
+        (lambda x: jax.lax.while_loop(lambda y: y[0] < 9, lambda y: y + 1, x), "while"),
+        (lambda x: jnp.linalg.qr(x.reshape(3, 2))[0], "QR"),
+        (lambda x: jax.scipy.special.gammaln(x), "lgamma"),
+        (lambda x: jnp.zeros((400, 400)) + x[0], "numbers"),
+    ):
+        with pytest.raises(unrolled.NotUnrolled, match=said):
+            unrolled_values(function, [draws.normal(size=(4, 6))], [])
+
+
+OFTEN = ("erf", "blocks", "mixture")  # of the cases, in the fast tests
+
+
+def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
+    """States of runs, and the random numbers of one step of each."""
+    draws = np.random.default_rng(index)
+    state = chain.initial(np.zeros(runs, int))
+    lane = kernel_chain.of_runs(chain.grouping, state, None)
+    lane = jax.tree.map(lambda leaf: np.asarray(leaf) * (1 + 0.1 * draws.normal(size=leaf.shape)), lane)
+    counts = [int(np.prod(shape)) for shape in kernel_chain.compressed.span_shapes(chain.grouping, 1)]
+    lengths = np.sqrt(draws.chisquare(20, size=(runs, len(chain.grouping.wide), chain.grouping.columns)))
+    return state, lane, Turn(draws.normal(size=(runs, sum(counts))), lengths, np.full(runs, index))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in ("erf", "blocks", "mixture") else pytest.mark.slow) for one in CASES]
+)
+@float64
+def test_a_step_is_that_of_the_chain(name: str) -> None:
+    """Pathwise, from the same random numbers, 1e-12: overlaps after the step and the fold."""
+    chain = made(name, 40)
+    assert chain.against() is None
+    _, lane, turn = one_turn(chain, 4, 37)
+    step = partial(kernel_chain.one_step, chain.grouping, None)
+    shared = (chain.numbers, chain.sizes, None)
+    expected = jax.vmap(step, (None, 0, 0))(shared, lane, turn)
+    leaves = [np.asarray(one) for one in jax.tree.leaves(shared)]
+    trees = jax.tree.structure(shared), jax.tree.structure(lane), jax.tree.structure(turn)
+    own = [np.asarray(one) for one in jax.tree.leaves((lane, turn))]
+
+    def flat(*given: Any) -> list[Any]:
+        first, cut = given[: len(leaves)], len(leaves) + trees[1].num_leaves
+        parts = zip(trees, (first, given[len(leaves) : cut], given[cut:]), strict=True)
+        return jax.tree.leaves(step(*(jax.tree.unflatten(tree, part) for tree, part in parts)))
+
+    found = jax.tree.unflatten(jax.tree.structure(expected), unrolled_values(flat, own, leaves))
+    for one, other in ((found, expected),):
+        both = [overlaps_of(chain, lanes) for lanes in (one, other)]
+        for key in both[0]:
+            np.testing.assert_allclose(both[0][key], both[1][key], rtol=1e-12, atol=1e-12)
+
+
+def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
+    rows = kernel_chain.unpacked(chain.grouping, jnp.asarray(lane.rows))
+    state = kernel_chain.Rows(rows, jnp.asarray(lane.head), tuple(jnp.asarray(one) for one in lane.scalars), lane.squares)
+    return {key: np.asarray(value) for key, value in chain.overlaps(state).items()}
+
+
+def test_the_kernel_gives_the_same_numbers_however_it_is_cut() -> None:
+    """Save points, pieces and the number of runs change nothing; and the first step is that of its random numbers."""
+    chain = made("square", 40, runs=40, interpret=True)
+    often, _ = run(chain, 40, np.array([0, 1, 63, 70, 150]), 3, "", False)
+    once, _ = run(chain, 40, np.array([0, 150]), 3, "", False)
+    few, diverged = run(made("square", 40, runs=33, interpret=True), 33, np.array([0, 150]), 3, "", False)
+    for name in once:
+        np.testing.assert_array_equal(often[name][:, -1], once[name][:, -1])
+        np.testing.assert_array_equal(few[name], once[name][:33])
+    assert np.all(diverged < 0)
+    assert np.std(once["M"][:, -1]) > 0
+
+
+@float64
+def test_first_passage_inside_the_kernel() -> None:
+    """The step at which each run leaves is the first after which its risk, seen after every step, is below the level."""
+    problem, algorithm, given = CASES["square"]()
+    begin = sgd.start(problem, **given)
+    watch, shared = dynamics_of("exit_time by runs", problem, algorithm).watched("risk", begin, 40)
+    path, _ = run(made("square", 40, runs=40, interpret=True), 40, np.arange(0, 151), 3, "", False)
+    every = {name: value.reshape(-1, *value.shape[2:]) for name, value in path.items()}
+    risks = np.asarray(_values(watch, shared, every)).reshape(40, -1)
+    level = 0.7 * risks[0, 0]
+    seen = {"left": np.full(40, -1.0), "value": risks[:, 0], "level": np.full(40, level)}
+    see = _See(watch, between=False)
+    chain = made("square", 40, runs=40, interpret=True)
+    assert chain.watching(see, seen, shared) is chain
+    left, diverged = first_passage(chain, seen, see, shared, 150, 3, "", False)
+    below = risks[:, 1:] < level
+    np.testing.assert_array_equal(left, np.where(below.any(axis=1), below.argmax(axis=1) + 1.0, np.nan))
+    assert 5 < np.isfinite(left).sum() < 40
+    assert not diverged.any()
+
+
+@float64
+def test_a_watch_that_cannot_be_unrolled_goes_the_other_way() -> None:
+    problem, algorithm, given = CASES["square"]()
+
+    def sorted_overlap(state: Any) -> Any:
+        return jnp.sort(state["M"].reshape(-1))[0]
+
+    watch, shared = dynamics_of("exit_time by runs", problem, algorithm).watched(sorted_overlap, sgd.start(problem, **given), 40)
+    chain = made("square", 40, runs=2, interpret=True)
+    seen = {name: np.zeros(2) for name in ("left", "value", "level")}
+    assert type(chain.watching(_See(watch, between=False), seen, shared)) is ExactChain
+    assert "sort" in str(chain.against(_See(watch, between=False), jax.tree.map(lambda one: one[:1], seen), shared))
+
+
+def test_runs_that_diverge_are_marked() -> None:
+    """A rate far past stability: runs end, at a step that is a multiple of the span, and the others go on."""
+    problem = sgd.TeacherStudent(width=1)
+    begin = broadcast_runs(sgd.start(problem, M=[[0.4]], Q=[[1.0]]), 40)
+    chain = KernelChain(problem, sgd.OnePassSGD(lr=3.0), begin, 40, problem.block_dimensions(40), True)
+    saved, diverged = run(chain, 40, np.array([0, 300]), 0, "", False)
+    gone = diverged >= 0
+    assert np.all(np.isnan(saved["M"][gone, -1]))
+    assert np.all(np.isfinite(saved["M"][~gone]))
+    assert gone.any()
+    assert np.all(diverged[gone] < 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["erf", "mixture", "batch 5", "blocks"])
+def test_the_law_of_the_chain(name: str) -> None:
+    """Means and spreads of overlaps against the chain without a kernel; |z| < 5.2 for some ten numbers each: about 1e-6 in all.
+    4096 runs see 5% of a spread at four and a half standard errors, and 1% of a mean where it moves as it does here."""
+    kernel = made(name, 30, runs=4096, interpret=True)
+    plain = ExactChain(*kernel.setting)
+    both = [run(one, 4096, np.array([60]), seed, "", False)[0] for one, seed in ((kernel, 0), (plain, 1))]
+    for key in both[0]:
+        one, other = (values[key].reshape(4096, -1) for values in both)
+        moving = one.std(axis=0) > 0
+        z = (one.mean(axis=0) - other.mean(axis=0)) / np.sqrt((one.var(axis=0) + other.var(axis=0)) / 4096 + 1e-30)
+        assert np.max(np.abs(z[moving]), initial=0.0) < 5.2, (key, z)
+        squares = [(values - values.mean(axis=0)) ** 2 for values in (one, other)]
+        z = (squares[0].mean(axis=0) - squares[1].mean(axis=0)) / np.sqrt(sum(one.var(axis=0) for one in squares) / 4096 + 1e-30)
+        assert np.max(np.abs(z[moving]), initial=0.0) < 5.2, (key, z)

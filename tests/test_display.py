@@ -1,0 +1,118 @@
+"""Results in notebooks: a picture and a table with errors; any other Dataset as xarray shows it."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import sgdynamics as sgd
+from sgdynamics import display, results
+from sgdynamics.comparison import compare
+
+
+def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
+    """A result as solvers make it, without one: (run, time) risks of one unit and one signal."""
+    runs, count = risks.shape
+    problem, algorithm = sgd.TeacherStudent(width=1), sgd.OnePassSGD(lr=0.5)
+    variables = {
+        "risk": (("run", "time"), risks),
+        "excess_risk": (("run", "time"), risks),
+        "M": (("run", "time", "unit", "signal"), 1 - risks[:, :, None, None]),
+        **more,
+    }
+    t = np.arange(count, dtype=float)
+    coordinates = {"t": ("time", t, {"long_name": "time t = lr steps/d"}), "diverged_at": ("run", np.full(runs, np.nan))}
+    return xr.Dataset(variables, coordinates, results.record(problem, algorithm, method, {"dimension": 200, "error_integrator": 2e-9}))
+
+
+THEORY = made("solve_ode", np.geomspace(1, 0.01, 9)[None])
+RUNS = made("simulate-exact", np.geomspace(1, 0.01, 9) * np.array([[0.9], [1.1], [1.0], [1.0]]))
+
+
+def pictures(shown: str) -> list[bytes]:
+    return [base64.b64decode(one) for one in re.findall(r"src='data:image/png;base64,([^']+)'", shown)]
+
+
+def columns(shown: str) -> dict[str, list[str]]:
+    """The table: the cells of each column by its head."""
+    table = re.search(r"<table.*?</table>", shown, flags=re.DOTALL)
+    assert table is not None
+    lines = [re.findall(r"<t[dh] [^>]*>(.*?)</t[dh]>", line) for line in re.findall(r"<tr>(.*?)</tr>", table[0])]
+    return {head: list(column) for head, *column in zip(*lines, strict=True)}
+
+
+def test_a_solution_has_a_picture_a_table_and_its_errors():
+    shown = display.html(THEORY)
+    assert [one[:4] for one in pictures(shown)] == [b"\x89PNG"]
+    table = columns(shown)
+    assert table["t"] == ["0", "2", "3", "5", "6", "8"]
+    assert table["excess risk"] == [f"{value:.4g}" for value in np.geomspace(1, 0.01, 9)[[0, 2, 3, 5, 6, 8]]]
+    assert float(table["M11"][-1]) == pytest.approx(0.99)
+    assert "risk" not in table
+    assert "solve_ode, TeacherStudent, OnePassSGD, d = 200" in shown
+    assert "error integrator 2e-09" in shown
+    assert "xr-wrap" in shown  # all the rest, folded
+
+
+def test_runs_have_standard_errors_and_those_that_diverged_are_counted():
+    lost = RUNS.copy(deep=True).assign_coords(diverged_at=("run", [np.nan, np.nan, np.nan, 3.0]))
+    lost["excess_risk"][3, 4:] = np.nan
+    for result, runs in ((RUNS, 4), (lost, 3)):
+        shown = display.html(result)
+        spread = np.std([0.9, 1.1, 1.0, 1.0][:runs], ddof=1) / np.sqrt(runs)
+        assert columns(shown)["excess risk"][-1] == f"0.01 ± {0.01 * spread:.1g}"
+        assert f"standard error over {runs} runs" in shown
+    assert "1 of 4 runs diverged and are left out" in shown
+
+
+def test_the_error_of_dmft_is_its_own():
+    error = (("run", "time"), np.full((1, 9), 3e-3))
+    shown = display.html(
+        made("solve_dmft", THEORY.risk.values, risk_standard_error=error, train_risk=(("run", "time"), THEORY.risk.values))
+    )
+    assert columns(shown)["excess risk"][-1] == "0.01 ± 0.003"
+    assert columns(shown)["train risk"][-1] == "0.01"
+
+
+def test_theory_beside_runs():
+    shown = display.html(compare(THEORY, RUNS))
+    assert len(pictures(shown)) == 1
+    table = columns(shown)
+    assert table["theory"][-1] == "0.01"
+    assert table["4 runs"][-1].startswith("0.01 ± 0.0004")
+    assert len(table["difference / error"]) == 6
+
+
+@pytest.mark.parametrize(
+    "other",
+    [xr.Dataset({"x": ("time", [1.0, 2.0])}), THEORY.isel(time=0), THEORY.drop_vars(["risk", "excess_risk"]), THEORY.isel(time=slice(0))],
+    ids=["not a result", "one time", "no risk", "no times"],
+)
+def test_what_cannot_be_drawn_looks_as_xarray_shows_it(other):
+    shown = display.html(other)
+    assert pictures(shown) == []
+    assert shown.startswith(other._repr_html_()[:40])
+
+
+NOTEBOOK = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+import sgdynamics as sgd
+sgd.load
+import xarray as xr
+formatter = shell.display_formatter.formatters["text/html"]
+print(formatter.lookup_by_type(xr.Dataset).__module__)
+"""
+
+
+@pytest.mark.slow  # a fresh process, which imports everything
+def test_ipython_is_told():
+    pytest.importorskip("IPython")
+    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "sgdynamics.display", done.stderr
