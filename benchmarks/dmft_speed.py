@@ -21,7 +21,7 @@ from pathlib import Path
 
 SIZES = {  # paths, steps
     "small": {"GD": (4096, 40), "SGD": (4096, 40), "ReLU": (1024, 6)},
-    "cpu": {"GD": (16384, 300), "SGD": (16384, 300), "ReLU": (8192, 60)},
+    "cpu": {"GD": (16384, 300), "SGD": (16384, 300), "ReLU": (16384, 160)},
     "gpu": {"GD": (1 << 20, 1000), "SGD": (1 << 18, 300), "ReLU": (65536, 300)},
 }
 TARGETS = {"cpu": {"GD": 2.5, "SGD": 2.5, "ReLU": 2.0}, "gpu": {"GD": 8.0, "ReLU": 15.0}}
