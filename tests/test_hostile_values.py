@@ -232,6 +232,7 @@ CALLS = {
         {**DATA, "algorithm": sgd.EpochSGD(), "alpha": [0.0, 3.0], "paths": 512, "replicates": 2, "cells": 16, "memory": None},
     ),
     "simulate, epochs": (sgd.simulate, {**DATA, "algorithm": sgd.EpochSGD(), "alpha": [0.0, 1.0], **SIMULATE, "shared_data": False}),
+    "early_stopping": (sgd.early_stopping, {"trajectory": result()}),
     "worth_of_repeats": (
         sgd.worth_of_repeats,
         {

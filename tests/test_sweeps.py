@@ -326,6 +326,6 @@ def test_phase_diagram():
     assert len(hatched) == int(np.sum(found.failed != ""))
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["failed", "no value"]
-    assert plot.phase_diagram(found, "lr", "noise")[1].get_xlabel() == "lr"
+    assert plot.phase_diagram(found, "lr", "noise")[1].get_xlabel() == "learning rate"
     with pytest.raises(ValueError, match="did you mean 'noise'"):
         plot.phase_diagram(found, "lr", "noises")

@@ -138,3 +138,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+def _show_results_in_notebooks() -> None:
+    """Let IPython, where this is one, show results by `display`, which is loaded then. A Dataset of others looks as it did."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        formatter = shell.display_formatter.formatters["text/html"]
+        formatter.for_type_by_name("xarray.core.dataset", "Dataset", lambda result: import_module("sgdynamics.display").html(result))
+
+
+_show_results_in_notebooks()

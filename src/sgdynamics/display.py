@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
 from html import escape
 from typing import Any
 
@@ -19,13 +18,6 @@ from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 POINTS = 6  # save points of the table
 ENTRIES = 4  # of one variable in the table
 SHOWN = ("excess_risk", "risk", "train_risk", "accuracy", "M", "m", "M_fields")  # those that are there, the second only without the first
-
-
-def register() -> None:
-    """Let IPython, where this is one, show results by `html`. A Dataset that is no result of this library looks as it did."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
-        shell.display_formatter.formatters["text/html"].for_type(xr.Dataset, html)
 
 
 def html(result: xr.Dataset) -> str:

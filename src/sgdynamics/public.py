@@ -43,7 +43,6 @@ from sgdynamics.analysis.stopping import EarlyStopping as EarlyStopping
 from sgdynamics.analysis.stopping import early_stopping as early_stopping
 from sgdynamics.comparison import compare as compare
 from sgdynamics.controls import piecewise_rate as piecewise_rate
-from sgdynamics.display import register as _show_results_in_notebooks
 from sgdynamics.dynamics.interface import Dynamics as Dynamics
 from sgdynamics.gaussian.expectation import Expectation as Expectation
 from sgdynamics.gaussian.expectation import Moments as Moments
@@ -90,5 +89,3 @@ from sgdynamics.support import supported as supported
 from sgdynamics.sweeps import PowerLaw as PowerLaw
 from sgdynamics.sweeps import fit_exponent as fit_exponent
 from sgdynamics.sweeps import sweep as sweep
-
-_show_results_in_notebooks()

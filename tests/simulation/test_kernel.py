@@ -72,7 +72,10 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+SHOWN = ("places", "moves", "loops", "triangle", "gradients")  # of the functions, in the fast tests
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in SHOWN else pytest.mark.slow) for one in FUNCTIONS])
 @float64
 def test_numbers_as_jax_has_them(name: str) -> None:
     draws = np.random.default_rng(0)

@@ -259,10 +259,8 @@ def exit_time(
     """
     asked = prepare_exits(**locals())
     if method == "dmft":
-        assert isinstance(problem, Problem)
-        assert isinstance(algorithm, FixedData)
-        setting = (asked.threshold, criterion, asked.end, asked.seed, asked.progress)
-        times, errors, diverged = dmft_exits(problem, algorithm, asked.begin, *setting)
+        setting: Any = (asked.threshold, criterion, asked.end, asked.seed, asked.progress)
+        times, errors, diverged = dmft_exits(asked.dynamics.problem, asked.dynamics.algorithm, asked.begin, *setting)
         return _answer(asked, times, diverged, np.zeros(len(times), dtype=bool), errors)
     warn_if_no_growth(asked)
     if method != "ode" and not asked.away.all():
@@ -313,8 +311,7 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     checks.choice("method", method, METHODS)
     questions = {"ode": "exit_time by the ODE", "sde": "solve_sde", "dmft": "exit_time by DMFT"}
     dynamics = dynamics_of(questions.get(method, "exit_time by runs"), problem, algorithm)
-    algorithm = dynamics.algorithm
-    on_data = isinstance(algorithm, FixedData)
+    algorithm, on_data = dynamics.algorithm, dynamics.has_data
     progress = checks.flag("progress", progress, unsaid=True)
     if not on_data:
         constant_rate(algorithm, "exit times")
@@ -379,7 +376,7 @@ def finish_exits(asked: Asked, found: Solved | None) -> ExitTimes:
 def _answer(asked: Asked, times: np.ndarray, diverged: np.ndarray, tired: np.ndarray, errors: np.ndarray | None = None) -> ExitTimes:
     algorithm, criterion = asked.dynamics.algorithm, asked.criterion
     lr, batch = algorithm.lr, getattr(algorithm, "batch", 1)
-    if isinstance(algorithm, FixedData):
+    if asked.dynamics.has_data:
         lr, batch = None if algorithm.scheduled else float(lr), algorithm.fraction * algorithm.samples_per_dimension
         if algorithm.order and asked.method == "dmft":  # not cut into steps
             batch = getattr(algorithm, "batch", 1)
@@ -411,8 +408,7 @@ def _report(result: ExitTimes) -> None:
 
 def _simulated_exits(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     dynamics, d, begin, end = asked.dynamics, asked.dimension, asked.begin, asked.end
-    algorithm = dynamics.algorithm
-    on_data = isinstance(algorithm, FixedData)
+    algorithm, on_data = dynamics.algorithm, dynamics.has_data
     length = 1.0 if on_data else algorithm.lr / d
     if asked.method == "sde":
         # the noiseless path shows how long steps may be; if it never leaves, steps are a small share of max_time
@@ -517,7 +513,7 @@ def warn_if_no_growth(asked: Asked) -> None:
     problem, algorithm, begin = asked.dynamics.problem, asked.dynamics.algorithm, asked.begin
     if (
         "fields" not in problem.kinds
-        or isinstance(algorithm, FixedData)
+        or asked.dynamics.has_data
         or not problem.structure.sphere
         or algorithm.flow
         or algorithm.law is not None

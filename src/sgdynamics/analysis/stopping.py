@@ -38,8 +38,10 @@ class EarlyStopping:
         The risk there.
     risk_standard_error : ndarray
         Its standard error; 0 where the trajectory has none.
-    earliest, latest : ndarray
-        Between these times, in t, the risk is above the least one by no more than their joint standard error.
+    earliest : ndarray
+        From this time on, in t, the risk is above the least one by no more than their joint standard error.
+    latest : ndarray
+        Until this time it is.
     at_end : ndarray of bool
         Whether the risk was still falling at the last save point.
 

@@ -8,13 +8,10 @@ learning rate as the simulation's.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import jax
@@ -204,21 +201,13 @@ class Sweep:
         return groups
 
     def advance(self, groups: list[_Group], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
-        """All replicates to a step. On a CPU as many at once as it has cores: each is a loop of small products."""
+        """All replicates to a step."""
         setup = groups[0].setup(self.setup)
         given = [None] * len(groups) if visits is None else visits
 
-        def go(number: int) -> None:
-            with jax.enable_x64(True):
-                groups[number].go(setup, self.numbers, given[number], now, end, most, self.memory)
-
-        workers = min(len(groups), os.cpu_count() or 1)
-        if workers == 1:
-            for number in range(len(groups)):
-                go(number)
-        else:
-            with ThreadPoolExecutor(workers) as pool:
-                list(pool.map(go, range(len(groups))))
+        # one after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
+        for group, visited in zip(groups, given, strict=True):
+            group.go(setup, self.numbers, visited, now, end, most, self.memory)
         short = [group.number for group in groups if group.number < end]
         if short:
             raise ValueError(
@@ -248,10 +237,6 @@ class Sweep:
         return result
 
 
-_COMPILING = Lock()
-_COMPILED: set[Any] = set()
-
-
 @dataclass
 class _Group:
     """Replicates that go together (leading axis), where they stand, and the last steps at which they were finite."""
@@ -273,11 +258,6 @@ class _Group:
         """To step `end`, with memory made on the way, or given back; or as far as it lasts."""
         self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
         while True:
-            program = (setup, self.paths.P.shape, str(self.paths.P.dtype))
-            with _COMPILING:  # threads would compile the same program side by side
-                if program not in _COMPILED:
-                    self.call(setup, numbers, visits, self.number)
-                    _COMPILED.add(program)
             self.call(setup, numbers, visits, end)
             if self.number >= end:
                 return

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from sgdynamics import checks
 from sgdynamics.arrays import Numeric
 from sgdynamics.conditioning import Setup
-from sgdynamics.limits.paths import ONE_THREAD, Paths, Places
+from sgdynamics.limits.paths import Paths, Places
 
 LEAST_BINS = 4  # of steps
 SINGULAR = 1e-10  # eigenvalues of sums of gradients, scaled to length 1, below this share are rounding
@@ -103,7 +103,7 @@ def forgotten(setup: Setup, memory: Memory, paths: Paths, places: Places, widths
     return paths, places, [sum(widths[place] for place in group) for group in groups]
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=ONE_THREAD)
+@partial(jax.jit, static_argnums=0)
 def _forgotten(setup: Setup, paths: Paths, sums: Float[Numeric, "bins slots"]) -> Paths:
     def one(paths: Paths) -> Paths:
         k, p, blocks = setup.structure.signals, setup.structure.width, setup.structure.blocks

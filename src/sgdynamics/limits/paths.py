@@ -37,8 +37,6 @@ LEAST_FREE = 2  # paths span at most their number over this: beyond, what they s
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
 CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
-# on a CPU sets of paths go in threads of their own; products that take threads again would wait for each other, for ever
-ONE_THREAD: Any = {"xla_cpu_multi_thread_eigen": False}
 
 
 class Sums(NamedTuple):
@@ -516,7 +514,7 @@ def _together(function: Callable[..., Any], sets: int) -> Any:
     return alone
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2, compiler_options=ONE_THREAD)
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def advanced(
     setup: Setup,
     given: tuple[Any, ...],

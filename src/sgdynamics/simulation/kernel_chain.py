@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton
 from sgdynamics import compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.ground import Rows
-from sgdynamics.arrays import Keys, Scalar, Tree, Whole
+from sgdynamics.arrays import Keys, Numeric, Scalar, Tree, Whole
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -54,14 +54,14 @@ class Turn(NamedTuple):
     index: Any
 
 
-def packed(grouping: compressed.Grouping, rows: Any) -> Any:
+def packed(grouping: compressed.Grouping, rows: Numeric) -> Any:
     """Rows without the new columns."""
     strip, blocks = grouping.split(rows)
     flat = blocks[..., : grouping.inside].reshape(*rows.shape[:-1], -1)
     return jnp.concatenate([strip, flat], axis=-1) if grouping.raw else flat
 
 
-def unpacked(grouping: compressed.Grouping, rows: Any) -> Any:
+def unpacked(grouping: compressed.Grouping, rows: Numeric) -> Any:
     """The same with new columns, which are 0."""
     cut = len(grouping.strip)
     blocks = rows[..., cut:].reshape(*rows.shape[:-1], len(grouping.wide), grouping.inside)
@@ -108,11 +108,11 @@ def _signed(number: int) -> np.int64:
     return np.uint64(number).astype(np.int64)
 
 
-def _right(z: Any, count: int) -> Any:
+def _right(z: Numeric, count: int) -> Any:
     return jax.lax.shift_right_logical(z, jnp.full_like(z, count))
 
 
-def bits(keys: tuple[Any, Any], counter: Any) -> Any:
+def bits(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
     """64 random bits: SplitMix64's mix of a counter, twice, with a key of the run before each."""
     z = keys[0] + counter * _signed(GOLDEN)
     for key in (keys[1], None):
@@ -123,12 +123,12 @@ def bits(keys: tuple[Any, Any], counter: Any) -> Any:
     return z
 
 
-def uniform(keys: tuple[Any, Any], counter: Any) -> Any:
+def uniform(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
     """In (0, 1), never 0 or 1."""
     return (_right(bits(keys, counter), 11).astype(jnp.float64) + 0.5) * TO_UNIT
 
 
-def two_normals(keys: tuple[Any, Any], counter: Any) -> tuple[Any, Any]:
+def two_normals(keys: tuple[Any, Any], counter: Numeric | Whole) -> tuple[Any, Any]:
     """By Box and Muller."""
     radius = jnp.sqrt(-2.0 * jnp.log(uniform(keys, counter)))
     along, across = turn(uniform(keys, counter + 1))
@@ -209,7 +209,7 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
             found = jnp.where(jnp.abs(one) < LARGEST, found, 0)
         return found
 
-    def lively(values: tuple[Any, ...], good: Any, index: Any) -> Any:
+    def lively(values: tuple[Any, ...], good: Numeric, index: Whole) -> Any:
         """How many runs of the program have neither left nor diverged."""
         there = good == index
         return jnp.sum(jnp.where(there if left is None else there & (values[left] < 0), 1, 0))
@@ -228,7 +228,7 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
     _stored(made_ref, here, (*carry[2], good.astype(jnp.float64)))
 
 
-def _as_whole(bits: Any) -> Any:
+def _as_whole(bits: Numeric) -> Any:
     return jax.lax.bitcast_convert_type(bits, jnp.int64)
 
 
@@ -245,7 +245,7 @@ def _loaded(ref: Any, here: Any, count: int) -> tuple[Any, ...]:
 def _stored(ref: Any, here: Any, values: tuple[Any, ...]) -> None:
     """Values into the first rows of an array, likewise."""
 
-    def one(row: Whole, nothing: Any) -> Any:
+    def one(row: Whole, nothing: Whole) -> Any:
         value = values[0]
         for k, other in enumerate(values[1:], start=1):
             value = jnp.where(row == k, other, value)
@@ -277,7 +277,7 @@ def advance(
     see: See | None,
     interpret: bool,
     numbers: tuple[Any, Any, Scalar],
-    sizes: Any,
+    sizes: Numeric,
     state: Rows,
     keys: Keys,
     since: Whole,
@@ -399,7 +399,7 @@ def _operations(plan: Plan, lane: Lane) -> int:
     kinds = [*jax.tree.leaves(lane), *(plan.program.kinds[one] for one in plan.program.inputs[-3:-1])]
     common = [plan.program.kinds[one] for one in plan.parts.shared]
 
-    def step(own: list[Any], common: list[Any], index: Any) -> list[Any]:
+    def step(own: list[Any], common: list[Any], index: Whole) -> list[Any]:
         arrays = [_objects(list(one), kind.shape) for one, kind in zip(own, kinds, strict=True)]
         values = dict(zip(plan.program.inputs[plan.shared :], [*arrays, _objects([index], ())], strict=True))
         values |= {name: _objects(list(jnp.ravel(one)), one.shape) for name, one in zip(plan.parts.shared, common, strict=True)}

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from scipy.special import erfcx
 
+from sgdynamics.arrays import Numeric
+
 SMALL = 0.5
 FAR_ERF, FAR_ERFC = 6.0, 28.0  # where 1 - erf and erfc are 0 in float64
 SHIFT, POINTS = 1.5, 64
@@ -37,7 +39,7 @@ def _series(far: float) -> tuple[float, float, tuple[float, ...]]:
     return a, b, tuple(float(one) for one in powers)
 
 
-def _tail(x: Any, far: float) -> Any:
+def _tail(x: Numeric, far: float) -> Any:
     """erfc(x) for x from 1/2 to `far`."""
     a, b, series = _series(far)
     x = jnp.minimum(x, far)
@@ -48,7 +50,7 @@ def _tail(x: Any, far: float) -> Any:
     return jnp.exp(-x * x) * found
 
 
-def erf(x: Any) -> Any:
+def erf(x: Numeric) -> Any:
     """The error function."""
     size = jnp.abs(x)
     square = jnp.minimum(size, SMALL) ** 2
@@ -59,7 +61,7 @@ def erf(x: Any) -> Any:
     return jnp.where(size < SMALL, x * small, jnp.where(x < 0, tail - 1.0, 1.0 - tail))
 
 
-def erfc(x: Any) -> Any:
+def erfc(x: Numeric) -> Any:
     """1 - erf(x), without loss where it is small."""
     tail = _tail(jnp.abs(x), FAR_ERFC)
     return jnp.where(jnp.abs(x) < SMALL, 1.0 - erf(x), jnp.where(x < 0, 2.0 - tail, tail))

@@ -19,7 +19,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.arrays import Function, Tree
+from sgdynamics.arrays import Function, Given, Numeric, Tree, Whole
 from sgdynamics.simulation.special import erf, erfc
 
 MOST_CHOICES = 64  # values of an index that is not known beforehand: one selection each
@@ -188,7 +188,7 @@ def run(program: Program, equations: Sequence[Equation], values: dict[int, np.nd
     return found
 
 
-def _objects(values: Any) -> np.ndarray:
+def _objects(values: Given) -> np.ndarray:
     """An array of NumPy numbers as objects."""
     values = np.asarray(values)
     found = np.empty(values.shape, dtype=object)
@@ -260,7 +260,7 @@ def _is(one: Any, value: float) -> bool:
     return _known(one) and bool(one == value)
 
 
-def _simple(name: str, operation: Callable[..., Any], numbers: tuple[Any, ...], dtype: Any) -> Any:
+def _simple(name: str, operation: Callable[..., Any], numbers: tuple[Any, ...], dtype: np.dtype[Any]) -> Any:
     """One operation, where a constant makes it none. (0 times what has become infinite is 0 here, as if it had never been there.)"""
     first, last = numbers[0], numbers[-1]
     if name in ("add", "add_any") and (_is(first, 0) or _is(last, 0)):
@@ -299,7 +299,7 @@ def multiply(one: Any, other: Any) -> Any:
     return one if _is(other, 1) else _bound(jax.lax.mul_p, {}, one, other)
 
 
-def _choice(index: Any, values: Sequence[Any]) -> Any:
+def _choice(index: Whole, values: Sequence[Any]) -> Any:
     found = values[-1]
     for place in range(len(values) - 2, -1, -1):
         found = where(index <= place, values[place], found)
@@ -401,7 +401,7 @@ def _linear(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
         raise NotUnrolled(f"{equation.primitive.name} to a place that is not known")
     pool = np.concatenate([inputs[which].reshape(-1) for which in data])
 
-    def asked(flat: Any) -> Any:
+    def asked(flat: Numeric) -> Any:
         first, every = 0, []
         for which, value in enumerate(inputs):
             if which in data:
@@ -459,7 +459,7 @@ def _products(params: dict[str, Any], inputs: list[np.ndarray], kinds: list[Any]
     """dot_general."""
     (left_sum, right_sum), (left_lead, right_lead) = params["dimension_numbers"]
 
-    def arranged(value: np.ndarray, summed: Any, lead: Any) -> np.ndarray:
+    def arranged(value: np.ndarray, summed: Sequence[int], lead: Sequence[int]) -> np.ndarray:
         free = [axis for axis in range(value.ndim) if axis not in (*summed, *lead)]
         moved = value.transpose(*lead, *free, *summed)
         size = [int(np.prod([value.shape[axis] for axis in axes])) for axes in (lead, free, summed)]
