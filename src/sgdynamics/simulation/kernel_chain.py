@@ -37,7 +37,8 @@ MOST_OPERATIONS = 12_000  # of a step: compilation takes a minute there, and gro
 
 
 class Lane(NamedTuple):
-    """What one run has: its rows without the new columns, which are 0 between steps, head, an update's numbers, and what was seen."""
+    """What one run has: the triangles of its rows, which is all that they have between steps, head, an update's numbers, and what was
+    seen."""
 
     rows: Any
     head: Any
@@ -54,16 +55,31 @@ class Turn(NamedTuple):
     index: Any
 
 
+@cache
+def _triangle(grouping: compressed.Grouping) -> tuple[np.ndarray, np.ndarray]:
+    """Of rows without their new columns, flat: the places of numbers that a fold does not leave 0; and the way back, with 0 put last."""
+    signals, rows = grouping.structure.signals, grouping.inside - grouping.structure.signals
+    block = np.arange(grouping.inside) - signals <= np.arange(rows)[:, None]
+    there = np.concatenate([np.ones((rows, len(grouping.strip)), bool), np.tile(block, (1, len(grouping.wide)))], axis=1).reshape(-1)
+    kept = np.flatnonzero(there)
+    back = np.full(there.shape, len(kept))
+    back[kept] = np.arange(len(kept))
+    return kept, back
+
+
 def packed(grouping: compressed.Grouping, rows: Numeric) -> Any:
-    """Rows without the new columns."""
+    """Folded rows, flat, without the new columns and what is above their triangles."""
     strip, blocks = grouping.split(rows)
     flat = blocks[..., : grouping.inside].reshape(*rows.shape[:-1], -1)
-    return jnp.concatenate([strip, flat], axis=-1) if grouping.raw else flat
+    every = jnp.concatenate([strip, flat], axis=-1) if grouping.raw else flat
+    return every.reshape(*rows.shape[:-2], -1)[..., _triangle(grouping)[0]]
 
 
-def unpacked(grouping: compressed.Grouping, rows: Numeric) -> Any:
-    """The same with new columns, which are 0."""
-    cut = len(grouping.strip)
+def unpacked(grouping: compressed.Grouping, numbers: Numeric) -> Any:
+    """The same with all that is 0."""
+    ended = jnp.concatenate([numbers, jnp.zeros((*numbers.shape[:-1], 1), numbers.dtype)], axis=-1)
+    cut, lead = len(grouping.strip), numbers.shape[:-1]
+    rows = ended[..., _triangle(grouping)[1]].reshape(*lead, grouping.inside - grouping.structure.signals, -1)
     blocks = rows[..., cut:].reshape(*rows.shape[:-1], len(grouping.wide), grouping.inside)
     empty = jnp.zeros((*blocks.shape[:-1], grouping.columns), rows.dtype)
     return grouping.joined(rows[..., :cut], jnp.concatenate([blocks, empty], axis=-1))
@@ -337,6 +353,11 @@ class KernelChain(ExactChain):
         super().__init__(problem, algorithm, begin, dimension, sizes)
         self.grouping = replace(self.grouping, single=True).at(sizes)
         self.setting, self.interpret = (problem, algorithm, begin, dimension, sizes), interpret
+
+    @float64
+    def initial(self, chosen: np.ndarray) -> Rows:
+        state = super().initial(chosen)
+        return state._replace(rows=jax.vmap(partial(compressed.fold, self.grouping))(state.rows))
 
     @property
     def numbers(self) -> tuple[Any, Any, Any]:

@@ -273,6 +273,10 @@ def _simple(name: str, operation: Callable[..., Any], numbers: tuple[Any, ...], 
         return last if _is(first, 1) else first
     if name == "div" and (_is(first, 0) or _is(last, 1)):
         return first
+    if name == "div" and not _known(last) and np.issubdtype(dtype, np.floating):
+        # what is divided by the same number again, as a row by its length is, is multiplied: a division takes as long as thirty products
+        inverse = _once("inverse", "", lambda one: 1 / one, (last,))
+        return inverse if _is(first, 1) else _bound(jax.lax.mul_p, {}, first, inverse)
     if name == "select_n" and _known(first):
         return numbers[1 + int(first)]
     if name == "select_n" and len(numbers) > 3:
