@@ -16,6 +16,7 @@ from sgdynamics.analysis.exit_times import _See, _values
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.precision import float64
 from sgdynamics.problems.starts import broadcast_runs
+from sgdynamics.random import run_keys
 from sgdynamics.simulation import kernel_chain, unrolled
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.kernel_chain import KernelChain, Lane, Turn
@@ -140,6 +141,33 @@ def test_a_step_is_that_of_the_chain(name: str) -> None:
         both = [overlaps_of(chain, lanes) for lanes in (one, other)]
         for key in both[0]:
             np.testing.assert_allclose(both[0][key], both[1][key], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == "sphere" else pytest.mark.slow) for one in CASES])
+@float64
+def test_the_compiler_of_kernels_takes_it(name: str) -> None:
+    """Without a GPU a kernel can be made up to its compiler's own language, which lacks much that JAX has."""
+    chain = made(name, 40, runs=32)
+    state, keys = chain.initial(np.arange(32)), run_keys(0, np.arange(32))
+    traced = kernel_chain.advance.trace(chain.grouping, None, False, chain.numbers, chain.sizes, state, keys, 0, 100, None, None)
+    assert "xla.gpu.triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@float64
+def test_a_frame_that_faces_the_input() -> None:
+    """Products of rows with each other and with the input stay; the input has one number beside the signals."""
+    chain = made("blocks", 40)
+    draws = np.random.default_rng(0)
+    width, columns = chain.initial(np.zeros(1, int)).rows.shape[1:]
+    rows, x = draws.normal(size=(width, columns)), draws.normal(size=(1, columns))
+    turned, seen = (np.asarray(one) for one in kernel_chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(x)))
+    np.testing.assert_allclose(turned @ turned.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(turned @ seen.T, rows @ x.T, rtol=1e-12, atol=1e-12)
+    signals, inside = chain.grouping.structure.signals, chain.grouping.inside
+    assert np.all(chain.grouping.split(seen)[1][..., signals + 1 : inside] == 0)
+    # an input that has nothing there leaves rows as they are
+    nothing = np.zeros_like(x)
+    np.testing.assert_array_equal(kernel_chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(nothing))[0], rows)
 
 
 def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:

@@ -238,6 +238,8 @@ def _bound(primitive: Any, params: dict[str, Any], *numbers: Any) -> Any:
     """A primitive on single numbers: vectors of the runs, or of none."""
     if any(one is None for one in numbers):
         raise NotUnrolled(FACTOR)
+    if all(_known(one) for one in numbers):
+        return _evaluated(primitive, params, [np.asarray(one) for one in numbers])[0][()]
     shape = np.broadcast_shapes(*(np.shape(one) for one in numbers))
     return _once(
         primitive.name,
