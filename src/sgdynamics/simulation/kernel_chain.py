@@ -58,7 +58,7 @@ class Turn(NamedTuple):
 @cache
 def _triangle(grouping: compressed.Grouping) -> tuple[np.ndarray, np.ndarray]:
     """Of rows without their new columns, flat: the places of numbers that a fold does not leave 0; and the way back, with 0 put last."""
-    signals, rows = grouping.structure.signals, grouping.inside - grouping.structure.signals
+    signals, rows = grouping.structure.signals, grouping.rows
     block = np.arange(grouping.inside) - signals <= np.arange(rows)[:, None]
     there = np.concatenate([np.ones((rows, len(grouping.strip)), bool), np.tile(block, (1, len(grouping.wide)))], axis=1).reshape(-1)
     kept = np.flatnonzero(there)
@@ -79,7 +79,7 @@ def unpacked(grouping: compressed.Grouping, numbers: Numeric) -> Any:
     """The same with all that is 0."""
     ended = jnp.concatenate([numbers, jnp.zeros((*numbers.shape[:-1], 1), numbers.dtype)], axis=-1)
     cut, lead = len(grouping.strip), numbers.shape[:-1]
-    rows = ended[..., _triangle(grouping)[1]].reshape(*lead, grouping.inside - grouping.structure.signals, -1)
+    rows = ended[..., _triangle(grouping)[1]].reshape(*lead, grouping.rows, -1)
     blocks = rows[..., cut:].reshape(*rows.shape[:-1], len(grouping.wide), grouping.inside)
     empty = jnp.zeros((*blocks.shape[:-1], grouping.columns), rows.dtype)
     return grouping.joined(rows[..., :cut], jnp.concatenate([blocks, empty], axis=-1))
