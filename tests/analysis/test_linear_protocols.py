@@ -38,7 +38,7 @@ def blocks(decay=0.0, **arguments):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 @pytest.mark.parametrize("method", ["steps", "powers"])
 def test_recursion_is_that_of_solve_linear(method, decay, batch):
     problem = blocks(decay, width=2)

@@ -101,9 +101,6 @@ def test_what_cannot_be_unrolled_is_named() -> None:
             unrolled_values(function, [draws.normal(size=(4, 6))], [])
 
 
-OFTEN = ("erf", "blocks", "mixture")  # of the cases, in the fast tests
-
-
 def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
     """States of runs, and the random numbers of one step of each."""
     draws = np.random.default_rng(index)
@@ -115,9 +112,7 @@ def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
     return state, lane, Turn(draws.normal(size=(runs, sum(counts))), lengths, np.full(runs, index))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in ("erf", "blocks", "mixture") else pytest.mark.slow) for one in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in ("blocks", "mixture") else pytest.mark.slow) for one in CASES])
 @float64
 def test_a_step_is_that_of_the_chain(name: str) -> None:
     """Pathwise, from the same random numbers, 1e-12: overlaps after the step and the fold."""
