@@ -393,7 +393,7 @@ SAYS = {
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "document": "document = 'rough_landscape': did you mean 'rough_landscapes'? choose one of 'escaping_mediocrity', "
     "'effective_dynamics', 'rough_landscapes', 'quadratic_networks', 'dimension_free', 'several_inputs', 'scaling_laws', 'optimisers', "
-    "'protocols'",
+    "'protocols', 'epochs'",
     "figure": "figure = 'escape_time': did you mean 'escape_times'? choose one of '1', '2', '3', '4', '5', '6', 'escape_times'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
     "shard": "the table [sweep] is missing: it says what to compute",
