@@ -95,7 +95,7 @@ def _drawn(data: xr.Dataset) -> Any:
         ax.set_xticks(range(0, int(data.after[-1]) + 1, 4))
     axes[0].set(title="fresh data")
     axes[1].set(title="the data set", yscale="log")
-    axes[2].set(title="fresh data, less reshuffle in the same run", ylabel="difference of risks")
+    axes[2].set(title="less reshuffle, run by run", ylabel="difference of risks on fresh data")
     words = f"twenty epochs: DMFT (lines, bands of 2 errors), {data.attrs['runs']} runs at $d$ = {data.attrs['d']} (circles)"
     finish(fig, axes, words, legends=[axes[0]])
     readable(axes)
