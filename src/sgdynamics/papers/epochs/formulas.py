@@ -59,8 +59,8 @@ def linear_epochs(
         Variance of the label noise, 0 or more.
     epochs : int
         How many.
-    order : {"reshuffle", "replacement", "fixed"}
-        As of ``EpochSGD``.
+    order : str, default "reshuffle"
+        "reshuffle", "replacement" or "fixed", as of ``EpochSGD``.
     cells : int, default 40
         Of an epoch, a multiple of 4.
 
