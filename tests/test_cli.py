@@ -264,7 +264,7 @@ def test_what_a_sweep_is_told(folder):
     assert "dimension" not in arguments
 
 
-@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "epochs.toml", "power_law.toml"])
+@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"])
 def test_examples_state_what_can_be_computed(name):
     record = problem_files.read(EXAMPLES / name)
     plan = problem_files.plan(record)
@@ -277,7 +277,7 @@ def test_examples_state_what_can_be_computed(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "epochs.toml", "power_law.toml"])
+@pytest.mark.parametrize("name", ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"])
 def test_examples_agree_with_theory(name, tmp_path):
     found = answer("run", EXAMPLES / name, "--out", tmp_path)
     assert found["comparisons"][0]["largest_z"] < 6  # of some thirty times, and a finite dimension
@@ -393,7 +393,7 @@ SAYS = {
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "document": "document = 'rough_landscape': did you mean 'rough_landscapes'? choose one of 'escaping_mediocrity', "
     "'effective_dynamics', 'rough_landscapes', 'quadratic_networks', 'dimension_free', 'several_inputs', 'scaling_laws', 'optimisers', "
-    "'protocols'",
+    "'protocols', 'epochs'",
     "figure": "figure = 'escape_time': did you mean 'escape_times'? choose one of '1', '2', '3', '4', '5', '6', 'escape_times'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
     "shard": "the table [sweep] is missing: it says what to compute",

@@ -169,7 +169,16 @@ def test_pages_show_full_size_verdicts_beside_quick_ones():
     assert "At full size" not in markdown([one | {"quick": False}])
 
 
-JUDGED = ("escaping_mediocrity", "effective_dynamics", "quadratic_networks", "several_inputs", "scaling_laws", "optimisers", "protocols")
+JUDGED = (
+    "escaping_mediocrity",
+    "effective_dynamics",
+    "quadratic_networks",
+    "several_inputs",
+    "scaling_laws",
+    "optimisers",
+    "protocols",
+    "epochs",
+)
 
 
 def test_every_judge_has_a_test_that_breaks_it():

@@ -16,6 +16,7 @@ from sgdynamics import conditioning, problem_files
 from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.analysis.repeats import _fresh
 from sgdynamics.limits.dmft import Sweep
+from sgdynamics.papers.epochs.formulas import linear_epochs, two_time
 from sgdynamics.precision import float64
 from sgdynamics.random import run_keys
 from sgdynamics.simulation.direct_epochs import DirectEpochs
@@ -47,42 +48,10 @@ def distance(result):
     return result["Q"].values[..., 0, 0] - 2 * result["M"].values[..., 0, 0] + 1
 
 
-def two_time(gamma, alpha, noise, order, epochs, cells):
-    """The linear network by its equations in two times, cell by cell, in theory.md: |w - w*|^2 and the mean squared residual at the start
-    of each epoch (not of "fixed") and after the last."""
-    b, count = 1 / cells, epochs * cells + 1
-    R, C, D, Y, apart, V = np.zeros((6, count + 1, count + 1))
-    R[0, 0] = C[0, 0] = 1
-    group = np.arange(count) // (cells if order == "reshuffle" else 1)
-    for c in range(count):
-        D[c, c] = 1
-        if order == "fixed":
-            mine = np.arange(c % cells, c + 1, cells)
-            inverse = np.linalg.inv(np.eye(len(mine)) + gamma * np.tril(R[np.ix_(mine, mine + 1)], -1))
-            D[c, mine] = inverse[-1]
-            V[c, mine] = b * (inverse @ (C[np.ix_(mine, mine)] + noise) @ inverse.T)[-1]
-        else:
-            pull = gamma * b * R[c, 1 : c + 1] * (group[:c] < group[c])
-            D[c, :c] = -pull @ D[:c, :c]
-            X = D[: c + 1, : c + 1] @ (C[c, : c + 1] + noise)
-            Y[c, :c] = X[:c] - gamma * R[c, 1 : c + 1] * np.diag(Y)[:c] - pull @ apart[:c, :c]
-            Y[c, c] = X[c] - pull @ Y[c, :c]
-            apart[c, :c] = apart[:c, c] = Y[c, :c] * (group[:c] != group[c])
-            V[c, :c], V[c, c] = b * b * apart[c, :c], b * Y[c, c]
-        K = b * D[c, : c + 1]
-        R[c + 1, : c + 1], R[c + 1, c + 1] = R[c, : c + 1] - gamma * alpha * K @ R[: c + 1, : c + 1], 1
-        kick = gamma**2 * alpha * np.tril(R[: c + 2, 1 : c + 2], -1) @ V[c, : c + 1]
-        C[c + 1, : c + 1] = C[c, : c + 1] - gamma * alpha * K @ C[: c + 1, : c + 1] + kick[: c + 1]
-        C[: c + 1, c + 1] = C[c + 1, : c + 1]
-        C[c + 1, c + 1] = C[c + 1, c] - gamma * alpha * K @ C[: c + 1, c + 1] + kick[c + 1]
-    return np.diag(C)[:count:cells], np.diag(Y)[:count:cells]
-
-
 @functools.cache
 def limit(order, noise=NOISE, alpha=ALPHA, epochs=3, gamma=GAMMA):
-    """The same without the error of cells, by three levels."""
-    few, some, many = (np.stack(two_time(gamma, alpha, noise, order, epochs, cells)) for cells in (10, 20, 40))
-    return (8 * many - 6 * some + few) / 3
+    """|w - w*|^2 and the mean squared residual of the linear network, by its equations in two times, without the error of cells."""
+    return np.stack(linear_epochs(gamma, alpha, noise, epochs, order))
 
 
 @pytest.mark.parametrize(("noise", "order"), TABLE)

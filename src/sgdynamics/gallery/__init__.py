@@ -37,6 +37,7 @@ DOCUMENTS = {
     "scaling_laws": "Scaling laws (power-law spectra, compute-optimal random features, real samples, emergence)",
     "optimisers": "Optimisers (momentum, reuse, Muon, clipping, Adam, noise for privacy: their ODEs on runs)",
     "protocols": "Protocols (the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
+    "epochs": "Epochs (what a sample is worth when it is seen again, three orders, features that are unlearned)",
 }
 
 OPTIONAL = ("sklearn",)  # modules without which a figure is skipped; that any other cannot be imported is a failure

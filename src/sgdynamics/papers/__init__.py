@@ -3,6 +3,7 @@
 from sgdynamics.papers import (
     dimension_free,
     effective_dynamics,
+    epochs,
     escaping_mediocrity,
     optimisers,
     protocols,
@@ -15,6 +16,7 @@ from sgdynamics.papers import (
 __all__ = [
     "dimension_free",
     "effective_dynamics",
+    "epochs",
     "escaping_mediocrity",
     "optimisers",
     "protocols",
