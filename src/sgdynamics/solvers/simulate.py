@@ -70,7 +70,8 @@ def simulate(
         overlaps; on a fixed data set it keeps the n x d data sets (``EpochSGD``, whose exact law costs as much, goes
         this way with both). "tensor", for spiked tensors at small n: the tensors themselves, O(n^k) a step.
     dtype : str, default "float64"
-        "float32" halves the memory of direct runs (and sees the same data).
+        "float32" halves the memory of direct runs (and sees the same data). "float16", for a fixed data set, stores its inputs so and
+        computes in float32: the rounded inputs, each within 5e-4 of itself, are then the data set, whose labels are made from them.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     shared_data : bool, default False
@@ -88,8 +89,8 @@ def simulate(
     xarray.Dataset
         As that of ``solve_ode``, on a fixed data set also ``train_risk``, the mean loss over it, and with ``EpochSGD`` the coordinate
         ``epoch``. The attribute ``error_sampling`` is the largest relative standard error of the mean risk over runs; ``engine`` is
-        "kernel" where all steps were one GPU kernel, else "xla". A run that diverges
-        is NaN from then on, with its last finite time in ``diverged_at``; the others go on.
+        "kernel" where all steps were one GPU kernel, "kernel (one read a step)" where one made the gradients over a fixed data set, else
+        "xla". A run that diverges is NaN from then on, with its last finite time in ``diverged_at``; the others go on.
 
     Raises
     ------
@@ -118,7 +119,9 @@ def simulate(
     dynamics, d = door.dynamics, door.dimension
     checks.choice("method", method, dynamics.methods)
     method = "direct" if dynamics.only_direct else method
-    checks.choice("dtype", dtype, ("float64", "float32"))
+    checks.choice("dtype", dtype, ("float64", "float32", "float16"))
+    if dtype == "float16" and not (dynamics.has_data and method == "direct"):
+        raise checks.reject("dtype", dtype, 'this is for the data of direct runs on a fixed data set: take "float32" or "float64"')
     if method == "exact" and dtype != "float64":
         raise checks.reject(
             "dtype", dtype, f"the exact chain is biased at large {dynamics.letter} in float32: leave it at float64, or take method='direct'"
