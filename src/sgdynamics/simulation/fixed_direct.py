@@ -138,6 +138,11 @@ class DirectFixedData(Simulator):
         begun = Weights(rows, head, selected, jnp.zeros(len(chosen)))
         return begun._replace(first_risk=jnp.asarray(self.train_risk(begun)))
 
+    def resumed(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:
+        state = super().resumed(chosen, leaves, now)
+        self.now = float(elapsed_at(self.algorithm["lr"], now))
+        return state
+
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
         rows = first_rows(np.concatenate([self.T, self.L], axis=-1)[chosen], self.edges).astype(self.dtype)
@@ -295,7 +300,7 @@ def losses_on(
 
 
 def sums_on(
-    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], selected: Any
+    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], selected: Numeric | None
 ) -> kernel_data.Sums:
     """What a step of one run needs of its data set, in two reads; selected: which samples are in use, None for all."""
     risk, (h, head_h) = losses_on(structure, parameters, data, rows, head)
@@ -319,7 +324,7 @@ def _train_mean(structure: Structure, options: Options, parameters: Numbers, now
     sample = structure.sample
     known = kernel_data.fields(options.kernel, data.inputs, state.rows) if options.kernel else None
 
-    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: Any) -> Any:
+    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: Tree) -> Any:
         fields = sample.by_sample(_product(rows, data.inputs) if known is None else known)
         values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, sample.by_sample(data.signals), head, data.given, numbers)
         return jnp.mean(values, axis=0, dtype=jnp.float64)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Float
 
-from sgdynamics.arrays import Numbers, Numeric, Tree
+from sgdynamics.arrays import DType, Function, Numbers, Numeric, Tree, Whole
 from sgdynamics.problems.problem import Structure
 from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation import unrolled
@@ -63,7 +63,7 @@ def derivatives(structure: Structure, shared: tuple[Any, Any], own: tuple[Any, A
     return loss.astype(jnp.float64), slopes[0].astype(dtype), slopes[1].astype(dtype) if structure.trained else None
 
 
-def planned(structure: Structure, parameters: Numbers, head: Any, own: tuple[Any, Any, Any]) -> Plan:
+def planned(structure: Structure, parameters: Numbers, head: Tree, own: tuple[Any, Any, Any]) -> Plan:
     """Trace the loss of one sample; all are shapes, those of one run and one sample."""
     program = unrolled.traced(partial(derivatives, structure), (parameters, head), own)
     count = len(jax.tree.leaves((parameters, head)))
@@ -86,7 +86,7 @@ class Tile(NamedTuple):
     columns: Any
     inside: Any
 
-    def of_samples(self, ref: Any, number: int) -> Any:
+    def of_samples(self, ref: Tree, number: int) -> Any:
         """One number of each sample, from (runs, n, numbers)."""
         return triton.load(ref.at[self.run, self.here, jnp.int32(number)], mask=self.there, other=0)
 
@@ -96,24 +96,24 @@ def _tiles(plan: Tiling, samples: int, dimension: int) -> Any:
     run, chunk = pl.program_id(0), pl.program_id(1)
     inside = jnp.arange(plan.columns) < dimension
 
-    def tile(number: Any) -> Tile:
+    def tile(number: Whole) -> Tile:
         first = chunk * np.int32(CHUNK) + jnp.int32(number) * np.int32(plan.rows)  # of one type with all places
         return Tile(run, pl.ds(first, plan.rows), first + jnp.arange(plan.rows) < samples, pl.ds(jnp.int32(0), plan.columns), inside)
 
     return tile
 
 
-def _row(tile: Tile, ref: Any, number: int) -> Any:
+def _row(tile: Tile, ref: Tree, number: int) -> Any:
     return triton.load(ref.at[tile.run, jnp.int32(number), tile.columns], mask=tile.inside, other=0)
 
 
-def _inputs(tile: Tile, ref: Any, dtype: Any) -> Any:
+def _inputs(tile: Tile, ref: Tree, dtype: DType) -> Any:
     mask = tile.there[:, None] & tile.inside[None, :]
     # a data set is read once a step, and is larger than the cache: what is small beside it stays there
     return triton.load(ref.at[tile.run, tile.here, tile.columns], mask=mask, other=0, eviction_policy="evict_first").astype(dtype)
 
 
-def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: bool, trained: bool, *refs: Any) -> None:
+def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: bool, trained: bool, *refs: Tree) -> None:
     """Sums over a chunk: losses, h^T x, and dloss/dhead."""
     (samples, dimension), own_kinds = shapes
     x_ref, w_ref, shared_ref, signals_ref, *rest = refs
@@ -124,7 +124,7 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
     at = _tiles(laid, samples, dimension)
     w = [_row(at(0), w_ref, k) for k in range(width)]
 
-    def shared(run: Any) -> dict[int, np.ndarray]:
+    def shared(run: Whole) -> dict[int, np.ndarray]:
         found, first = {}, 0
         for one in plan.parts.shared:
             kind = plan.program.kinds[one]
@@ -135,7 +135,7 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
 
     common = shared(pl.program_id(0))
 
-    def one_tile(number: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def one_tile(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         loss, gradients, heads = carry
         tile = at(number)
         x = _inputs(tile, x_ref, dtype)
@@ -147,7 +147,7 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
         values, slopes, *more = unrolled.run(plan.program, plan.parts.after, given)
         used = tile.there if use_ref is None else tile.there & (tile.of_samples(use_ref, 0) > 0)
 
-        def summed(values: np.ndarray, keep: Any, dtype: Any) -> list[Any]:
+        def summed(values: np.ndarray, keep: Numeric, dtype: DType) -> list[Any]:
             each = [jnp.broadcast_to(one, (laid.rows,)).astype(dtype) for one in values.reshape(-1)]
             return [jnp.where(keep, one, jnp.zeros((laid.rows,), dtype)) for one in each]
 
@@ -169,14 +169,14 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
         head_refs[0][run, chunk, k] = one
 
 
-def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Any) -> None:
+def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Tree) -> None:
     """Fields of a chunk."""
     x_ref, w_ref, fields_ref = refs
     at = _tiles(laid, *shapes)
     width, dtype = w_ref.shape[1], w_ref.dtype
     w = [_row(at(0), w_ref, k) for k in range(width)]
 
-    def one_tile(number: Any, nothing: Any) -> Any:
+    def one_tile(number: Whole, nothing: Whole) -> Any:
         tile = at(number)
         x = _inputs(tile, x_ref, dtype)
         for k, row in enumerate(w):
@@ -186,7 +186,7 @@ def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Any) -> None:
     jax.lax.fori_loop(np.int32(0), np.int32(CHUNK // laid.rows), one_tile, np.int32(0))
 
 
-def _call(kernel: Any, laid: Tiling, grid: tuple[int, int], out: Any, mode: str, name: str) -> Any:
+def _call(kernel: Function, laid: Tiling, grid: tuple[int, int], out: Tree, mode: str, name: str) -> Any:
     interpret = mode == "interpret"
     params = None if interpret else triton.CompilerParams(num_warps=laid.warps, num_stages=2)
     return pl.pallas_call(kernel, out_shape=out, grid=grid, interpret=interpret, compiler_params=params, name=name)
@@ -209,7 +209,7 @@ class Sums(NamedTuple):
     head_gradient: Any
 
 
-def sums(structure: Structure, mode: str, parameters: Numbers, data: Tree, rows: Numeric, head: Numeric, selected: Any) -> Sums:
+def sums(structure: Structure, mode: str, parameters: Numbers, data: Tree, rows: Numeric, head: Numeric, selected: Numeric | None) -> Sums:
     """The sums of all runs; data: inputs, signals, given, with a leading axis of runs, as rows, head and what is selected (or None)."""
     runs, samples, dimension = data.inputs.shape
     width, dtype, laid = rows.shape[1], rows.dtype, tiling(rows.shape[1], dimension)
@@ -251,7 +251,7 @@ def _is_kind(one: Any) -> bool:
 
 
 @cache
-def _against(structure: Structure, dtype: str, leaves: tuple[Any, ...], tree: Any) -> str | None:
+def _against(structure: Structure, dtype: str, leaves: tuple[Any, ...], tree: Tree) -> str | None:
     shapes = [jax.ShapeDtypeStruct(shape, np.dtype(name)) for shape, name in leaves]
     parameters, given = jax.tree.unflatten(tree, shapes)
     head, signals = (jax.ShapeDtypeStruct((size,), np.dtype(dtype)) for size in (structure.width, structure.signals))
@@ -268,7 +268,7 @@ def _operations(plan: Plan) -> int:
     names = [*plan.parts.shared, *plan.program.inputs[plan.shared :]]
     kinds = [plan.program.kinds[one] for one in names]
 
-    def sample(*numbers: Any) -> list[Any]:
+    def sample(*numbers: Numeric) -> list[Any]:
         values = {name: _objects(list(one), kind.shape) for name, one, kind in zip(names, numbers, kinds, strict=True)}
         return [one for array in unrolled.run(plan.program, plan.parts.after, values) for one in array.reshape(-1)]
 
