@@ -89,7 +89,8 @@ def library_bandwidth(name: str, runs: int, d: int, dtype: str, steps: int, read
         taken = seconds(lambda: simulator.advance(state, keys, 0, steps)) / steps
         moved = simulator.advance(state, keys, 0, steps)[0]
         risk = float(simulator.train_risk(moved).mean())
-    size = runs * algorithm.samples(d) * d * np.dtype(dtype).itemsize
+    read = algorithm.fraction if reads == 1 else 1.0  # one read is of the samples in use
+    size = read * runs * algorithm.samples(d) * d * np.dtype(dtype).itemsize
     return {
         "runs": runs,
         "ms a step": 1e3 * taken,

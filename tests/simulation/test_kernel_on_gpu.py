@@ -56,7 +56,7 @@ def test_what_runs_where() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", [one for one in FIXED if one != "diverging"])
 def test_one_read_of_a_data_set_is_two_products(name: str, dtype: str) -> None:
     """20 steps of the kernel and of two products, on the same data, d = 1000 and a last chunk that is not full: pathwise."""
     results = []

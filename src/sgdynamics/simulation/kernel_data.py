@@ -3,7 +3,7 @@
 A program has one run and one chunk of its samples, and goes through them tile by tile: a tile (rows, d) of inputs stays in registers
 while its fields, the derivatives h of the user's loss and h^T x are computed from it. The sums of the chunks are added up by XLA. The
 loss and its derivatives are traced for one sample and unrolled (`unrolled.py`); each number of them is a vector with an entry a row of
-the tile. Chunks do not depend on the number of runs, so that no number does.
+the tile. Chunks do not depend on the number of runs, so that no number does. Samples that are not in use are not read.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _row(tile: Tile, ref: Tree, number: int) -> Any:
     return triton.load(ref.at[tile.run, jnp.int32(number), tile.columns], mask=tile.inside, other=0)
 
 
-def _inputs(tile: Tile, ref: Tree, dtype: DType) -> Any:
-    mask = tile.there[:, None] & tile.inside[None, :]
+def _inputs(tile: Tile, ref: Tree, dtype: DType, used: Numeric) -> Any:
+    mask = used[:, None] & tile.inside[None, :]
     # a data set is read once a step, and is larger than the cache: what is small beside it stays there
     return triton.load(ref.at[tile.run, tile.here, tile.columns], mask=mask, other=0, eviction_policy="evict_first").astype(dtype)
 
@@ -138,24 +138,24 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
     def one_tile(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         loss, gradients, heads = carry
         tile = at(number)
-        x = _inputs(tile, x_ref, dtype)
+        used = tile.there if use_ref is None else tile.there & (tile.of_samples(use_ref, 0) > 0)
+        x = _inputs(tile, x_ref, dtype, used)
         own = [_objects([jnp.sum(x * row[None, :], axis=1) for row in w], (width,))]
         for ref, kind in zip((signals_ref, *given_refs), own_kinds[1:], strict=True):
             numbers = [tile.of_samples(ref, k).astype(kind.dtype) for k in range(math.prod(kind.shape))]
             own.append(_objects(numbers, kind.shape))
         given = common | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         values, slopes, *more = unrolled.run(plan.program, plan.parts.after, given)
-        used = tile.there if use_ref is None else tile.there & (tile.of_samples(use_ref, 0) > 0)
 
-        def summed(values: np.ndarray, keep: Numeric, dtype: DType) -> list[Any]:
+        def summed(values: np.ndarray, dtype: DType) -> list[Any]:
             each = [jnp.broadcast_to(one, (laid.rows,)).astype(dtype) for one in values.reshape(-1)]
-            return [jnp.where(keep, one, jnp.zeros((laid.rows,), dtype)) for one in each]
+            return [jnp.where(used, one, jnp.zeros((laid.rows,), dtype)) for one in each]
 
-        loss = loss + jnp.sum(summed(values, tile.there, jnp.float64)[0])
-        kept = summed(slopes, used, dtype)
+        loss = loss + jnp.sum(summed(values, jnp.float64)[0])
+        kept = summed(slopes, dtype)
         gradients = tuple(old + jnp.sum(one[:, None] * x, axis=0) for old, one in zip(gradients, kept, strict=True))
         if trained:
-            heads = tuple(old + jnp.sum(one) for old, one in zip(heads, summed(more[0], used, dtype), strict=True))
+            heads = tuple(old + jnp.sum(one) for old, one in zip(heads, summed(more[0], dtype), strict=True))
         return loss, gradients, heads
 
     nothing = tuple(jnp.zeros((), dtype) for _ in range(width if trained else 0))
@@ -178,7 +178,7 @@ def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Tree) -> None:
 
     def one_tile(number: Whole, nothing: Whole) -> Any:
         tile = at(number)
-        x = _inputs(tile, x_ref, dtype)
+        x = _inputs(tile, x_ref, dtype, tile.there)
         for k, row in enumerate(w):
             triton.store(fields_ref.at[tile.run, jnp.int32(k), tile.here], jnp.sum(x * row[None, :], axis=1), mask=tile.there)
         return nothing
@@ -202,7 +202,10 @@ def fields(mode: str, inputs: Float[Numeric, "runs n d"], rows: Float[Numeric, "
 
 
 class Sums(NamedTuple):
-    """Over the samples of each run: the mean of all losses, and of those in use h^T x (p, d) and dloss/dhead (p; 0 of a fixed head)."""
+    """Over the samples of each run: the mean of all losses, and of those in use h^T x (p, d) and dloss/dhead (p; 0 of a fixed head).
+
+    The mean of all losses is not known (None) where the kernel has not read all of them.
+    """
 
     risk: Any
     gradient: Any
@@ -232,7 +235,8 @@ def sums(structure: Structure, mode: str, parameters: Numbers, data: Tree, rows:
     kernel = partial(_sums_kernel, plan, laid, ((samples, dimension), kinds), selected is not None, structure.trained)
     found = _call(kernel, laid, (runs, chunks), out, mode, "sums")(data.inputs, rows, jax.vmap(flat)(head), *per_sample)
     heads = jnp.sum(found[2], axis=1) if structure.trained else jnp.zeros((runs, width), dtype)
-    return Sums(jnp.sum(found[0], axis=1) / samples, jnp.sum(found[1], axis=1), heads)
+    risk = jnp.sum(found[0], axis=1) / samples if selected is None else None
+    return Sums(risk, jnp.sum(found[1], axis=1), heads)
 
 
 def against(structure: Structure, dimension: int, parameters: Numbers, given: Tree, dtype: np.dtype) -> str | None:
