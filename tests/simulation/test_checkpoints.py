@@ -34,14 +34,21 @@ def same(one: xr.Dataset, other: xr.Dataset) -> None:
             np.testing.assert_array_equal(one[name].values, other[name].values)
 
 
-@pytest.mark.parametrize("kind", ["persistent", pytest.param("hot", marks=pytest.mark.slow)])
+ALGORITHMS: dict[str, Any] = {
+    "persistent": PERSISTENT,
+    "hot": sgd.Langevin(lr=0.02, temperature=0.01),
+    "epochs": sgd.EpochSGD(lr=0.1, samples_per_dimension=3.0, batch=4),
+}
+
+
+@pytest.mark.parametrize("kind", ["persistent", *(pytest.param(one, marks=pytest.mark.slow) for one in ("hot", "epochs"))])
 def test_stopped_and_continued_is_uninterrupted(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two runs, stops of some runs, an early end of the call in every piece; bit for bit."""
     monkeypatch.setattr(DirectFixedData, "largest_group", lambda self: 2)
     monkeypatch.setattr(DirectFixedData, "grain", property(lambda self: 20))
-    algorithm = PERSISTENT if kind == "persistent" else sgd.Langevin(lr=0.02, temperature=0.01)
-    given: dict[str, Any] = {"steps": [0, 2, 7, 101, 130], "stop_at": 0.3}
-    whole = sgd.simulate(SPHERE, algorithm, sphere_start(1), **GIVEN, **given)
+    algorithm = ALGORITHMS[kind]
+    given: dict[str, Any] = {"steps": [0, 2, 7, 101, 130], "stop_at": 0.3, "dtype": "float32" if kind == "hot" else "float16"}
+    whole = sgd.simulate(SPHERE, algorithm, sphere_start(1), **GIVEN | given)
     if kind == "persistent":
         assert 0 < np.isfinite(whole.stopped_at.values).sum() < GIVEN["runs"]  # some stop, some go on
     found, calls = in_pieces(tmp_path / "runs", algorithm, **given)
