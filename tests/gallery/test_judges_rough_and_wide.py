@@ -77,6 +77,29 @@ def random_starts():
     return xr.Dataset(variables, {"t": ("time", [1000.0]), "N": ("size", N), "algorithm": ["GD", "p-SGD"]}, {"runs": runs, "verdict": ""})
 
 
+def long_random_starts():
+    """The same at two learning rates, with few runs at the largest N (NaN beyond), an early end of GD, and the limit."""
+    data, few_runs = random_starts(), 20
+    late = np.arange(data.sizes["run"]) < few_runs
+    ends, times = data.m_end.values.copy(), data.time_run.values.copy()
+    ends[-1, :, ~late], times[-1, ~late] = np.nan, np.nan
+    m = np.concatenate([data.m.values, data.m.values], axis=2)
+    m[:, 0, 1] = np.nan
+    variables = {
+        "m": (("size", "algorithm", "time"), m),
+        "m_end": (("size", "algorithm", "run"), ends),
+        "time_run": (("size", "run"), times),
+        "time_to_recover": data.time_to_recover,
+        "runs_size": ("size", [100, 100, 100, few_runs]),
+        "share": (("rate", "size", "time"), np.full((2, 4, 2), 0.9)),
+        "growth": (("start", "span"), [[0.1, 0.015], [0.1, 0.014], [0.1, 0.013]]),
+        "growth_error": (("start", "span"), np.full((3, 2), 0.0002)),
+    }
+    coordinates = {"t": ("time", [1000.0, 10_000.0]), "eta_rate": ("rate", [0.01, 0.005])}
+    coordinates |= {"span_begin": ("span", [10.0, 30.0]), "span_end": ("span", [30.0, 100.0]), "N": data.N, "algorithm": data.algorithm}
+    return xr.Dataset(variables, coordinates, {"runs": 100, "replicates": 8, "verdict": ""})
+
+
 def errors(first, coordinate):
     """Mean squared errors of runs, with a rise in time, and their measured values."""
 
@@ -296,6 +319,13 @@ TABLE = {
         "the plateau of GD is the same at every N": put("m", lambda m: np.where([[[True], [False]]], 0.3, m)),
         "p-SGD as GD": lambda data: data.assign(m_end=data.m_end.isel(algorithm=[0, 0]).assign_coords(algorithm=["GD", "p-SGD"])),
     }, together(at(runs=5), few(5))),
+    "7, long": (rough.random_starts, long_random_starts, {
+        "times like N": put("time_to_recover", lambda t: t[0] * np.array([1, 5, 10, 25])),
+        "half of the runs have not recovered at the smaller eta": put("share", at_end((1, 3), 0.4)),
+        "m does not grow in the limit": put("growth", at_end((0, 1), 0.001)),
+        "the plateau of GD is the same at every N": put("m", lambda m: np.where([[[True], [False]]], 0.3, m)),
+        "p-SGD as GD": lambda data: data.assign(m_end=data.m_end.isel(algorithm=[0, 0]).assign_coords(algorithm=["GD", "p-SGD"])),
+    }, noisier(50, "growth_error")),
     "b1": (rough.ridges, RIDGES, {
         "(B.8) is .02 off": put("mse_run", lambda values: values + 0.02),
         "SGD gains nothing from lambda = 1": rows("mse_own", [2, 1, 2]),

@@ -342,7 +342,7 @@ def test_stability_limit():
 
 BAD = {
     "method": ({"method": "chain"}, "method = 'chain'.*choose one of"),
-    "dtype": ({"dtype": "float16"}, "dtype = 'float16'"),
+    "dtype": ({"dtype": "bfloat16"}, "dtype = 'bfloat16'"),
     "exact in float32": ({"method": "exact", "dtype": "float32"}, "leave it at float64, or take method='direct'"),
     "shared exact": ({"method": "exact", "shared_data": True}, "shared_data = True.*method='direct'"),
     "shared_data": ({"shared_data": 3}, "shared_data = 3"),

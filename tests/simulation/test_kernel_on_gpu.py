@@ -12,6 +12,8 @@ from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.kernel_chain import KernelChain, exact_chain
 from sgdynamics.simulation.running import run
 from tests.simulation.kernel_cases import CASES, made
+from tests.simulation.test_kernel_data import CASES as FIXED
+from tests.simulation.test_kernel_data import made as fixed
 
 pytestmark = pytest.mark.skipif("NVIDIA" not in jax.local_devices()[0].device_kind, reason="needs an NVIDIA GPU")
 RUNS = 1 << 16
@@ -51,6 +53,22 @@ def test_what_runs_where() -> None:
     wide = sgd.TeacherStudent(width=40)
     found = sgd.simulate(wide, sgd.OnePassSGD(lr=0.1), sgd.start(wide, M=np.full((40, 1), 0.1), Q=np.eye(40)), steps=[10], dimension=100)
     assert "no kernel" in found.attrs["engine"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("name", [one for one in FIXED if one != "diverging"])
+def test_one_read_of_a_data_set_is_two_products(name: str, dtype: str) -> None:
+    """20 steps of the kernel and of two products, on the same data, d = 1000 and a last chunk that is not full: pathwise."""
+    results = []
+    for kernel in (True, False):
+        simulator = fixed(name, dtype, "", 1000)
+        assert simulator.engine == "kernel (one read a step)"
+        if not kernel:
+            simulator.options = simulator.options._replace(kernel="")
+        results.append(run(simulator, 3, np.array([0, 1, 20]), 5, "", False)[0])
+    relative, absolute = (1e-10, 1e-12) if dtype == "float64" else (1e-3, 1e-5)
+    for key, value in results[1].items():
+        np.testing.assert_allclose(results[0][key], value, rtol=relative, atol=absolute)
 
 
 def test_exit_times() -> None:

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from matplotlib.figure import Figure
 from sgdynamics import checks, files
 from sgdynamics.gallery.claims import WORDS as WORDS
 from sgdynamics.gallery.entries import LISTED, Entry
+from sgdynamics.papers import pieces
 from sgdynamics.results import load, save
 from sgdynamics.version import __version__
 
@@ -87,11 +89,17 @@ def remarked(found: dict[str, Any]) -> str:
     return found["verdict"] + (f" ({found['remark']})" if "remark" in found else "")
 
 
-def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False) -> dict[str, Any]:
+UNFINISHED = "unfinished"
+
+
+def make(
+    entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False, seconds: float | None = None
+) -> dict[str, Any]:
     """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict, time, and the error if it failed.
 
     What is there whole, of the same size and seed, is read and not made again, unless it had failed or `again`. A figure whose optional
-    package is not installed has the verdict "skipped", and what to install as its error.
+    package is not installed has the verdict "skipped", and what to install as its error. With `seconds` what is finished of a figure is
+    kept in the folder "pieces", and it is "unfinished" when they are over: the same call goes on from there.
     """
     folder, stem = Path(out), f"{entry.document}-{entry.number}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +110,7 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
             # judged again: the words may have changed since
             data = load(data_file)
             return {**kept, **_judged(entry, data), "made": False}
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), _kept(about)
     found: dict[str, Any] = {"document": entry.document, "number": entry.number, "line": entry.line, "claim": entry.claim}
     found |= {
         "verdict": "",
@@ -115,7 +123,8 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
         "files": [],
     }
     try:
-        fig, data = entry.function(quick=quick, seed=seed)
+        with nullcontext() if seconds is None else pieces.kept(folder / "pieces" / stem, seconds):
+            fig, data = entry.function(quick=quick, seed=seed)
         if quick and stem in full_size():
             _say_full_size(fig, full_size()[stem])
         with files.whole(picture) as unfinished:
@@ -124,11 +133,14 @@ def make(entry: Entry, out: str | Path, *, quick: bool = True, seed: int = 0, ag
         _close(fig)
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
         found["files"] = [str(picture), str(data_file)]
+    except TimeoutError as error:
+        found |= {"verdict": UNFINISHED, "error": str(error)}
     except Exception as error:  # the other figures go on, and the page says what happened
         said = " ".join(str(error).split())
         missing = isinstance(error, ImportError) and error.name in OPTIONAL
         found |= {"verdict": "skipped", "error": said} if missing else {"error": f"{type(error).__name__}: {said}"}
-    found["seconds"] = round(time.perf_counter() - begin, 1)
+    same = before is not None and before["verdict"] == UNFINISHED and (before["quick"], before["seed"]) == (quick, seed)
+    found["seconds"] = round(time.perf_counter() - begin + (before["seconds"] if before and same else 0.0), 1)  # of all sittings
     with files.whole(about) as unfinished:
         unfinished.write_text(json.dumps(found, indent=1))
     return {**found, "made": True}
@@ -165,21 +177,33 @@ def _close(fig: Figure) -> None:
 
 
 def make_all(
-    out: str | Path, *, quick: bool = True, seed: int = 0, again: bool = False, only: Iterable[str] = (), say_to: Any = None
+    out: str | Path,
+    *,
+    quick: bool = True,
+    seed: int = 0,
+    again: bool = False,
+    only: Iterable[str] = (),
+    say_to: Any = None,
+    seconds: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Make every figure (or those whose document or document/number is in `only`) and write the pages; returns what `make` does."""
+    """Make every figure (or those whose document or document/number is in `only`) and write the pages; returns what `make` does.
+
+    After so many `seconds` it ends, figures that are not finished are kept in pieces, and the same call goes on from there.
+    """
     from sgdynamics.gallery.page import write_pages
 
     chosen = _chosen(list(only))
     stream, found, spent = say_to or sys.stderr, [], []
+    until = None if seconds is None else time.monotonic() + checks.number("seconds", seconds, above=0.0)
     for index, entry in enumerate(chosen):
-        one = make(entry, out, quick=quick, seed=seed, again=again)
+        one = make(entry, out, quick=quick, seed=seed, again=again, seconds=None if until is None else until - time.monotonic())
         found.append(one)
         if one["made"]:
             spent.append(one["seconds"])
         left = f", about {np.mean(spent) * (len(chosen) - index - 1) / 60:.0f} min left" if spent and index + 1 < len(chosen) else ""
         state = f"{one['seconds']} s" if one["made"] else "there already"
-        said = f"skipped: {one['error']}" if skipped(one) else one["error"] or one["verdict"].split(":")[0]
+        word = one["verdict"] if skipped(one) or one["verdict"] == UNFINISHED else ""
+        said = f"{word}: {one['error']}" if word else one["error"] or one["verdict"].split(":")[0]
         print(f"[{index + 1}/{len(chosen)}] {entry.document} {entry.number}: {said} ({state}{left})", file=stream)
         stream.flush()
         write_pages(out, _all_there(Path(out), found))  # after each, so that the page is there whenever this is stopped
@@ -228,13 +252,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", default="output/gallery", help="folder (output/gallery)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="make again what is there")
+    parser.add_argument(
+        "--seconds", type=float, help="end after so long, and keep what is finished for the same call to go on (exit code 3)"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="DOCUMENT[/NUMBER]", help="only this; may be repeated")
     given = parser.parse_args(arguments)
     try:
-        found = make_all(given.out, quick=not given.full, seed=given.seed, again=given.again, only=given.only)
+        found = make_all(given.out, quick=not given.full, seed=given.seed, again=given.again, only=given.only, seconds=given.seconds)
     except ValueError as error:
         parser.error(" ".join(str(error).split()))
     left_out = sum(skipped(one) for one in found)
     made = sum(not one["error"] for one in found)
     print(f"{made} of {len(found)} figures{f', {left_out} skipped' if left_out else ''}: {Path(given.out) / 'index.html'}")
-    return 0 if made + left_out == len(found) else 1
+    unfinished = sum(one["verdict"] == UNFINISHED for one in found)
+    if made + left_out + unfinished < len(found):
+        return 1
+    return 3 if unfinished else 0

@@ -15,7 +15,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h2 { margin-top: 3rem; border-bottom: 1px solid #ccc } h3 { margin: 2.2rem 0 .4rem } img { max-width: 100%; height: auto }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top }
 table.findings { font-size: 13px; width: auto; margin: .4rem 0 } table.findings td, table.findings th { border-top: 1px solid #ddd }
-.reproduced { color: #17692f } .differs { color: #a03000 } .undecided, .skipped { color: #666 } .failed { color: #b00020; font-weight: 600 }
+.reproduced { color: #17692f } .differs { color: #a03000 }
+.undecided, .skipped, .unfinished { color: #666 } .failed { color: #b00020; font-weight: 600 }
 small { color: #666 } a { color: #1a4fa0 }
 """
 
@@ -44,10 +45,10 @@ def _title(one: dict[str, Any]) -> str:
 
 
 def _state(one: dict[str, Any]) -> str:
-    from sgdynamics.gallery import skipped
+    from sgdynamics.gallery import UNFINISHED, skipped
 
     if one["error"]:
-        return "skipped" if skipped(one) else "failed"
+        return one["verdict"] if skipped(one) or one["verdict"] == UNFINISHED else "failed"
     word = one["verdict"].split(":")[0]
     return word if word in ("reproduced", "differs") else "undecided"
 
@@ -76,7 +77,10 @@ def _parameters(one: dict[str, Any]) -> str:
 
 
 def _summary(found: list[dict[str, Any]]) -> str:
-    counts = [(sum(_state(one) == state for one in found), state) for state in ("reproduced", "differs", "undecided", "skipped", "failed")]
+    counts = [
+        (sum(_state(one) == state for one in found), state)
+        for state in ("reproduced", "differs", "undecided", "skipped", "unfinished", "failed")
+    ]
     said = ", ".join(f"{count} {WORDS.get(state, state)}" for count, state in counts if count)
     quick = sum(one["quick"] for one in found)
     sizes = f"{quick} of quick and {len(found) - quick} of full size" if 0 < quick < len(found) else "quick sizes" if quick else "full size"

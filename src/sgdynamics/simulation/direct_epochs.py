@@ -44,6 +44,7 @@ class DirectEpochs(DirectFixedData):
     ) -> None:
         super().__init__(problem, algorithm, begin, dimension, sizes, dtype, seed, shared_data)
         self.options = Options(selects=False, hot=False, shared=shared_data, together=True)
+        self.engine = "xla"  # a step reads its batch, not the data set
         self.order, self.batch = algorithm.order, algorithm.batch
 
     def initial(self, chosen: np.ndarray) -> Weights:

@@ -2,7 +2,8 @@
 
 A step reads the n x d inputs twice, for the fields X W^T and for the gradient h^T X; everything else is small beside that. On a CPU the
 runs go one after the other for a few steps each, because a data set then stays in the cache (measured: up to twice as fast as one
-batched product); on an accelerator, and where all runs share one data set, they go together.
+batched product); on an accelerator, and where all runs share one data set, they go together. On an NVIDIA GPU one kernel reads the inputs
+once for both (`kernel_data`), where it takes the loss; the rest of a step is the same.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.reach import available_bytes
 from sgdynamics.samples.sample import Place, as_dtype
+from sgdynamics.simulation import kernel_data
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
@@ -38,6 +40,8 @@ SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them 
 CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more of them gain nothing
 SHARE_OF_MEMORY = 0.5  # for the data sets of a group: finished runs leave by a copy of the others
 ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; another value makes other data
+COMPUTED = {"float16": "float32"}  # the precision of all but the inputs, where it is not theirs
+HALF_RANGE = (0.01, 1000.0)  # spreads of inputs that float16 holds: it has 11 bits from 6e-5 to 65504, and fewer below
 
 
 class Data(NamedTuple):
@@ -64,6 +68,7 @@ class Options(NamedTuple):
     hot: bool
     shared: bool  # one data set for all runs
     together: bool  # all runs a step, or a few steps of one run after the other
+    kernel: str = ""  # "triton": inputs are read once a step, in one kernel; "interpret": the same on a CPU, slowly, for tests
 
 
 class DirectFixedData(Simulator):
@@ -88,7 +93,7 @@ class DirectFixedData(Simulator):
         shared_data: bool = False,
     ) -> None:
         self.structure = problem.structure
-        self.dtype = np.dtype(dtype)
+        self.stored, self.dtype = np.dtype(dtype), np.dtype(COMPUTED.get(dtype, dtype))  # of the inputs, of all else
         self.options = Options(algorithm.selects, algorithm.hot, shared_data, shared_data or jax.default_backend() != "cpu")
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(cast, problem.parameters | {"frame": frames(problem, sizes)})
@@ -99,15 +104,32 @@ class DirectFixedData(Simulator):
         self.head = begin.a
         self.edges = (0, *np.cumsum(sizes).tolist())  # of the blocks
         self.place = placed(problem, sizes)
+        check_range(self)
         self.seed = seed
+        if has_kernels() and not shared_data:  # a product with all runs reads a data set that they share once for all of them
+            self.read_once("triton")
         self.data: Data | None = None
+
+    @float64
+    def read_once(self, mode: str) -> None:
+        """Steps by the kernel that reads the inputs once, where it takes this problem; `engine` says which."""
+        given = as_dtype(self.structure.sample.example(self.parameters), self.dtype)
+        why = kernel_data.against(self.structure, self.dimension, as_dtype(self.parameters_now, self.dtype), given, self.dtype)
+        if why is None:
+            self.options = self.options._replace(kernel=mode, together=True)
+        self.engine = "kernel (one read a step)" if why is None else f"xla (no kernel: {why})"
+
+    @property
+    def parameters_now(self) -> Any:
+        """The problem's numbers at the first step."""
+        return numbers_of_step(self.parameters, self.algorithm, np.int64(0))[0]
 
     def initial(self, chosen: np.ndarray) -> Weights:
         self.data = None  # the last group's go before this group's come
         self.now = 0.0
         keys = run_keys(self.seed, chosen)
         owners = run_keys(self.seed, np.array([SHARED])) if self.options.shared else keys
-        self.data = _draw_data(self.structure, self.samples, self.dtype, self.parameters, self.place, owners)
+        self.data = _draw_data(self.structure, self.samples, (self.stored, self.dtype), self.parameters, self.place, owners)
         if self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
         rows = jnp.asarray(self._rows(chosen))
@@ -115,6 +137,11 @@ class DirectFixedData(Simulator):
         selected = _first(self.samples, self.algorithm, keys) if self.options.selects else None
         begun = Weights(rows, head, selected, jnp.zeros(len(chosen)))
         return begun._replace(first_risk=jnp.asarray(self.train_risk(begun)))
+
+    def resumed(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:
+        state = super().resumed(chosen, leaves, now)
+        self.now = float(elapsed_at(self.algorithm["lr"], now))
+        return state
 
     def _rows(self, chosen: np.ndarray) -> np.ndarray:
         p, k = self.structure.width, self.structure.signals
@@ -160,7 +187,8 @@ class DirectFixedData(Simulator):
         """What these runs take in memory, about: data sets, and working space."""
         p, k, n = self.structure.width, self.structure.signals, self.samples
         inputs = n * self.structure.sample.inputs_a_sample
-        data_set = (inputs * (self.dimension + k) + n * self.structure.sample.draw_normals) * self.dtype.itemsize
+        beside = (inputs * k + n * self.structure.sample.draw_normals) * self.dtype.itemsize
+        data_set = inputs * self.dimension * self.stored.itemsize + beside
         a_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
         sets = 1 if self.options.shared else runs
         return (sets + 1) * data_set + runs * a_run + 4 * 8 * max(ROW_NUMBERS, self.dimension)
@@ -180,10 +208,24 @@ def check_memory(simulator: DirectFixedData) -> None:
         raise checks.reject(
             "dimension",
             simulator.dimension,
-            f"a data set of {simulator.samples} x {simulator.dimension} numbers in {simulator.dtype.name} needs {needed / 2**30:.3g} GiB "
+            f"a data set of {simulator.samples} x {simulator.dimension} numbers in {simulator.stored.name} needs {needed / 2**30:.3g} GiB "
             f'with its working space, and {free / 2**30:.3g} GiB are free: take a smaller dimension or fewer samples, dtype="float32", '
             'or method="exact"',
         )
+
+
+def check_range(simulator: DirectFixedData) -> None:
+    """Refuse inputs that the half-width type does not hold."""
+    spread, (low, high) = np.asarray(simulator.place.spread), HALF_RANGE
+    if simulator.stored == np.float16 and not (spread.min() >= low and spread.max() <= high):
+        fix = f"inputs have standard deviations from {spread.min():.3g} to {spread.max():.3g}, and it holds {low:g} to {high:g} well"
+        raise checks.reject("dtype", simulator.stored.name, f'{fix}: take "float32"')
+
+
+def has_kernels() -> bool:
+    """Whether this machine runs kernels of our own."""
+    device = jax.local_devices()[0]
+    return device.platform == "gpu" and "NVIDIA" in device.device_kind
 
 
 def _step_key(key: OneKey, number: Whole) -> OneKey:
@@ -192,8 +234,13 @@ def _step_key(key: OneKey, number: Whole) -> OneKey:
 
 @float64
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _draw_data(structure: Structure, samples: int, dtype: np.dtype, parameters: Numbers, place: Place, keys: Keys) -> Data:
-    """The data set of each key. Drawn in float64, also for float32: both precisions see the same data."""
+def _draw_data(structure: Structure, samples: int, types: tuple[np.dtype, np.dtype], parameters: Numbers, place: Place, keys: Keys) -> Data:
+    """The data set of each key, its inputs in the first type and what goes with them in the second.
+
+    Drawn in float64, also for float32: both precisions see the same data. What is stored is the data set: signals are those of the
+    inputs as they were rounded, so that a teacher's labels are right in any type.
+    """
+    stored, dtype = types
     sample = structure.sample
     inputs = sample.inputs_a_sample * place.spread.shape[0]
     each = inputs + sample.draw_normals
@@ -203,8 +250,8 @@ def _draw_data(structure: Structure, samples: int, dtype: np.dtype, parameters: 
     def chunk(key: OneKey) -> Data:
         normals = normals_and_uniforms(key, rows * each, 0)[0].reshape(rows, each)
         draws = sample.drawn(parameters, normals[:, inputs:])
-        x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place).astype(dtype)
-        signals = jnp.matmul(x[:, place.axes], place.signals.T, precision=HIGHEST)
+        x = sample.inputs_in_space(parameters, normals[:, :inputs].reshape(rows, *sample.token_shape, -1), draws, place).astype(stored)
+        signals = jnp.matmul(x[:, place.axes].astype(dtype), place.signals.T, precision=HIGHEST)
         return Data(x, signals.astype(dtype), as_dtype(sample.given(draws), dtype))
 
     def one(key: OneKey) -> Data:
@@ -226,6 +273,7 @@ def _first(samples: int, algorithm: Numbers, keys: Keys) -> Bool[Numeric, "runs 
 
 def _product(rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "inputs p"]:
     """Fields (n, p) of inputs (n, d); one row as a vector, which is faster."""
+    x = x.astype(rows.dtype)
     if rows.shape[0] == 1:
         return jnp.matmul(x, rows[0], precision=HIGHEST)[:, None]
     return jnp.matmul(x, rows.T, precision=HIGHEST)
@@ -233,6 +281,7 @@ def _product(rows: Float[Numeric, "p d"], x: Float[Numeric, "inputs d"]) -> Floa
 
 def weighted(h: Float[Numeric, "inputs p"], x: Float[Numeric, "inputs d"]) -> Float[Numeric, "p d"]:
     """h^T x, (p, d)."""
+    x = x.astype(h.dtype)
     if h.shape[1] == 1:
         return jnp.matmul(h[:, 0], x, precision=HIGHEST)[None]
     return jnp.matmul(h.T, x, precision=HIGHEST)
@@ -250,6 +299,17 @@ def losses_on(
     return jnp.mean(loss, dtype=jnp.float64), (sample.by_input(h).astype(rows.dtype), head_h.astype(rows.dtype))
 
 
+def sums_on(
+    structure: Structure, parameters: Numbers, data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], selected: Numeric | None
+) -> kernel_data.Sums:
+    """What a step of one run needs of its data set, in two reads; selected: which samples are in use, None for all."""
+    risk, (h, head_h) = losses_on(structure, parameters, data, rows, head)
+    if selected is not None:
+        h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
+        head_h = jnp.where(selected[:, None], head_h, 0)
+    return kernel_data.Sums(risk, weighted(h, data.inputs), jnp.sum(head_h, axis=0))
+
+
 def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs: Any) -> Any:
     """function(data, ...) for every run."""
     if options.together:
@@ -260,15 +320,20 @@ def _over_runs(options: Options, function: Callable[..., Any], data: Data, *runs
 @float64
 @partial(jax.jit, static_argnums=(0, 1))
 def _train_mean(structure: Structure, options: Options, parameters: Numbers, now: Scalar, data: Data, state: Weights) -> Any:
-    numbers = as_dtype(numbers_at(parameters, now), state.rows.dtype)
-    sample = structure.sample
+    return _means(structure, options, as_dtype(numbers_at(parameters, now), state.rows.dtype), data, state)
 
-    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"]) -> Any:
-        fields, signals = sample.by_sample(_product(rows, data.inputs)), sample.by_sample(data.signals)
-        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, head, data.given, numbers)
+
+def _means(structure: Structure, options: Options, numbers: Numbers, data: Data, state: Weights) -> Any:
+    """The mean loss of each run over its data set."""
+    sample = structure.sample
+    known = kernel_data.fields(options.kernel, data.inputs, state.rows) if options.kernel else None
+
+    def one(data: Data, rows: Float[Numeric, "p d"], head: Float[Numeric, " p"], known: Tree) -> Any:
+        fields = sample.by_sample(_product(rows, data.inputs) if known is None else known)
+        values = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, sample.by_sample(data.signals), head, data.given, numbers)
         return jnp.mean(values, axis=0, dtype=jnp.float64)
 
-    return _over_runs(options, one, data, state.rows, state.head)
+    return _over_runs(options, one, data, state.rows, state.head, known)
 
 
 class Watching(NamedTuple):
@@ -305,16 +370,33 @@ def _advance_on_data(
 ) -> tuple[Weights, Int[Numeric, " runs"], Any]:
     """All runs from step `since` to step `end`, for each the last step at which it was finite, and what was seen."""
 
-    def step(number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
-        state = fixed_data_step(structure, options, parameters, algorithm, dimension, data, state, _step_key(key, number), number)
+    def step(
+        number: Whole, data: Data, state: Weights, good: Whole, seen: Tree, key: OneKey, known: kernel_data.Sums | None = None
+    ) -> tuple[Weights, Int[Numeric, ""], Any]:
+        numbers = (parameters, algorithm, dimension)
+        state = fixed_data_step(structure, options, *numbers, data, state, _step_key(key, number), number, known)
         limit = jnp.asarray(LARGEST if state.rows.dtype == jnp.float64 else 1e15, state.rows.dtype)
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
         return state, jnp.where(fine, number + 1, good), watching.noted(structure, parameters, given, seen, number + 1, state)
 
+    def known_sums(number: Whole, state: Weights) -> kernel_data.Sums | None:
+        if not options.kernel:
+            return None
+        numbers, rates = numbers_of_step(parameters, algorithm, number)
+        numbers = as_dtype(numbers, state.rows.dtype)
+        found = kernel_data.sums(structure, options.kernel, numbers, data, state.rows, state.head, state.selected)
+        if found.risk is not None or not structure.sphere:
+            return found._replace(risk=None if not structure.sphere else found.risk)
+        # all samples are read only where a run may have diverged, which is seldom; a percent more than the step itself asks for
+        share = 1.01 * rates["lr"] / (rates["divisor"] * data.inputs.shape[1])
+        far = jnp.any(_far(share.astype(state.rows.dtype) * found.gradient))
+        means = partial(_means, structure, options, numbers, data, state)
+        return found._replace(risk=jax.lax.cond(far, means, lambda: jnp.zeros_like(state.first_risk)))
+
     if options.together:
 
         def all_runs(number: Whole, carry: tuple[Weights, Any, Any]) -> tuple[Weights, Int[Numeric, " runs"], Any]:
-            return _over_runs(options, partial(step, number), data, *carry, keys)
+            return _over_runs(options, partial(step, number), data, *carry, keys, known_sums(number, carry[0]))
 
         return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen))
 
@@ -322,6 +404,11 @@ def _advance_on_data(
         return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], now[2], key), (state, since, seen))
 
     return _over_runs(options, one_run, data, state, seen, keys)
+
+
+def _far(move: Float[Numeric, "... p d"]) -> Bool[Numeric, "... p"]:
+    """Whether rows on the sphere move further than its diameter."""
+    return jnp.sum(move**2, axis=-1) > 4
 
 
 def fixed_data_step(
@@ -334,19 +421,20 @@ def fixed_data_step(
     state: Weights,
     key: OneKey,
     number: Whole,
+    known: kernel_data.Sums | None = None,
 ) -> Weights:
-    """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next."""
+    """One step of one run: W <- W - lr/(b n) sum_mu s_mu dloss_mu/dW + sqrt(2 T lr/d) N(0, I), and the samples in use at the next.
+
+    The sums over the samples may be known from a kernel.
+    """
     rows, head, selected, first_risk = state
     parameters, algorithm = numbers_of_step(parameters, algorithm, number)
     parameters = as_dtype(parameters, rows.dtype)
     samples, dtype = data.inputs.shape[0] // structure.sample.inputs_a_sample, rows.dtype
     p = structure.width
-    risk, (h, head_h) = losses_on(structure, parameters, data, rows, head)
-    if options.selects:
-        h = jnp.where(structure.sample.each_input(selected)[:, None], h, 0)
-        head_h = jnp.where(selected[:, None], head_h, 0)
+    risk, gradient, head_gradient = sums_on(structure, parameters, data, rows, head, selected) if known is None else known
     share = (1 / (algorithm["divisor"] * samples)).astype(dtype)
-    gradient, head_gradient = share * weighted(h, data.inputs), share * jnp.sum(head_h, axis=0)
+    gradient, head_gradient = share * gradient, share * head_gradient
     kick = head_kick = None
     normals, uniforms = normals_and_uniforms(key, p * (rows.shape[1] + 1) if options.hot else 0, samples if options.selects else 0)
     if options.hot:
@@ -356,8 +444,7 @@ def fixed_data_step(
     stride = Stride(lr, rate, parameters["weight_decay"], structure)
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
     if structure.sphere:
-        length = jnp.sum((lr * gradient) ** 2, axis=1)
-        moved = jnp.where(jnp.any(length > 4) & (risk > first_risk), jnp.nan, moved)
+        moved = jnp.where(jnp.any(_far(lr * gradient)) & (risk > first_risk), jnp.nan, moved)
     if options.selects:
         selected = next_selection(algorithm, selected, uniforms)
     return Weights(moved, head, selected, first_risk)

@@ -16,6 +16,7 @@ from sgdynamics.progress import Meter, meter
 from sgdynamics.random import run_keys
 from sgdynamics.reach import check_memory, check_work
 from sgdynamics.shapes import power_of_two
+from sgdynamics.simulation.checkpoints import Checkpoint
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
@@ -89,6 +90,10 @@ class Simulator(ABC):
         """The mean loss over the data set of each run, where there is one."""
         return np.asarray(self.overlaps(state)["train_risk"])
 
+    def resumed(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Any:
+        """The states of these runs at step `now`, from the leaves that an earlier simulator had."""
+        return jax.tree.unflatten(jax.tree.structure(self.initial(chosen)), [jax.numpy.asarray(one) for one in leaves])
+
     def keep(self, state: Tree, index: np.ndarray) -> Any:
         """The states of some of the runs, which then are the batch."""
         return jax.tree.map(lambda leaf: leaf[index], state)
@@ -103,17 +108,26 @@ def run(
 
 
 def run_until(
-    simulator: Simulator, runs: int, steps: np.ndarray, seed: int, label: str, show: bool | None, stop_at: float | None
+    simulator: Simulator,
+    runs: int,
+    steps: np.ndarray,
+    seed: int,
+    label: str,
+    show: bool | None,
+    stop_at: float | None,
+    kept: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """The same, and the step at which the train risk of each run was first seen below `stop_at` (-1 elsewhere), every 100 steps.
 
-    From there on a run keeps its values, and it leaves the batch, so that it costs nothing.
+    From there on a run keeps its values, and it leaves the batch, so that it costs nothing. With a checkpoint it goes on from there.
     """
     check_reach(simulator, runs, float(steps[-1]))
-    groups = _groups(runs, simulator.largest_group())
+    groups = _groups(runs, (kept and kept.size) or simulator.largest_group())
+    if kept is not None:
+        kept.begin(len(groups[0]))
     # one group after the other: two XLA programs at once on the CPU's one thread pool can wait for each other for ever
     with meter(label, float(steps[-1]) * len(groups), show) as progress:
-        results = [_run_group(simulator, runs, group, steps, seed, progress, stop_at) for group in groups]
+        results = [_run_group(simulator, runs, group, steps, seed, progress, stop_at, kept) for group in groups]
     saved = {name: np.concatenate([part[0][name] for part in results])[:runs] for name in results[0][0]}
     diverged, stopped = (np.concatenate(parts)[:runs] for parts in zip(*(part[1:] for part in results), strict=True))
     return saved, diverged, stopped
@@ -136,14 +150,28 @@ def _groups(runs: int, largest: int) -> list[np.ndarray]:
 class _Group:
     """Runs that go together: their states, how far they are, which have diverged or stopped, and their latest values."""
 
-    def __init__(self, simulator: Simulator, runs: int, chosen: np.ndarray, seed: int) -> None:
-        self.simulator, self.count = simulator, len(chosen)
-        self.state, self.keys = simulator.initial(np.minimum(chosen, runs - 1)), run_keys(seed, chosen)
-        self.batch = np.arange(self.count)  # which of the group's runs the states belong to
+    def __init__(self, simulator: Simulator, runs: int, chosen: np.ndarray, seed: int, kept: dict[str, np.ndarray] | None = None) -> None:
+        self.simulator, self.count, self.first = simulator, len(chosen), int(chosen[0])
+        self.batch = np.arange(self.count) if kept is None else kept["batch"]  # which of the group's runs the states belong to
+        self.keys, there = run_keys(seed, chosen[self.batch]), np.minimum(chosen, runs - 1)[self.batch]
         self.diverged, self.stopped = np.full((2, self.count), -1, dtype=np.int64)
         self.values: dict[str, np.ndarray] = {}
         self.now, self.piece = 0, simulator.grain
         self.paces: list[float] = []  # seconds a step of each piece with this batch
+        if kept is None:
+            self.state = simulator.initial(there)
+            return
+        self.now, self.diverged, self.stopped = int(kept["now"]), kept["diverged"], kept["stopped"]
+        self.values = _named(kept, "value")
+        self.state = simulator.resumed(there, list(_named(kept, "state").values()), self.now)
+
+    def kept(self, saved: dict[str, list[np.ndarray]], steps: np.ndarray) -> dict[str, Any]:
+        """All that a later call needs to go on from here."""
+        done = max((len(values) for values in saved.values()), default=0)
+        found: dict[str, Any] = {"now": self.now, "batch": self.batch, "diverged": self.diverged, "stopped": self.stopped}
+        found |= {"steps": steps[:done]} | {f"value/{name}": value for name, value in self.values.items()}
+        found |= {f"state/{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(self.state))}
+        return found | {f"saved/{name}": np.stack(values) for name, values in saved.items()}
 
     @property
     def going(self) -> np.ndarray:
@@ -197,25 +225,52 @@ class _Group:
             self.batch, self.paces = self.batch[index], []
 
 
+def _named(kept: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    """What a checkpoint has of one kind."""
+    return {name.partition("/")[2]: value for name, value in sorted(kept.items()) if name.startswith(f"{kind}/")}
+
+
 @float64
 def _run_group(
-    simulator: Simulator, runs: int, chosen: np.ndarray, steps: np.ndarray, seed: int, progress: Meter, stop_at: float | None
+    simulator: Simulator,
+    runs: int,
+    chosen: np.ndarray,
+    steps: np.ndarray,
+    seed: int,
+    progress: Meter,
+    stop_at: float | None,
+    kept: Checkpoint | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    group = _Group(simulator, runs, chosen, seed)
-    if stop_at is not None:
+    found = None if kept is None else kept.read(int(chosen[0]), steps)
+    saved: dict[str, list[np.ndarray]] = {} if found is None else {name: list(value) for name, value in _named(found, "saved").items()}
+    if found is not None and len(found["steps"]) == len(steps):  # no data set is made again for what is there
+        progress.advance(float(steps[-1]))
+        return {name: np.stack(values, axis=1) for name, values in saved.items()}, found["diverged"], found["stopped"]
+    group = _Group(simulator, runs, chosen, seed, found)
+    progress.advance(float(group.now))
+    if stop_at is not None and found is None:
         group.stopped[chosen >= runs] = 0  # nobody waits for what only fills up the group
         group.stop_below(stop_at)
-    saved: dict[str, list[np.ndarray]] = {}
-    for target in steps.tolist():
+
+    def write(enough: bool = False) -> None:
+        """Into the checkpoint, now and then or where it is `enough`; past its time the call ends here."""
+        if kept is not None and (enough or kept.due):
+            kept.write(group.first, group.kept(saved, steps))
+            if not enough:
+                kept.stop(group.now, int(steps[-1]))
+
+    for target in steps.tolist()[0 if found is None else len(found["steps"]) :]:
         if stop_at is not None:
-            _go_and_stop(group, target, stop_at, float(steps[-1]), progress)
+            _go_and_stop(group, target, stop_at, float(steps[-1]), progress, write)
         while group.now < target:
             progress.advance(group.advance(group.piece_end(target)))
+            write()
         group.save(saved)
+    write(enough=True)
     return {name: np.stack(values, axis=1) for name, values in saved.items()}, group.diverged, group.stopped
 
 
-def _go_and_stop(group: _Group, target: int, stop_at: float, last: float, progress: Meter) -> None:
+def _go_and_stop(group: _Group, target: int, stop_at: float, last: float, progress: Meter, write: Callable[[], None]) -> None:
     """On to step `target` or until no run is left, looking at train risks on the way."""
     while group.now < target and np.any(group.going):
         check = (group.now // CHECK_STEPS + 1) * CHECK_STEPS
@@ -223,6 +278,7 @@ def _go_and_stop(group: _Group, target: int, stop_at: float, last: float, progre
         if group.now % CHECK_STEPS == 0:
             group.stop_below(stop_at)
             group.shrink(last)
+        write()
     if group.now < target:
         progress.advance(target - group.now)
         group.now = target

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +19,10 @@ from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.results import encode
+from sgdynamics.simulation.checkpoints import Checkpoint
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
-from sgdynamics.solvers.doors import closed, opened
+from sgdynamics.solvers.doors import Door, closed, opened
 
 
 def simulate(
@@ -37,6 +41,8 @@ def simulate(
     progress: bool | None = None,
     shared_data: bool = False,
     stop_at: float | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seconds: float | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
@@ -70,7 +76,8 @@ def simulate(
         overlaps; on a fixed data set it keeps the n x d data sets (``EpochSGD``, whose exact law costs as much, goes
         this way with both). "tensor", for spiked tensors at small n: the tensors themselves, O(n^k) a step.
     dtype : str, default "float64"
-        "float32" halves the memory of direct runs (and sees the same data).
+        "float32" halves the memory of direct runs (and sees the same data). "float16", for a fixed data set, stores its inputs so and
+        computes in float32: the rounded inputs, each within 5e-4 of itself, are then the data set, whose labels are made from them.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     shared_data : bool, default False
@@ -78,6 +85,11 @@ def simulate(
     stop_at : float, optional
         On a fixed data set: ends a run whose train risk is below it, seen every 100 steps, with the time in ``stopped_at``; it then costs
         nothing.
+    checkpoint : path, optional
+        Direct runs on a fixed data set: a folder that keeps, every minute, where they are. The same call goes on from there as if it had
+        not stopped, and one with later save points after those from its end.
+    seconds : float, optional
+        With a checkpoint: ends the call after about so many seconds with a TimeoutError; the runs can go on.
     record : dict, optional
         Functions of the state by name, as in ``solve_ode``, or, on a fixed data set, ``sgd.on_train(...)`` of a sample.
     evaluate : dict, optional
@@ -88,13 +100,15 @@ def simulate(
     xarray.Dataset
         As that of ``solve_ode``, on a fixed data set also ``train_risk``, the mean loss over it, and with ``EpochSGD`` the coordinate
         ``epoch``. The attribute ``error_sampling`` is the largest relative standard error of the mean risk over runs; ``engine`` is
-        "kernel" where all steps were one GPU kernel, else "xla". A run that diverges
-        is NaN from then on, with its last finite time in ``diverged_at``; the others go on.
+        "kernel" where all steps were one GPU kernel, "kernel (one read a step)" where one made the gradients over a fixed data set, else
+        "xla". A run that diverges is NaN from then on, with its last finite time in ``diverged_at``; the others go on.
 
     Raises
     ------
     ValueError
         If an argument is refused, or memory or work is beyond reach.
+    TimeoutError
+        If the ``seconds`` are over before the runs have ended.
 
     Notes
     -----
@@ -118,7 +132,9 @@ def simulate(
     dynamics, d = door.dynamics, door.dimension
     checks.choice("method", method, dynamics.methods)
     method = "direct" if dynamics.only_direct else method
-    checks.choice("dtype", dtype, ("float64", "float32"))
+    checks.choice("dtype", dtype, ("float64", "float32", "float16"))
+    if dtype == "float16" and not (dynamics.has_data and method == "direct"):
+        raise checks.reject("dtype", dtype, 'this is for the data of direct runs on a fixed data set: take "float32" or "float64"')
     if method == "exact" and dtype != "float64":
         raise checks.reject(
             "dtype", dtype, f"the exact chain is biased at large {dynamics.letter} in float32: leave it at float64, or take method='direct'"
@@ -128,12 +144,22 @@ def simulate(
             if value is not default:
                 raise checks.reject(name, value, "this is for algorithms on a fixed data set (sgd.GradientDescent, ...): leave it out")
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
+    if checkpoint is not None and not (dynamics.has_data and method == "direct"):
+        raise checks.reject("checkpoint", checkpoint, "this is for direct runs on a fixed data set: leave it out")
+    if seconds is not None:
+        seconds = checks.number("seconds", seconds, above=0.0)
+        if checkpoint is None:
+            raise checks.reject("seconds", seconds, "what was done by then would be lost: give checkpoint=, a folder to keep it in")
     more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
+    kept = None
+    if checkpoint is not None:
+        folder = checks.path("checkpoint", checkpoint)
+        kept = Checkpoint(folder, _call(door, more | {"stop_at": stop_at, "recorded": sorted(door.observables.losses())}), seconds)
     simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
     simulator.on_train = door.observables.losses()
     dynamics.warn_before(door.begin, d)
     label = f"{method} simulation, {dynamics.letter} = {d}"
-    states, last, stopped = run_until(simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at)
+    states, last, stopped = run_until(simulator, door.begin.runs, door.when.step, door.seed, label, door.progress, stop_at, kept)
     attributes = {
         "seed": door.seed,
         "dimension": d,
@@ -150,3 +176,12 @@ def simulate(
     stopped_at = np.where(stopped >= 0, time_of_steps(dynamics.algorithm, stopped, d), np.nan)
     meaning = {"long_name": f"time at which the train risk was below stop_at, seen every {CHECK_STEPS} steps"}
     return result.assign_coords(stopped_at=("run", stopped_at, meaning))
+
+
+def _call(door: Door, more: dict[str, Any]) -> dict[str, Any]:
+    """What makes a simulation the one that it is, but for its save points."""
+    dynamics, begin = door.dynamics, door.begin
+    arrays = [np.ascontiguousarray(one, dtype=np.float64).tobytes() for one in (begin.M_blocks, begin.Q_blocks, begin.a)]
+    start = hashlib.sha256(b"".join(arrays)).hexdigest()
+    of = {"problem": encode(dynamics.problem.describe()), "algorithm": encode(dynamics.algorithm.describe())}
+    return of | {"start": start, "runs": int(begin.runs), "dimension": door.dimension} | more

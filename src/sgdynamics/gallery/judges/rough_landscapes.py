@@ -39,6 +39,7 @@ REPLICATES = 4  # of DMFT in data that do not say
 RECOVERED, THRESHOLD = 0.99, 1e-7  # of |m|, of the loss
 SHARES = {"GD": 0.09, "SGD": 0.30, "p-SGD": 0.99}  # of figure 2, of 500 runs
 FOLLOWED = "very good agreement between DMFT and the average of runs"  # figures 5 and 6
+GROWTH = 0.005  # d ln m/dt: at N = 100, where m starts at .1, p-SGD recovers at t = 200, which is a rate of .01
 APART = 0.2  # between the shares of GD and SGD there
 
 
@@ -211,22 +212,25 @@ def intermediate_noise(data: xr.Dataset) -> Judgement:
 
 @judge_of("figure_7", "GD and p-SGD from random starts, growing N", "GD stays at a plateau, p-SGD recovers in a time like log N")
 def random_starts(data: xr.Dataset) -> Judgement:
-    """GD: medians of |m| at the end; p-SGD: recovery, and a time that grows like log N and not like N.
+    """GD: medians of |m| at its end; p-SGD: recovery, and a time that grows like log N and not like N, with what that needs in the limit.
 
-    Where single runs are not stored, |m| of GD is taken to scatter as its median (a half-normal has .9 of it), and log t by one.
+    Where single runs are not stored, |m| of GD is taken to scatter as its median (a half-normal has .9 of it), and log t by one. Sizes
+    may have fewer runs than others, and GD an earlier end: NaN beyond.
     """
-    runs, N = int(data.attrs["runs"]), data.N.values
-    gd, persistent = (data.m.sel(algorithm=name).values[:, -1] for name in ("GD", "p-SGD"))
-    median_error = math.sqrt(math.pi / 2 / runs)  # of the median of normal numbers of spread 1
+    each, N = data.get("runs_size", xr.full_like(data.N, int(data.attrs["runs"]))).values, data.N.values
+    runs = int(each.min())
+    gd, persistent = (np.array([one[np.isfinite(one)][-1] for one in data.m.sel(algorithm=name).values]) for name in ("GD", "p-SGD"))
+    median_error = np.sqrt(math.pi / 2 / each)  # of the median of normal numbers of spread 1
     if "m_end" in data:
         ends = {name: data.m_end.sel(algorithm=name).values for name in ("GD", "p-SGD")}
-        spread = ends["GD"].std(axis=1, ddof=1)
-        pairs = [_mean_difference(*both) for both in zip(ends["p-SGD"], ends["GD"], strict=True)]
+        spread = np.nanstd(ends["GD"], axis=1, ddof=1)
+        known = [np.isfinite(one) & np.isfinite(other) for one, other in zip(*ends.values(), strict=True)]
+        pairs = [_mean_difference(one[k], other[k]) for one, other, k in zip(ends["p-SGD"], ends["GD"], known, strict=True)]
         above, above_error = np.array(pairs).T
     else:
         spread = gd
         above, above_error = persistent - gd, np.hypot(gd, np.minimum(persistent, 1 - persistent) + 0.05) * median_error
-    fall, fall_error, test = gd[0] - gd[-1], median_error * math.hypot(spread[0], spread[-1]), _ordered(data)
+    fall, fall_error, test = gd[0] - gd[-1], float(np.linalg.norm((median_error * spread)[[0, -1]])), _ordered(data)
     findings = [
         test("the plateau of GD falls with N", fall, fall_error, scale=0.05, runs=runs, scale_words=".05 of |m|"),
         test("p-SGD gets further than GD", above, above_error, scale=0.2, runs=runs, scale_words=".2 of |m|"),
@@ -235,10 +239,19 @@ def random_starts(data: xr.Dataset) -> Judgement:
     if _is_full(data):
         findings.append(counted("half of the runs of p-SGD recover at every N", int((~np.isfinite(times)).sum()), len(times)))
     findings.append(_growth(data, times, runs, N, median_error))
+    for number, eta in enumerate(data.eta_rate.values[1:] if "eta_rate" in data.coords else (), start=1):
+        late = data.share.values[number, :, -1]
+        findings.append(counted(f"half of them recover at every N at eta = {eta:g} too", int((late < 0.5).sum()), len(late)))
+    if "growth" in data:
+        rate, error = (data[name].values[:, -1] for name in ("growth", "growth_error"))
+        begin, end = (float(data[name].values[-1]) for name in ("span_begin", "span_end"))
+        claim = f"at N -> infinity m of p-SGD grows exponentially, as log N needs: d ln m/dt above 0 from t = {begin:g} to {end:g}"
+        setting = {"scale": GROWTH, "scale_words": f"a rate of {GROWTH:g}", "runs": int(data.attrs.get("replicates", REPLICATES))}
+        findings.append(larger(claim, rate, error, **setting))
     return _said(data, *findings)
 
 
-def _growth(data: xr.Dataset, times: np.ndarray, runs: int, N: np.ndarray, median_error: float) -> Finding:
+def _growth(data: xr.Dataset, times: np.ndarray, runs: int, N: np.ndarray, median_error: np.ndarray) -> Finding:
     """log of the time at the largest N that has one over that at the smallest, against log log N/log N; the other end is growth like N."""
     claim, known = "the time of p-SGD grows like log N, to a factor 1.5", np.flatnonzero(np.isfinite(times))
     last = int(known[-1]) if len(known) > 1 else 0
@@ -247,10 +260,11 @@ def _growth(data: xr.Dataset, times: np.ndarray, runs: int, N: np.ndarray, media
         return Finding(claim, "sizes at which half of the runs recover (2 are needed)", float(len(known)), 2.0, math.inf, words, None)
     spread = 1.0
     if "time_run" in data:
-        each = np.log(np.where(np.isfinite(data.time_run.values), data.time_run.values, float(data.t[-1])))
-        spread = float(each.std(axis=1, ddof=1).max())
+        count = data.get("runs_size", xr.full_like(data.N, data.sizes["run"])).values
+        logs = [np.log(np.where(np.isfinite(one), one, float(data.t[-1])))[:k] for one, k in zip(data.time_run.values, count, strict=True)]
+        spread = max(float(one.std(ddof=1)) for one in logs)
     log_law = math.log(math.log(N[last]) / math.log(N[0]))
-    grown = Mean(math.log(times[last] / times[0]), math.sqrt(2) * spread * median_error, runs=runs)
+    grown = Mean(math.log(times[last] / times[0]), spread * float(np.linalg.norm(median_error[[0, last]])), runs=runs)
     scale = math.log(N[last] / N[0]) - log_law
     return grown.agrees(claim, log_law, tolerance=math.log(1.5), scale=scale, scale_words="a growth like N")
 

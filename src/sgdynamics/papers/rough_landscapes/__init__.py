@@ -18,7 +18,8 @@ from sgdynamics.papers.rough_landscapes.formulas import (
 )
 from sgdynamics.papers.rough_landscapes.kernels import KernelDMFT, kernel_dmft
 from sgdynamics.papers.rough_landscapes.main_figures import figure_1, figure_2, figure_3
-from sgdynamics.papers.rough_landscapes.noise_figures import figure_4, figure_5, figure_6, figure_7
+from sgdynamics.papers.rough_landscapes.noise_figures import figure_4, figure_5, figure_6
+from sgdynamics.papers.rough_landscapes.random_start_figure import figure_7
 
 __all__ = [
     "ClosedValues",

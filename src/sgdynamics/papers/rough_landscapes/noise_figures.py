@@ -1,4 +1,4 @@
-"""Figures 4 to 7 of "Stochasticity helps to navigate rough landscapes": which noise, how much of it, its DMFT, and random starts.
+"""Figures 4 to 6 of "Stochasticity helps to navigate rough landscapes": which noise, how much of it, and its DMFT.
 
 Units, methods and sizes as in `main_figures`.
 """
@@ -16,9 +16,6 @@ from scipy import optimize
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import Setting, setting, stability_limit, unstable_share
 from sgdynamics.papers.rough_landscapes.style import (
-    COLORS,
-    LINES,
-    NAMES,
     RECOVERED,
     REPLICATES,
     UNITS,
@@ -36,7 +33,6 @@ from sgdynamics.papers.rough_landscapes.style import (
 ETA, ALPHA, WARM = 0.01, 3.0, 0.2
 SMALL_STEPS = {0.01: 0.001, 0.05: 0.0025, 0.1: 0.005}  # eta at small l; the paper has .0025 at l = .01, where runs explode
 EXPLODING = ((0.01, 0.0025), (0.01, 0.001), (0.05, 0.01), (0.05, 0.0025), (0.1, 0.01), (0.1, 0.005))  # (l, eta)
-RANDOM = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 2.0}}  # of figure 7
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -284,82 +280,4 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     title = r"Langevin, $\alpha$ = 3, $m_0$ = 0.2, $T$ = 1, $\eta$ = 0.01"
     fig, data = _theory_figure(one, title, sizes, seed)
     data.attrs["T"] = 1.0
-    return fig, data
-
-
-def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
-    """Gradient descent and persistent SGD from random starts at alpha = 2.5, for growing N: medians of ``|m|`` and of the loss.
-
-    Parameters
-    ----------
-    quick : bool, default False
-        A smaller size, in less than half a minute.
-    seed : int, default 0
-        Of the random numbers.
-
-    Returns
-    -------
-    fig : matplotlib.figure.Figure
-        The picture.
-    data : xarray.Dataset
-        What is drawn.
-
-    Notes
-    -----
-    Section 5.5: m0 = 0, l = .5, tau = 2, N = 100, 500, 1000, 2500. The caption is not in the text: eta = .01, 100 runs, t <= 1000 here.
-    Quick: N = 30, 60, 120, 32 runs, t <= 120.
-
-    Examples
-    --------
-    >>> fig, data = sgd.papers.rough_landscapes.figure_7(quick=True)  # doctest: +SKIP
-    """
-    seed = checks.whole("seed", seed, 0)
-    sizes, count, end = ((30, 60, 120), 32, 120.0) if quick else ((100, 500, 1000, 2500), 100, 1000.0)
-    t = log_times(end, 50)
-    found = [
-        [
-            runs_of(setting(2.5, ETA, 0.0, name, dimension=N, seed=seed + N, runs=count, **numbers), t, N, seed + N)
-            for name, numbers in RANDOM.items()
-        ]
-        for N in sizes
-    ]
-    m, loss = (np.array([[np.abs(one[key].values) for one in row] for row in found]) for key in ("m", "loss"))
-    passed = [[crossing(t, one, 0.9) for one in row[-1]] for row in m]  # of p-SGD, the last
-    dims = ("size", "algorithm", "time")
-    data = xr.Dataset(
-        {
-            "m": (dims, np.nanmedian(m, axis=2), {"long_name": "median |m|"}),
-            "loss": (dims, np.nanmedian(loss, axis=2), {"long_name": "median loss"}),
-            "m_end": (("size", "algorithm", "run"), m[..., -1], {"long_name": "|m| of each run at the end"}),
-            "time_run": (("size", "run"), passed, {"long_name": "time at which |m| of a run of p-SGD is .9"}),
-        },
-        {"t": ("time", t), "N": ("size", list(sizes)), "algorithm": list(RANDOM)},
-    )
-    reached = [crossing(t, data["m"].sel(algorithm="p-SGD").values[number], 0.9) for number in range(len(sizes))]
-    data["time_to_recover"] = ("size", reached, {"long_name": "time at which the median |m| of p-SGD is .9"})
-    plateaus = data["m"].sel(algorithm="GD").isel(time=-1).values
-    fig = figure(2, 2) if len(sizes) == 4 else figure(3, 1.2)
-    for number, ax in enumerate(np.ravel(fig.subplots(*((2, 2) if len(sizes) == 4 else (1, 3)), sharey=True))):
-        inset = ax.inset_axes((0.2, 0.58, 0.36, 0.34))
-        for name in RANDOM:
-            one = data.isel(size=number).sel(algorithm=name)
-            style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.5}
-            ax.plot(t + ETA, one["m"], label=NAMES[name], **style)
-            inset.plot(t + ETA, one["loss"], **style)
-        inset.set(xscale="log", ylim=(0, None))
-        inset.set_title("loss", fontsize="small", pad=2)
-        inset.tick_params(labelsize="x-small")
-        ax.set(xscale="log", title=f"$N$ = {sizes[number]}", xlabel=r"$t + \eta$", ylim=(0, 1.03))
-    for ax in fig.axes[:: 2 if len(sizes) == 4 else 3]:
-        ax.set_ylabel("median $|m|$")
-    fig.axes[0].legend(frameon=False, loc="lower right", fontsize="small")
-    fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {ETA}, {count} runs")
-    data.attrs = {"alpha": 2.5, "eta": ETA, "m0": 0.0, "l": 0.5, "tau": 2.0, "runs": count, "seed": seed, "units": UNITS}
-    data.attrs |= {
-        "claim": "GD stays at a plateau that falls with N, p-SGD recovers the signal, in a time compatible with log N",
-        "verdict": "median |m| of GD at the end: "
-        + ", ".join(f"{value:.2f} (N = {N})" for N, value in zip(sizes, plateaus, strict=True))
-        + "; time at which that of p-SGD is .9: "
-        + ", ".join(f"{value:.4g}" if math.isfinite(value) else f"not by {end:g}" for value in reached),
-    }
     return fig, data

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
+from sgdynamics.papers import pieces
 from sgdynamics.papers.rough_landscapes.formulas import THRESHOLD, Setting, fraction_recovered
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.simulate import simulate
 
 REPLICATES = 8  # of DMFT: its standard errors are from them
+HALF_WIDTH = 500  # N from which data sets are stored in float16: there a run waits for its data to be read
 RECOVERED = 0.99  # of |m|, where the loss need not be below its threshold yet
 THREE = ("GD", "SGD", "p-SGD")
 COLORS = {"GD": "C3", "SGD": "C2", "p-SGD": "C0", "Langevin": "C1"}
@@ -33,15 +36,23 @@ def log_times(end: float, points: int, grid: float = 0.01) -> np.ndarray:
 def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | None = None, shared_data: bool = False) -> xr.Dataset:
     """m, q and the mean loss (20) of the setting's runs (run, time), in float32, a data set a run unless shared.
 
+    Large data sets are stored in float16, and are what is stored: their labels are those of the rounded inputs.
+
     `runs` is for a setting without a dimension, whose start has overlaps of exactly m0.
 
     A run whose loss is below the threshold has recovered the signal: it stops there, and keeps its values. One that explodes is NaN.
     """
+    dtype = "float16" if dimension >= HALF_WIDTH else "float32"
+    options: dict[str, Any] = {"steps": one.steps(t), "dimension": dimension, "runs": runs, "seed": seed, "shared_data": shared_data}
+    options |= {"method": "direct", "dtype": dtype, "stop_at": THRESHOLD / one.loss_factor}
+    call = {"problem": one.problem, "algorithm": one.algorithm, "M": one.start.M_blocks, "Q": one.start.Q_blocks, "t": t, **options}
+    return pieces.made(f"runs-{dimension}", call, partial(_run, one, t, options), resumes=True)
+
+
+def _run(one: Setting, t: np.ndarray, options: dict[str, Any], **more: Any) -> xr.Dataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of explosions: figures count them
-        options: dict[str, Any] = {"steps": one.steps(t), "dimension": dimension, "runs": runs, "seed": seed, "shared_data": shared_data}
-        options |= {"method": "direct", "dtype": "float32", "stop_at": THRESHOLD / one.loss_factor}
-        found = simulate(one.problem, one.algorithm, one.start, **options)
+        found = simulate(one.problem, one.algorithm, one.start, **options, **more)
     return xr.Dataset(
         {
             "m": (("run", "time"), found["M"].values[:, :, 0, 0], {"long_name": "magnetization m"}),
@@ -55,6 +66,11 @@ def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | 
 def theory_of(one: Setting, t: np.ndarray, paths: int, seed: int) -> xr.Dataset:
     """m and loss of DMFT (time), at the same finite eta, with their standard errors."""
     options: dict[str, Any] = {"steps": one.steps(t), "paths": paths, "replicates": REPLICATES, "seed": seed, "dtype": "float32"}
+    call = {"problem": one.problem, "algorithm": one.algorithm, "M": one.start.M_blocks, "Q": one.start.Q_blocks, "t": t, **options}
+    return pieces.made("theory", call, partial(_solved, one, t, options))
+
+
+def _solved(one: Setting, t: np.ndarray, options: dict[str, Any]) -> xr.Dataset:
     found = solve_dmft(one.problem, one.algorithm, one.start, **options).isel(run=0)
     half = one.loss_factor
     return xr.Dataset(
