@@ -75,10 +75,15 @@ def average(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     return np.nanmean(each, axis=axis), np.nanstd(each, axis=axis) / np.sqrt(np.maximum(count - 1, 1))
 
 
+def quartiles(each: np.ndarray) -> np.ndarray:
+    """The lower and the upper quartile of the runs (..., run, time), as (..., quartile, time); runs that diverged are left out."""
+    return np.moveaxis(np.nanquantile(each, [0.25, 0.75], axis=-2), 0, -2)
+
+
 def share_text(loss: xr.DataArray) -> str:
     """The share of runs below the threshold at the end, for a verdict."""
     share, error = fraction_recovered(loss.isel(time=-1).values)
-    return f"{share:.0%} ({error:.0%})"
+    return f"{share:.1%} ({error:.1%})"
 
 
 def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
