@@ -275,7 +275,9 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig.axes[0].legend(frameon=False, fontsize="small")
     shown = ", ".join(f"{eta:g}" for eta in rates)
     fig.suptitle(
-        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs; faint to strong: $\eta$ = {shown}",
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs"
+        + "\n"
+        + rf"faint to strong: $\eta$ = {shown} (bands: standard errors of the last)",
         fontsize="medium",
     )
     text = "; ".join(f"{name}: " + ", ".join(f"{gap:.4f}" for gap in gaps[name]) for name in gaps)

@@ -154,13 +154,13 @@ def _draw_noise(data: xr.Dataset, panels: dict[str, dict[str, Setting]], t: np.n
         for number, label in enumerate(curves):
             color = "k" if label == "SGD" else colormaps["viridis"](0.9 * number / (len(curves) - 1))
             style = {"color": color, "lw": 1.4, "ls": ":" if label == "SGD" else "-"}
-            for ax, key, named in ((upper, "m", label), (lower, "loss", None)):
+            for ax, key, named in ((upper, "m", None), (lower, "loss", label)):
                 ax.plot(t + ETA, data[f"{key}_{panel}"].values[number], label=named, **style)
-                ax.fill_between(t + ETA, *data[f"{key}_quartiles_{panel}"].values[number], color=color, alpha=0.12, lw=0)
+                ax.fill_between(t + ETA, *data[f"{key}_quartiles_{panel}"].values[number], color=color, alpha=0.09, lw=0)
         upper.set(xscale="log", title=titles[panel], ylim=(0, 1.03))
         lower.set(xscale="log", yscale="log", xlabel=r"$t + \eta$", ylim=(1e-8, 3))
         threshold_line(lower)
-        upper.legend(frameon=False, fontsize="small", loc="upper left")
+        lower.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 0.12))  # where no curve goes
         if panel == "temperature":
             for ax in (upper, lower):
                 ax.axvline(off, color="0.7", lw=0.8, zorder=0)

@@ -116,7 +116,7 @@ def draw_7(data: xr.Dataset) -> Any:
         ax.set(xscale="log", title=f"$N$ = {sizes[number]}", xlabel=r"$t + \eta$", ylim=(0, 1.03))
     for ax in fig.axes[::columns]:
         ax.set_ylabel("median $|m|$")
-    fig.axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    fig.legend(*fig.axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=2)
     told = f"{data.attrs['runs']} runs" + (" (bands: quartiles)" if banded else "")
     fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {data.attrs['eta']}, {told}")
     return fig
