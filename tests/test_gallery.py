@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 
 import sgdynamics as sgd
 from sgdynamics import gallery, papers
-from sgdynamics.gallery.judges import rough_landscapes
+from sgdynamics.gallery import kept_data
 from sgdynamics.gallery.page import markdown
 
 DOCS = Path(__file__).parents[1] / "docs/gallery"
@@ -142,21 +141,84 @@ def test_every_quick_figure_goes_through(tmp_path, name):
 
 
 def test_full_size_verdicts_are_those_of_the_stored_data():
-    """Judged again from docs/gallery; figure 2 is stored run by run, in groups."""
-    stored = {path.stem: path for path in (DOCS / "full_size").glob("*.nc")}
-    assert set(gallery.full_size()) == {*stored, "rough_landscapes-2"}
-    for stem, path in stored.items():
-        data, said = sgd.load(path), gallery.full_size()[stem]
+    """Judged again from docs/gallery, where every file has its verdict."""
+    files = {path.stem for path in (DOCS / "full_size").glob("*.nc")}
+    assert set(gallery.full_size()) == {*files, "rough_landscapes-2"}  # figure 2 is stored run by run, in groups
+    for stem, said in gallery.full_size().items():
+        data = kept_data.stored(stem)
         assert gallery.find(*stem.split("-")).verdict(data) == said["verdict"]
         assert said["parameters"].items() <= data.attrs.items()
-        assert said["seconds"] == data.attrs["seconds"]
-    groups = [sgd.load(DOCS / "rough_landscapes_figure_2.nc", group=name) for name in ("GD", "SGD", "PSGD")]
-    shares = [float(np.mean(one.train_risk.values[:, -1] / 2 < 1e-7)) for one in groups]
-    said = gallery.full_size()["rough_landscapes-2"]["verdict"]
-    assert all(f"{100 * share:.1f}%" in said for share in shares)
-    data = xr.Dataset({"recovered": ("algorithm", shares)}, {"t": [0.0, 1000.0]}, {"N": 1000, "runs": 500, "verdict": ""})
-    assert rough_landscapes.recovered_shares(data)[0] is True
-    assert said.startswith("reproduced: ")
+        if stem in files:
+            assert said["seconds"] == data.attrs["seconds"]
+
+
+@pytest.mark.parametrize("stem", gallery.full_size())
+def test_full_size_data_are_drawn_with_their_sizes(stem):
+    """By the function that draws the quick figure: the curves are those of the stored data, and the title has their N and runs."""
+    fig, data = gallery.draw_full_size(*stem.split("-"))
+    title = fig.get_suptitle() + "".join(ax.get_title() + ax.get_ylabel() for ax in fig.axes)
+    size = gallery.full_size()[stem]["parameters"]
+    for wanted in (
+        f"$N$ = {size['N']}" if "N" in size else "$N$ = 2500",
+        f"{size['runs']} data sets" if stem[-1] == "1" else f"{size['runs']} runs",
+    ):
+        assert wanted in title
+    ends = np.concatenate([np.atleast_1d(line.get_ydata())[-1:] for ax in fig.axes for line in ax.lines])
+    m = {"1": "m_dmft", "5": "m_dmft", "6": "m_dmft"}.get(stem[-1], "m")
+    last = np.abs(data[m].isel(time=-1)).values
+    for value in np.ravel(last.mean(axis=1) if stem[-1] == "2" else last):
+        assert np.isclose(ends, value).any()
+    if stem[-1] == "2":
+        assert [text.get_text() for text in fig.axes[1].get_legend().get_texts()] == [
+            "GD: 10.8% recovered",
+            "SGD: 25.0% recovered",
+            "persistent SGD: 99.6% recovered",
+        ]
+
+
+def quick_figure_2(quick=True, seed=0):
+    """Made of a few of the stored runs, as if they had just been run at a small size."""
+    data = kept_data.stored("rough_landscapes-2").isel(run=slice(0, 20))
+    data.attrs |= {"N": 60, "runs": 20}
+    return kept_data.drawing_of("rough_landscapes-2")(data), data
+
+
+def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers.rough_landscapes, "figure_2", quick_figure_2)
+    [one] = gallery.make_all(tmp_path, only=["rough_landscapes/2"])
+    assert not one["error"]
+    assert one["files"][-1].endswith("rough_landscapes-2-full_size.png")
+    page, web = ((tmp_path / name).read_text() for name in ("index.md", "index.html"))
+    first, second = page.index("(rough_landscapes-2-full_size.png)"), page.index("(rough_landscapes-2.png)")
+    assert first < second
+    assert "At the document's own size (N = 1000, runs = 500), drawn from data stored in docs/gallery" in page[:first]
+    assert web.count("data:image/png;base64,") == 2
+    assert one["parameters"]["N"] == 60  # the verdict is of what was run
+    # kept whole, and made again where the picture of the full size is missing
+    assert not gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
+    (tmp_path / "rough_landscapes-2-full_size.png").unlink()
+    assert gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
+    # no such picture of a full-size run, and none for a figure that has no data
+    assert gallery.make_all(tmp_path / "full", quick=False, only=["rough_landscapes/2"])[0]["files"][-1].endswith(".nc")
+
+
+def test_an_installed_package_needs_no_stored_data(tmp_path, monkeypatch):
+    """They are in the repository alone: the quick picture says where, and asking for them says so too."""
+    monkeypatch.setattr(papers.rough_landscapes, "figure_2", quick_figure_2)
+    fig, data = quick_figure_2()
+    monkeypatch.setattr(papers.rough_landscapes, "figure_2", lambda quick, seed: (fig, data))
+    monkeypatch.setattr(kept_data, "FOLDER", tmp_path / "nowhere")
+    [one] = gallery.make_all(tmp_path, only=["rough_landscapes/2"])
+    assert not one["error"]
+    assert len(one["files"]) == 2
+    said = " ".join(fig.texts[-1].get_text().split())
+    assert "GD 10.8% (1.4%), SGD 25.0% (1.9%), p-SGD 99.6% (0.3%) (data: docs/gallery of the repository)" in said
+    assert (tmp_path / "index.html").read_text().count("data:image/png;base64,") == 1
+    assert not gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
+    with pytest.raises(ValueError, match=r"rough_landscapes-7.*docs/gallery of the repository"):
+        gallery.draw_full_size("rough_landscapes", "7")
+    with pytest.raises(ValueError, match="choose one of 'rough_landscapes-1'"):
+        gallery.draw_full_size("rough_landscapes", "4")
 
 
 def test_pages_show_full_size_verdicts_beside_quick_ones():
@@ -186,12 +248,3 @@ def test_every_judge_has_a_test_that_breaks_it():
         tested = importlib.import_module(f"tests.gallery.test_judges_{document}")
         broken = {one.judge for one in tested.BROKEN}
         assert {one.judge for one in gallery.ENTRIES if one.document == document} == broken
-
-
-def test_quick_pictures_say_what_was_found_at_full_size():
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(7, 4))
-    gallery._say_full_size(fig, gallery.full_size()["rough_landscapes-2"])
-    said = " ".join(fig.texts[0].get_text().split())
-    assert "GD 10.8% (1.4%), SGD 25.0% (1.9%), p-SGD 99.6% (0.3%)" in said

@@ -12,7 +12,6 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
-from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
@@ -204,6 +203,7 @@ def _alpha_at(algorithm: OnePassSGD, times: np.ndarray) -> np.ndarray:
 
 def _place_at(reach: Callable[[np.ndarray], np.ndarray], name: str, wanted: np.ndarray) -> np.ndarray:
     """alpha at which an integral has these increasing values, by bisection."""
+    from scipy import optimize  # here: a constant rate does without
 
     def gap(value: float, alpha: float) -> float:
         return float(reach(np.array([alpha]))[0]) - value

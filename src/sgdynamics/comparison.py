@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import xarray as xr
-from scipy.interpolate import CubicSpline
 
 from sgdynamics import checks
 from sgdynamics.variables import STANDARD_ERROR, TIMES, VARIABLES, compared
@@ -137,6 +136,8 @@ def _at(times: np.ndarray, known: np.ndarray, values: np.ndarray, step: float) -
     finite = np.isfinite(values).all(axis=tuple(axis for axis in range(values.ndim) if axis != 1))
     if finite.sum() < 2:
         return np.full((values.shape[0], len(times), *values.shape[2:]), np.nan)
+    from scipy.interpolate import CubicSpline  # here: two results at the same times do without
+
     result = CubicSpline(known[finite], values[:, finite], axis=1, extrapolate=True)(times)
     result[:, times > known[finite][-1] + step] = np.nan
     return result

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from matplotlib.figure import Figure
 from sgdynamics import checks, files
 from sgdynamics.gallery.claims import WORDS as WORDS
 from sgdynamics.gallery.entries import LISTED, Entry
+from sgdynamics.gallery.kept_data import draw_full_size as draw_full_size
+from sgdynamics.gallery.kept_data import drawing_of, full_size, remarked, say_below, stored
 from sgdynamics.papers import pieces
 from sgdynamics.results import load, save
 from sgdynamics.version import __version__
@@ -42,6 +43,7 @@ DOCUMENTS = {
     "epochs": "Epochs (what a sample is worth when it is seen again, three orders, features that are unlearned)",
 }
 
+LARGE = "-full_size.png"  # behind document-number: the picture of data stored at full size
 OPTIONAL = ("sklearn",)  # modules without which a figure is skipped; that any other cannot be imported is a failure
 
 
@@ -75,20 +77,6 @@ def find(document: str, number: str) -> Entry:
     return here[checks.choice("figure", wanted, tuple(here))]
 
 
-@cache
-def full_size() -> dict[str, dict[str, Any]]:
-    """Verdicts on full-size figures that took a GPU to make, by document-number: verdict, device, seconds, parameters.
-
-    Their data are in docs/gallery, where a test judges them again.
-    """
-    return json.loads((Path(__file__).parent / "full_size.json").read_text(encoding="utf-8"))
-
-
-def remarked(found: dict[str, Any]) -> str:
-    """A full-size verdict with the remark that explains it, if there is one."""
-    return found["verdict"] + (f" ({found['remark']})" if "remark" in found else "")
-
-
 UNFINISHED = "unfinished"
 
 
@@ -97,6 +85,8 @@ def make(
 ) -> dict[str, Any]:
     """Make a figure in the folder `out`: PNG, NetCDF, and a JSON with parameters, claim, verdict, time, and the error if it failed.
 
+    Where a quick figure has full-size data in docs/gallery, they are drawn too, as a second PNG.
+
     What is there whole, of the same size and seed, is read and not made again, unless it had failed or `again`. A figure whose optional
     package is not installed has the verdict "skipped", and what to install as its error. With `seconds` what is finished of a figure is
     kept in the folder "pieces", and it is "unfinished" when they are over: the same call goes on from there.
@@ -104,7 +94,9 @@ def make(
     folder, stem = Path(out), f"{entry.document}-{entry.number}"
     folder.mkdir(parents=True, exist_ok=True)
     picture, data_file, about = (folder / f"{stem}.{ending}" for ending in ("png", "nc", "json"))
-    if not again and picture.is_file() and data_file.is_file():
+    large = folder / f"{stem}{LARGE}"
+    whole = large.is_file() or not (quick and stem in full_size() and stored(stem) is not None)
+    if not again and whole and picture.is_file() and data_file.is_file():
         kept = _kept(about)
         if kept and not kept["error"] and (kept["quick"], kept["seed"]) == (quick, seed):
             # judged again: the words may have changed since
@@ -125,14 +117,14 @@ def make(
     try:
         with nullcontext() if seconds is None else pieces.kept(folder / "pieces" / stem, seconds):
             fig, data = entry.function(quick=quick, seed=seed)
+        drawn = quick and stem in full_size() and _draw_full_size(stem, large)
         if quick and stem in full_size():
-            _say_full_size(fig, full_size()[stem])
-        with files.whole(picture) as unfinished:
-            fig.savefig(unfinished, dpi=110, format="png", bbox_inches="tight")
+            there = "" if drawn else " (data: docs/gallery of the repository)"
+            say_below(fig, f"This is a smaller size. At the document's own, {remarked(full_size()[stem])}{there}")
+        _write_picture(fig, picture)
         save(data, data_file)
-        _close(fig)
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
-        found["files"] = [str(picture), str(data_file)]
+        found["files"] = [str(picture), str(data_file), *([str(large)] if drawn else [])]
     except TimeoutError as error:
         found |= {"verdict": UNFINISHED, "error": str(error)}
     except Exception as error:  # the other figures go on, and the page says what happened
@@ -146,13 +138,21 @@ def make(
     return {**found, "made": True}
 
 
-def _say_full_size(fig: Figure, found: dict[str, Any]) -> None:
-    """Under a picture at a smaller size what was found at the document's own: shares and slopes may be quite different there."""
-    import textwrap
+def _write_picture(fig: Figure, picture: Path) -> None:
+    with files.whole(picture) as unfinished:
+        fig.savefig(unfinished, dpi=110, format="png", bbox_inches="tight")
+    _close(fig)
 
-    wide = int(14 * fig.get_figwidth())  # characters of small print
-    said = "\n".join(textwrap.wrap(f"This is a smaller size. At the document's own, {remarked(found)}", wide))
-    fig.text(0.5, -0.02, said.replace("$", "\\$"), ha="center", va="top", fontsize="small", color="0.25")
+
+def _draw_full_size(stem: str, picture: Path) -> bool:
+    """The picture of the stored full-size data; not where they are not stored."""
+    data = stored(stem)
+    if data is None:
+        return False
+    fig, found = drawing_of(stem)(data), full_size()[stem]
+    say_below(fig, f"The document's own size, made once on {found['device']} in {found['seconds']} s: {remarked(found)}")
+    _write_picture(fig, picture)
+    return True
 
 
 def _kept(about: Path) -> dict[str, Any] | None:

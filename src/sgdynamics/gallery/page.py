@@ -29,7 +29,7 @@ def write_pages(out: str | Path, found: list[dict[str, Any]]) -> tuple[Path, Pat
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     pages = (folder / "index.md", folder / "index.html")
-    for page, text in zip(pages, (markdown(found), webpage(folder, found)), strict=True):
+    for page, text in zip(pages, (markdown(found, folder), webpage(folder, found)), strict=True):
         with files.whole(page) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
     return pages
@@ -100,8 +100,21 @@ def _documents(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {DOCUMENTS[name]: [one for one in found if one["document"] == name] for name in dict.fromkeys(one["document"] for one in found)}
 
 
-def markdown(found: list[dict[str, Any]]) -> str:
-    """The page as Markdown."""
+def _pictures(folder: Path | None, one: dict[str, Any]) -> list[tuple[str, str]]:
+    """The files to show, with the words above each: what is stored at full size first, then what was run."""
+    from sgdynamics.gallery import LARGE
+
+    large = f"{_stem(one)}{LARGE}"
+    if folder is None or not one["quick"] or not (folder / large).is_file():
+        return [(f"{_stem(one)}.png", "")]
+    full = _at_full_size(one) or {}
+    sizes = ", ".join(f"{name} = {value:g}" for name, value in full["parameters"].items() if name in ("N", "runs"))
+    told = f"At the document's own size ({sizes}), drawn from data stored in docs/gallery, which were made on {full['device']}:"
+    return [(large, told), (f"{_stem(one)}.png", "The quick run, which the verdict and the table below judge:")]
+
+
+def markdown(found: list[dict[str, Any]], folder: Path | None = None) -> str:
+    """The page as Markdown, in the folder of the pictures."""
     lines = ["# Gallery", "", _summary(found), "", "| document | figure | verdict | on a GPU | time |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     for title, group in _documents(found).items():
@@ -113,9 +126,9 @@ def markdown(found: list[dict[str, Any]]) -> str:
             if one["error"]:
                 lines += [f"**{_state(one).capitalize()}** after {one['seconds']} s: {one['error']}"]
                 continue
+            for file, words in _pictures(folder, one):
+                lines += [*([words, ""] if words else []), f"![{_title(one)}]({file})", ""]
             lines += [
-                f"![{_title(one)}]({_stem(one)}.png)",
-                "",
                 f"- Claim: {one['claim']}",
                 f"- Verdict: **{_word(one)}**: {_numbers(one)}",
             ]
@@ -191,8 +204,10 @@ def webpage(folder: Path, found: list[dict[str, Any]]) -> str:
             if one["error"]:
                 parts.append(f"<p class='{_state(one)}'>{_state(one)} after {one['seconds']} s: {html.escape(one['error'])}</p>")
                 continue
-            image = base64.b64encode((folder / f"{_stem(one)}.png").read_bytes()).decode()
-            parts.append(f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>")
+            for file, words in _pictures(folder, one):
+                image = base64.b64encode((folder / file).read_bytes()).decode()
+                parts.append(f"<p>{html.escape(words)}</p>" if words else "")
+                parts.append(f"<img alt='{html.escape(_title(one), quote=True)}' src='data:image/png;base64,{image}'>")
             parts.append(
                 f"<p>Claim: {html.escape(one['claim'])}<br>"
                 f"Verdict: <b class='{_state(one)}'>{_word(one)}</b>: {html.escape(_numbers(one))}<br>"

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from scipy import special, stats
+from scipy import special
 
 from sgdynamics import compressed
 from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree
@@ -162,6 +162,8 @@ def _sphere_points(structure: Structure, batch: int, sizes: tuple[int, ...]) -> 
 
     A leading axis of replicates, as for every expectation that is sampled.
     """
+    from scipy import stats  # here: its import takes as long as a small solution
+
     grouping = compressed.Grouping(structure, batch, single=True)
     blocks, columns, sample = structure.blocks, grouping.columns, structure.sample
     lower = columns * (columns - 1) // 2

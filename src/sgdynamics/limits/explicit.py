@@ -1,7 +1,8 @@
-"""The explicit method as a loop of its own: steps, error control and dense output are diffrax's, what surrounds them is small.
+"""The explicit method as a loop of its own: the steps, error control and dense output that diffrax has, in a small program.
 
-`diffrax.diffeqsolve` serves everyone (gradients, root finding, every kind of save), and a program of it takes seconds to trace and compile,
-whatever the field. A solution at given times needs little of that: these are the same steps to the last bit, in a third of the time.
+`diffrax.diffeqsolve` serves everyone (gradients, root finding, every kind of save), and a program of it takes seconds to import, trace and
+compile, whatever the field. A solution at given times needs little of that: these are its steps to rounding, with the field in the program
+once. A state is one vector here, whatever its variables.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import diffrax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from sgdynamics.arrays import Scalar, State
+from sgdynamics.arrays import Numeric, Scalar, State
+from sgdynamics.limits.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
 
 FIRST_STEP = 0.01  # that of diffeqsolve, whatever the field: where it is too long it is tried again
 NEAR_THE_END = 100  # last places of the end of the interval: a step that stops so close to it goes to the end
+SAFETY, SHORTEST, LONGEST = 0.9, 0.2, 10.0  # of the next step over this one, as in diffrax's PIDController
 
 
 class Found(NamedTuple):
@@ -37,8 +40,7 @@ class _Loop(NamedTuple):
     t: Any  # from here
     until: Any  # to here
     y: Any
-    solver: Any
-    controller: Any
+    rate: Any  # d y/dt there, the last stage of the step before
     steps: Any
     left: Any
     place: Any  # of the next save point
@@ -55,10 +57,17 @@ def explicit(
     most: int,
 ) -> Found:
     """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output; it ends where it is no longer `inside`."""
-    terms = diffrax.ODETerm(lambda t, y, args: field(t, y))
-    solver = diffrax.Dopri8(scan_kind="lax")
-    control = diffrax.PIDController(rtol=rtol, atol=atol)
-    order: Any = solver.error_order(terms)
+    leaves, form = jax.tree.flatten(state)
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+
+    def flat(tree: State) -> Float[Array, " n"]:
+        return jnp.concatenate([jnp.reshape(leaf, -1) for leaf in jax.tree.leaves(tree)])
+
+    def shaped(y: Float[Array, "... n"]) -> Any:
+        parts = jnp.split(y, ends, axis=-1)
+        return form.unflatten([part.reshape(*y.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)])
+
     begin, end = jnp.zeros_like(times[-1]), times[-1]
     close = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype)
 
@@ -66,30 +75,58 @@ def explicit(
         return (loop.t < end) & (loop.steps < most) & ~loop.left
 
     def step(loop: _Loop) -> _Loop:
-        y, error, dense, solver_state, _ = solver.step(terms, loop.t, loop.until, loop.y, None, loop.solver, False)
-        # a field that is not defined where a step ended: it is tried again with a shorter one
-        error = jax.tree.map(lambda leaf: jnp.where(jnp.isnan(leaf), jnp.inf, leaf), error)
-        kept, t, until, _, controller, _ = control.adapt_step_size(loop.t, loop.until, loop.y, y, None, error, order, loop.controller)
-        t = jnp.minimum(t, end)
-        until = jnp.where(until > close, jnp.where(kept, end, t + 0.5 * (end - t)), until)
-        y, solver_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), (y, solver_state), (loop.y, loop.solver))
-        between = solver.interpolation_cls(t0=loop.t, t1=loop.until, **dense)
+        h = loop.until - loop.t
+        # the first "step" has no length: it finds the rate at the start, with the field in the program once
+        still = loop.steps < 0
+        y, last, ks = _stages(lambda t, y: flat(field(t, shaped(y))), loop.t, loop.until, loop.y, loop.rate)
+        size = _error(loop.y, y, ks, rtol, atol)
+        kept = (size < 1) | still
+        factor = jnp.clip(SAFETY * (1 / size) ** (1 / ORDER), jnp.where(kept, 1.0, SHORTEST), jnp.where(kept, LONGEST, SAFETY))
+        t = jnp.minimum(jnp.where(kept, loop.until, loop.t), end)
+        until = t + jnp.where(still, FIRST_STEP, h * factor)
+        until = jnp.where(still, jnp.minimum(until, end), jnp.where(until > close, jnp.where(kept, end, t + 0.5 * (end - t)), until))
 
         def more(now: tuple[Any, Any]) -> Any:
             return kept & (times[now[0]] <= loop.until) & (now[0] < len(times))
 
         def save(now: tuple[Any, Any]) -> tuple[Any, Any]:
             place, saved = now
-            there = between.evaluate(times[place])
-            return place + 1, jax.tree.map(lambda every, one: every.at[place].set(one), saved, there)
+            part = jnp.where(still, 0.0, (times[place] - loop.t) / jnp.where(still, 1.0, h))
+            weights = jnp.asarray(DENSE) @ part ** np.arange(6.0, 0.0, -1.0)
+            return place + 1, saved.at[place].set(jnp.where(still, loop.y, loop.y + weights @ ks))
 
         place, saved = jax.lax.while_loop(more, save, (loop.place, loop.saved))
-        return _Loop(t, until, y, solver_state, controller, loop.steps + 1, ~inside(t, y), place, saved)
+        y, rate = jnp.where(kept & ~still, y, loop.y), jnp.where(kept, last, loop.rate)
+        return _Loop(t, until, y, rate, loop.steps + 1, ~inside(t, shaped(y)), place, saved)
 
-    until, controller = control.init(terms, begin, end, state, FIRST_STEP, None, solver.func, order)
-    until = jnp.minimum(until, end)
-    saved = jax.tree.map(lambda leaf: jnp.full((len(times), *leaf.shape), jnp.inf, leaf.dtype), state)
-    first = _Loop(begin, until, state, solver.init(terms, begin, until, state, None), controller, 0, ~inside(begin, state), 0, saved)
-    first = jax.tree.map(jnp.asarray, first)
-    last = jax.lax.while_loop(going, step, first)
-    return Found(last.saved, last.y, last.t, last.left, (last.t < end) & ~last.left)
+    y = flat(state)
+    saved = jnp.full((len(times), len(y)), jnp.inf, y.dtype)
+    first = _Loop(begin, begin, y, jnp.zeros_like(y), -1, False, 0, saved)
+    last = jax.lax.while_loop(going, step, jax.tree.map(jnp.asarray, first))
+    return Found(shaped(last.saved), shaped(last.y), last.t, last.left, (last.t < end) & ~last.left)
+
+
+def _stages(
+    field: Callable[[Scalar, Any], Any], t: Scalar, until: Scalar, y: Float[Array, " n"], rate: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "stages n"]]:
+    """The state after the step, the rate there, and all increments; the first is known."""
+    h, rows, places = until - t, jnp.asarray(A), jnp.asarray(C)
+
+    def stage(number: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        there = y + rows[number] @ now[2]
+        # where a stage is at the end, it is there to the last bit
+        found = field(jnp.where(places[number] == 1, until, t + places[number] * h), there)
+        return there, found, now[2].at[number].set(h * found)
+
+    ks = jnp.zeros((STAGES, len(y)), y.dtype).at[0].set(h * rate)
+    return jax.lax.fori_loop(1, STAGES, stage, (y, rate, ks))
+
+
+def _error(
+    y: Float[Array, " n"], after: Float[Array, " n"], ks: Float[Array, "stages n"], rtol: Numeric | float, atol: Numeric | float
+) -> Float[Array, ""]:
+    """The error of a step over the tolerance, root mean square; beyond every bound where the field was not defined on the way."""
+    undefined: Bool[Array, ""] = jnp.isnan(after).any()
+    largest = jnp.maximum(jnp.abs(y), jnp.abs(jnp.where(undefined, y, after)))
+    error = (jnp.asarray(ERROR) @ ks) / (atol + largest * rtol)
+    return jnp.sqrt(jnp.mean(jnp.where(jnp.isnan(error), jnp.inf, error) ** 2))

@@ -10,13 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optimistix
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -26,6 +24,9 @@ from sgdynamics.limits.explicit import explicit
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
 from sgdynamics.reach import check_memory
 from sgdynamics.shapes import filled
+
+if TYPE_CHECKING:
+    import diffrax
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -141,6 +142,9 @@ def integrate(
     With `guard` it stops where the state leaves every bound (an event, which reverse mode need not carry). With `watch`, a
     function of the state, it stops where that falls below zero, the time found by bisection, and only the end is saved.
     """
+    import diffrax  # here: its import takes as long as a small solution, and most solutions do without
+    import optimistix
+
     # jitted on its own: the integrator names the field in several places, and this way it is traced once
     moving = jax.jit(field)
 
@@ -205,6 +209,8 @@ def _reach(
             moving = jax.jit(field)  # named in several places, traced once
             reached = explicit(partial(moving, own, shared), state, times, tolerance["rtol"], tolerance["atol"], _inside, MOST_STEPS)
             return Reached(reached.saved, reached.last, reached.time, False, reached.full)
+        import diffrax
+
         seen = partial(_below, watch, shared, level)
         found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
         states_found: Any = found.ys

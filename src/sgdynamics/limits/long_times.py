@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import integrate, optimize
 
 STEPS_A_DECADE = 1500  # of LSODA before its tolerance is loosened; a smooth decade takes some hundred
 MOST_STEPS = 30000  # in all
@@ -50,6 +49,8 @@ def follow(
     `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`: whether a state is within bounds at
     its time. It ends early where `watch` falls below zero, the time found by Brent's method.
     """
+    from scipy import integrate  # here: few solutions are so long
+
     y, now, slack, spent = np.asarray(state, dtype=np.float64), float(t0), 1.0, 0
     values = np.full((len(y), len(times)), np.nan)
     values[:, times == now] = y[:, None]
@@ -110,4 +111,6 @@ def _crossing(watch: Callable[[np.ndarray], float], dense: Any, low: float, high
         return low
     if watch(dense(high)) >= 0:
         return high
+    from scipy import optimize
+
     return float(np.asarray(optimize.brentq(lambda t: watch(dense(t)), low, high, xtol=EVENT_TOLERANCE * max(1.0, high))))

@@ -34,11 +34,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optimistix
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -176,6 +174,9 @@ def _segment(
     numbers: dict[str, Any], times: Float[Array, " times"], state: State, side: Float[Numeric, "..."], t0: float | Float[Array, ""]
 ) -> dict[str, Any]:
     """One run from `t0` until it meets its next surface or times[-1], saved at the times in between. A side given as NaN is chosen."""
+    import diffrax  # here: its import takes as long as a small solution
+    import optimistix
+
     clusters, decay, head_rate = numbers["clusters"], numbers["decay"], numbers["head_rate"]
     side = jnp.where(jnp.isnan(side), _sides(clusters, decay, head_rate, state["M"], state["a"]), side)
 

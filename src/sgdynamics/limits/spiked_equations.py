@@ -23,14 +23,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import integrate
-from scipy.integrate import OdeSolver
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.arrays import Keys, Numbers, Numeric, Reals, Scalar, Tree, Whole
@@ -40,6 +38,9 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_s
 from sgdynamics.random import normals_and_uniforms
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Watched
 from sgdynamics.simulation.spiked_chains import SpikedState, largest, power, power_bits
+
+if TYPE_CHECKING:
+    from scipy.integrate import OdeSolver
 
 RTOL = 1e-8
 ATOL = 1e-10
@@ -168,6 +169,8 @@ def integrate_spiked(numbers: dict[str, Any], begin: SpikedStart, t: np.ndarray,
     if t[-1] == 0.0:
         return SpikedPath(y.reshape(2, runs, 1), none, none)
     with np.errstate(over="ignore", invalid="ignore"):
+        from scipy import integrate  # here: its import takes as long as a small solution
+
         solver = integrate.DOP853(field, 0.0, y, t[-1], rtol=max(rtol, LEAST_RTOL), atol=atol)
         found, ended = _explicit(solver, t, limit)
         if ended == "finished":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from scipy import integrate, special
+from scipy import special
 
 from sgdynamics.algorithms.fixed_data import FixedData, largest_rate
 from sgdynamics.controls import scheduled
@@ -62,6 +62,8 @@ def unstable_share(problem: Problem, algorithm: FixedData, begin: Start) -> np.n
 
 @lru_cache(maxsize=1024)  # many runs start alike
 def _beyond(q: float, m: float, q0: float, limit: float) -> float:
+    from scipy import integrate  # here: runs with fresh samples do without
+
     # eigenvalues of diag(1, -1) times the covariance [[q, m], [m, q0]]
     root = np.sqrt(max((q + q0) ** 2 - 4 * m * m, 0.0))
     u, v = (root + q - q0) / 2, (root - q + q0) / 2

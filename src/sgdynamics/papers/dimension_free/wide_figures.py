@@ -219,7 +219,9 @@ def mean_field_high_dimension(quick: bool = False, seed: int = 0) -> tuple[Any, 
     for color, i in (("C4", 0), ("C5", 2), ("C6", len(t) - 1)):
         error = spread(np.moveaxis(apart[..., i], 1, 0))
         axes[1].errorbar(widths, mean[:, i], error, fmt="o-", ms=4, lw=0.8, color=color, label=f"$t$ = {t[i]:g}")
-    axes[1].plot(widths, typical.mean(axis=1)[:, -1], "^-", ms=4, lw=0.8, color="0.5", label=f"root mean square, $t$ = {t[-1]:g}")
+    ends = typical[..., -1]
+    said = f"root mean square, $t$ = {t[-1]:g}"
+    axes[1].errorbar(widths, ends.mean(axis=1), spread(ends.T), fmt="^-", ms=4, lw=0.8, color="0.5", label=said)
     axes[1].plot(widths, scale, "k--", lw=1, label="$p^{-1/2} + d^{-1/2}$")
     axes[1].set(xscale="log", yscale="log", xlabel="$p = d/2$", ylabel="$|Q - M M^T - \\mathrm{diag}(Q_\\perp)|_\\infty$")
     axes[2].plot(dimensions, late, "o-", color="C7", lw=0.8, label=f"$t$ = {t[-1]:g}, $d^{{{exponents[1]:.2f}}}$")

@@ -342,7 +342,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         lines[column] = np.asarray(solve_ode(problem, algorithm, begin, times=times * p).excess_risk)[0]
         ax = axes[0, column]
         ax.plot(times, risks[column, :30].T, color="C0", lw=0.6, alpha=0.45)
-        ax.plot(times, risks[column].mean(axis=0), color="C3", lw=1.4, label=f"mean of {runs} runs")
+        mean, error = risks[column].mean(axis=0), risks[column].std(axis=0, ddof=1) / np.sqrt(runs)
+        ax.fill_between(times, mean - error, mean + error, color="C3", alpha=0.3, lw=0, zorder=3)
+        ax.plot(times, mean, color="C3", lw=1.4, label=f"mean of {runs} runs")
         ax.plot([], [], color="C0", label="SGD")
         ax.plot(times, lines[column], color="k", lw=1.8, ls="--", label="ODE")
         ax.set(xlabel=TIME, title=f"$p$ = {p}, $d$ = {d}, $\\gamma/p$ = {ratio:g}, $\\Delta$ = {noise:g}")

@@ -92,8 +92,14 @@ def _drawn(data: xr.Dataset) -> Any:
     for row, d in enumerate(data.d.values):
         said = f"$d = 10^{round(np.log10(d))}$"
         runs_on(axes[0], data.point + 0.06 * (row - 1), twice[row].mean(axis=-1), f"C{row}", said)
-        axes[1].plot(data.point, np.sqrt(np.mean(once[row] ** 2, axis=(0, 2))), "o-", color=f"C{row}", ms=4, mfc="white", label=said)
-        axes[1].plot(data.point, np.abs(twice[row].mean(axis=(0, 2))), "--", color=f"C{row}", lw=1)
+        # a root's error is that of the mean square over twice the root
+        squares, means = np.mean(once[row] ** 2, axis=2), twice[row].mean(axis=2)
+        root, both = np.sqrt(squares.mean(axis=0)), 2 / np.sqrt(len(squares))
+        look = {"fmt": "o-", "color": f"C{row}", "ms": 4, "mfc": "white", "capsize": 2, "lw": 1}
+        axes[1].errorbar(data.point, root, both * squares.std(axis=0, ddof=1) / (2 * root), label=said, **look)
+        axes[1].errorbar(
+            data.point, np.abs(means.mean(axis=0)), both * means.std(axis=0, ddof=1), color=f"C{row}", lw=1, ls="--", capsize=2
+        )
     axes[0].set(xlabel="$\\alpha$ = samples/$d$", ylabel="$M$, mean over units", title="each sample twice")
     axes[1].plot([], [], "k--", lw=1, label="twice, $|$mean$|$")
     axes[1].set(

@@ -238,11 +238,12 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     t = np.linspace(0, 8, POINTS)
     S = conserved_S(_solve(_near_plateau(1, seed), t)).values[:1]
     share = noise_share(P, P_STAR, ETA)
-    moved: dict[str, list[np.ndarray]] = {"gaussian": [], "sgd": []}
+    moved: dict[str, list[np.ndarray]] = {"gaussian": [], "gaussian_error": [], "sgd": []}
     expected, errors, ends = [], [], []
     for N in sizes:
         gaussian = conserved_S(_solve(random_start(_problem(), dimension=N, seed=seed, runs=RUNS), t)).values
         moved["gaussian"].append(_moved(gaussian).mean(axis=0))
+        moved["gaussian_error"].append(_moved(gaussian).std(axis=0, ddof=1) / math.sqrt(RUNS))
         rows = random_start(_problem(), dimension=N, seed=seed, runs=count, orthogonal=True)
         runs = _moved(conserved_S(simulate(_problem(), ALGORITHM, rows, alpha=t / ETA, dimension=N, seed=seed)).values)
         moved["sgd"].append(runs.mean(axis=0))
@@ -257,6 +258,11 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "S": (("time", "unit", "signal"), S[0], {"long_name": "S(t) along the ODE, orthonormal rows"}),
             "moved_ode": ("time", _moved(S)[0], {"long_name": "largest |S(t) - S(0)|, ODE, orthonormal rows"}),
             "moved_gaussian": (("size", "time"), np.array(moved["gaussian"]), {"long_name": "the same, Gaussian rows, mean"}),
+            "moved_gaussian_error": (
+                ("size", "time"),
+                np.array(moved["gaussian_error"]),
+                {"long_name": f"its standard error, {RUNS} starts"},
+            ),
             "moved_sgd": (("size", "time"), np.array(moved["sgd"]), {"long_name": "the same, SGD from orthonormal rows, mean"}),
             "moved_sgd_error": (("size", "time"), np.array(errors), {"long_name": "its standard error"}),
             "moved_gap": (("size", "run"), np.array(ends), {"long_name": "where SGD ends less that, run by run from the same rows"}),
@@ -272,7 +278,9 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     for index, N in enumerate(sizes):
         style = {"fmt": "os"[index], "ms": 3, "color": f"C{index}"}
         right.errorbar(t[1::4], data.moved_sgd[index, 1::4], errors[index][1::4], label=f"SGD, $N$ = {N}", **style)
-        right.plot(t[1:], data.moved_gaussian[index, 1:], "--", color=f"C{index}", label=f"ODE, Gaussian rows, $N$ = {N}")
+        mean, error = (data[name].values[index, 1:] for name in ("moved_gaussian", "moved_gaussian_error"))
+        right.plot(t[1:], mean, "--", color=f"C{index}", label=f"ODE, Gaussian rows, $N$ = {N}")
+        right.fill_between(t[1:], mean - error, mean + error, color=f"C{index}", alpha=0.2, lw=0)
     right.axhline(expected[-1], color="0.5", ls=":", label="expected of SGD's noise")
     right.plot(t[1:], data.moved_ode[1:], "k", label="ODE, orthonormal rows")
     right.set(xlabel=r"$t = \eta \alpha$", ylabel=r"largest $|S(t) - S(0)|$", yscale="log", title=rf"$\eta$ = {ETA}")

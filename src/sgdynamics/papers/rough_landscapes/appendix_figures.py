@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, generalization_error, setting
+from sgdynamics.papers.rough_landscapes.pictures import draw_b4
 from sgdynamics.papers.rough_landscapes.style import (
     COLORS,
     LINES,
@@ -68,6 +69,7 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
                     "mse_run": (("run", "time"), found["mse_run"].values, {"long_name": "mean squared error of each run, fresh samples"}),
                     "mse_own": (("run", "time"), found["mse_own"].values, {"long_name": "(B.8) of each run"}),
                     "loss": ("time", means["loss"][0], {"long_name": "average training loss"}),
+                    "loss_error": ("time", means["loss"][1], {"long_name": "its standard error"}),
                     "m": ("time", means["m"][0], {"long_name": "average |m|"}),
                     "q": ("time", means["q"][0], {"long_name": "average q"}),
                 },
@@ -88,6 +90,8 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
         ax.plot(t, one["mse_formula_runs"], color="k", lw=0.9, label="(B.8), average over runs" if last else None)
         ax.plot(t, one["mse_formula"], color="0.5", lw=0.9, ls=":", label="(B.8) at average overlaps" if last else None)
         inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
+        low, high = ((one["loss"] + sign * one["loss_error"]).values for sign in (-1, 1))
+        inset.fill_between(t, low, high, color=COLORS[name], alpha=0.2, lw=0)
     ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, ylim=(0, None))
     inset.set(xscale="log", yscale="log")
     inset.set_title("training loss", fontsize="small", pad=2)
@@ -195,7 +199,7 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         _draw_ridge(ax, data.isel(gradient=number), title, number == 0)
     fig.axes[0].set_ylabel("mean squared error")
     _legend(fig)
-    fig.suptitle(rf"Ridge $\lambda$ = 0.5, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}")
+    fig.suptitle(rf"Ridge $\lambda$ = 0.5, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name} {float(last.sel(algorithm=name)[0]):.3f}, {float(last.sel(algorithm=name)[1]):.3f}" for name in THREE)
     data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "ridge_strength": 0.5, "N": N, "runs": count, "seed": seed}
@@ -263,11 +267,19 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             for number, eta in enumerate(rates):
                 label = rf"{NAMES[name]}, $\eta$ = {eta:g}" if number == len(rates) - 1 else None
                 style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": 0.3 + 0.7 * number / (len(rates) - 1)}
-                ax.plot(t + rates[0], data[key].sel(algorithm=name)[number], label=label, **style)
+                mean, error = (data[which].sel(algorithm=name)[number].values for which in (key, f"{key}_error"))
+                ax.plot(t + rates[0], mean, label=label, **style)
+                if number == len(rates) - 1:
+                    ax.fill_between(t + rates[0], mean - error, mean + error, color=COLORS[name], alpha=0.15, lw=0)
         ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=ylabel, ylim=(0, None))
     fig.axes[0].legend(frameon=False, fontsize="small")
     shown = ", ".join(f"{eta:g}" for eta in rates)
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}; faint to strong: $\eta$ = {shown}", fontsize="medium")
+    fig.suptitle(
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs"
+        + "\n"
+        + rf"faint to strong: $\eta$ = {shown} (bands: standard errors of the last)",
+        fontsize="medium",
+    )
     text = "; ".join(f"{name}: " + ", ".join(f"{gap:.4f}" for gap in gaps[name]) for name in gaps)
     data.attrs = {"alpha": ALPHA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
     data.attrs |= {
@@ -320,17 +332,6 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data["plateau"] = ("tau", quiet, {"long_name": "share of unrecovered time on plateaus"})
     early = [float(np.interp(1.0, t, np.median(np.abs(one["m"].values), axis=0))) for one in found]
     data["early"] = ("tau", early, {"long_name": "median |m| at t = 1"})
-    fig = figure(2, 2)
-    for number, ax in enumerate(fig.subplots(2, 2, sharex=True, sharey=True).flat):
-        for values in np.abs(data["m"].isel(tau=number).values):
-            ax.plot(t + ETA, values, lw=0.7, alpha=0.8)
-        ax.axvline(PERSISTENCE[number], color="0.5", lw=0.9, ls=":")
-        ax.set(xscale="log", title=rf"$\tau$ = {PERSISTENCE[number]:g}: {shares[number]:.0%} recovered", ylim=(0, 1.03))
-    for ax in fig.axes[2:]:
-        ax.set_xlabel(r"$t + \eta$")
-    for ax in fig.axes[::2]:
-        ax.set_ylabel("$|m|$")
-    fig.suptitle(rf"Persistent SGD, $\alpha$ = 3, $\ell$ = 0.5, $m_0$ = 0.2, $\eta$ = {ETA}, $N$ = {N}; dotted: $t = \tau$")
     data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "N": N, "runs": count, "seed": seed, "units": UNITS}
     data.attrs |= {
         "claim": "longer persistence leaves fewer runs at plateaus, but m stays low until t = tau",
@@ -338,4 +339,4 @@ def figure_b4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         f"unrecovered time on plateaus: {', '.join(f'{x:.1%}' for x in data['plateau'].values)}; "
         f"median |m| at t = 1: {', '.join(f'{value:.2f}' for value in early)}",
     }
-    return fig, data
+    return draw_b4(data), data

@@ -13,18 +13,13 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, setting
+from sgdynamics.papers.rough_landscapes.pictures import draw_1, draw_2, draw_3
 from sgdynamics.papers.rough_landscapes.style import (
-    COLORS,
-    LINES,
-    NAMES,
     RECOVERED,
     REPLICATES,
     THREE,
     UNITS,
-    average,
     beside,
-    draw_beside,
-    figure,
     gap_text,
     log_times,
     plateau_share,
@@ -87,20 +82,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "verdict": f"runs less DMFT at most: {gap_text(data)}; on one data set above m = {RECOVERED} at t = 10: {shares}; "
         f"a run from m0 = .5 recovered while one from m0 = .65 did not: {'yes' if beaten else 'no'}",
     }
-    fig = figure(3, 2)
-    axes = fig.subplots(2, 3, sharex="row", sharey=True)
-    for column, m0 in enumerate(WARM):
-        draw_beside(axes[0, column], data.isel(start=column), "m", 3)
-        axes[0, column].set_title(rf"$m_0$ = {m0}")
-        for values in data["m_seed"].isel(start=column).values:
-            axes[1, column].plot(t_seed, values, lw=0.8, alpha=0.8)
-        axes[1, column].axhline(1, color="0.7", lw=0.8, zorder=0)
-        axes[1, column].set_xlabel("$t$")
-    axes[0, 0].set_ylabel(f"average $m$, {count} data sets")
-    axes[1, 0].set_ylabel(f"$|m|$ of {seeds} runs, one data set")
-    axes[0, 2].legend(frameon=False, loc="lower right")
-    fig.suptitle(rf"Gradient descent, $\alpha$ = 2, $\eta$ = {ETA}, $N$ = {N}")
-    return fig, data
+    return draw_1(data), data
 
 
 def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
@@ -110,11 +92,17 @@ def _three(N: int, count: int, end: float, seed: int) -> xr.Dataset:
     for name in THREE:
         one = setting(3.0, ETA, 0.2, name, dimension=N, seed=seed, runs=count, **TROUBLE[name])
         each.append(runs_of(one, t, N, seed + 1)[["m", "loss"]])
+    size = {"alpha": 3.0, "eta": ETA, "m0": 0.2, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    return three_of(each, size)
+
+
+def three_of(each: list[xr.Dataset], size: dict[str, Any]) -> xr.Dataset:
+    """m and loss (run, time) of GD, SGD and p-SGD in one data set, with the shares that recovered."""
     data = xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
     found = [fraction_recovered(one["loss"].isel(time=-1).values) for one in each]
     data["recovered"] = ("algorithm", [share for share, _ in found], {"long_name": "share of runs with a loss below 1e-7 at the end"})
     data["recovered_error"] = ("algorithm", [error for _, error in found], {"long_name": "its standard error"})
-    data.attrs = {"alpha": 3.0, "eta": ETA, "m0": 0.2, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs = dict(size)
     return data
 
 
@@ -147,27 +135,17 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     N, count, end = (60, 64, 150.0) if quick else (1000, 500, 1000.0)
     data = _three(N, count, end, seed)
-    fig = figure(2, 1.2)
-    left, right = fig.subplots(1, 2)
-    t = data["t"].values + ETA
-    for name in THREE:
-        one = data.sel(algorithm=name)
-        share = f"{NAMES[name]}: {float(one['recovered']):.0%} recovered"
-        style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.6}
-        for ax, values in ((left, abs(one["m"])), (right, one["loss"])):
-            mean, error = average(values)
-            ax.plot(t, mean, label=share, **style)
-            ax.fill_between(t, mean - error, mean + error, color=COLORS[name], alpha=0.2, lw=0)
-    left.set(xscale="log", xlabel=r"$t + \eta$", ylabel="average $|m|$", ylim=(0, 1.03))
-    right.set(xscale="log", xlabel=r"$t + \eta$", ylabel="average training loss", ylim=(0, None))
-    right.legend(frameon=False, loc="upper right", fontsize="small")
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
+    data.attrs |= words_of_2(data)
+    return draw_2(data), data
+
+
+def words_of_2(data: xr.Dataset) -> dict[str, str]:
+    """Its claim, and what was measured."""
     each = ", ".join(f"{name} {share_text(data['loss'].sel(algorithm=name))}" for name in THREE)
-    data.attrs |= {
+    return {
         "claim": "at t = 1000 and N = 1000 the loss is below 1e-7 in 9% (GD), 30% (SGD), 99% (p-SGD) of the runs",
-        "verdict": f"at t = {end:g} and N = {N}: {each}",
+        "verdict": f"at t = {float(data['t'][-1]):g} and N = {data.attrs['N']}: {each}",
     }
-    return fig, data
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -199,22 +177,11 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 48, 60.0) if quick else (1000, 50, 1000.0)
     data = _three(N, count, end, seed)
-    t = data["t"].values
-    shares = []
-    fig = figure(3, 1.2)
-    for ax, name in zip(fig.subplots(1, 3, sharey=True), THREE, strict=True):
-        m = np.abs(data["m"].sel(algorithm=name).values)
-        for values in m:
-            ax.plot(t + ETA, values, lw=0.7, alpha=0.8)
-        shares.append(plateau_share(t, m))
-        ax.set(xscale="log", xlabel=r"$t + \eta$", title=NAMES[name], ylim=(0, 1.03))
-        ax.text(0.04, 0.93, f"{float(data['recovered'].sel(algorithm=name)):.0%} recovered", transform=ax.transAxes)
-    fig.axes[0].set_ylabel("$|m|$")
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}")
+    shares = [plateau_share(data["t"].values, np.abs(data["m"].sel(algorithm=name).values)) for name in THREE]
     data["plateau"] = ("algorithm", shares, {"long_name": "share of the unrecovered time past t = 1 that is spent on plateaus"})
     data.attrs |= {
         "claim": "GD has long plateaus and sudden jumps, p-SGD is not stuck in one region for long, SGD is in between",
         "verdict": "share of unrecovered time (in log t, past t = 1) on plateaus: "
         + ", ".join(f"{name} {share:.0%}" for name, share in zip(THREE, shares, strict=True)),
     }
-    return fig, data
+    return draw_3(data), data

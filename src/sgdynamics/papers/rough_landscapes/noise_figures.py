@@ -15,16 +15,17 @@ from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import Setting, setting, stability_limit, unstable_share
+from sgdynamics.papers.rough_landscapes.pictures import draw_5, draw_6
 from sgdynamics.papers.rough_landscapes.style import (
     RECOVERED,
     REPLICATES,
     UNITS,
     beside,
     crossing,
-    draw_beside,
     figure,
     gap_text,
     log_times,
+    quartiles,
     runs_of,
     theory_of,
     threshold_line,
@@ -87,7 +88,10 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         each = np.stack([np.abs(one["m"].values) for one in found])
         variables[f"m_runs_{panel}"] = ((names[0], "run", "time"), each, {"long_name": "|m| of each run, NaN once it has exploded"})
         variables[f"m_{panel}"] = (names, np.nanmedian(each, axis=1))
-        variables[f"loss_{panel}"] = (names, np.stack([np.nanmedian(one["loss"].values, axis=0) for one in found]))
+        losses = np.stack([one["loss"].values for one in found])
+        variables[f"loss_{panel}"] = (names, np.nanmedian(losses, axis=1))
+        for key, values in (("m", each), ("loss", losses)):
+            variables[f"{key}_quartiles_{panel}"] = ((names[0], "quartile", "time"), quartiles(values), {"long_name": "of the runs"})
         lost = [float(np.isnan(one["m"].values[:, -1]).mean()) for one in found]
         variables[f"exploded_{panel}"] = (names[:1], lost, {"long_name": "share of runs that exploded"})
         # when a curve gets to recovery, or else how far it gets
@@ -149,19 +153,20 @@ def _draw_noise(data: xr.Dataset, panels: dict[str, dict[str, Setting]], t: np.n
         for number, label in enumerate(curves):
             color = "k" if label == "SGD" else colormaps["viridis"](0.9 * number / (len(curves) - 1))
             style = {"color": color, "lw": 1.4, "ls": ":" if label == "SGD" else "-"}
-            upper.plot(t + ETA, data[f"m_{panel}"].values[number], label=label, **style)
-            lower.plot(t + ETA, data[f"loss_{panel}"].values[number], **style)
+            for ax, key, named in ((upper, "m", None), (lower, "loss", label)):
+                ax.plot(t + ETA, data[f"{key}_{panel}"].values[number], label=named, **style)
+                ax.fill_between(t + ETA, *data[f"{key}_quartiles_{panel}"].values[number], color=color, alpha=0.09, lw=0)
         upper.set(xscale="log", title=titles[panel], ylim=(0, 1.03))
         lower.set(xscale="log", yscale="log", xlabel=r"$t + \eta$", ylim=(1e-8, 3))
         threshold_line(lower)
-        upper.legend(frameon=False, fontsize="small", loc="upper left")
+        lower.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 0.12))  # where no curve goes
         if panel == "temperature":
             for ax in (upper, lower):
                 ax.axvline(off, color="0.7", lw=0.8, zorder=0)
     axes[0, 0].set_ylabel("median $|m|$")
     axes[1, 0].set_ylabel("median training loss")
     _draw_stability(axes[0, 3], axes[1, 3], data)
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs")
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs; bands: from quartile to quartile")
     return fig
 
 
@@ -191,24 +196,18 @@ def _line(b: float, share: float) -> float:
     return b * math.exp(-float(ratio))  # pyright: ignore[reportArgumentType]
 
 
-def _theory_figure(one: Setting, title: str, sizes: tuple[int, int, float, int], seed: int) -> tuple[Any, xr.Dataset]:
-    """Average m and loss of runs against DMFT at the same eta."""
+def _theory(one: Setting, sizes: tuple[int, int, float, int], seed: int) -> xr.Dataset:
+    """Average m and loss of runs beside DMFT at the same eta."""
     N, count, end, paths = sizes
     t = np.linspace(0, end, 51)
     data = beside(theory_of(one, t, paths, seed), runs_of(one, t, N, seed + 1, count))
-    fig = figure(2, 1.2)
-    for ax, name, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $m$", "average training loss"), strict=True):
-        draw_beside(ax, data, name, 2)
-        ax.set(xlabel="$t$", ylabel=label)
-    fig.axes[0].legend(frameon=False, loc="lower right")
-    fig.suptitle(f"{title}, $N$ = {N}, {count} runs", fontsize="medium")
     data.attrs = {"alpha": ALPHA, "m0": WARM, "eta": ETA, "N": N, "runs": count, "paths": paths, "seed": seed, "units": UNITS}
     data.attrs |= {
         "replicates": REPLICATES,
         "claim": "very good agreement between DMFT and the average of runs",
         "verdict": f"largest gaps: {gap_text(data)}",
     }
-    return fig, data
+    return data
 
 
 def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -241,10 +240,9 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     sizes = (200, 256, 1.5, 32768) if quick else (1000, 1000, 10.0, 524288)
     numbers: dict[str, Any] = {"l": 0.5, "tau": 1.0}
     one = setting(ALPHA, ETA, WARM, "p-SGD", **numbers)
-    title = r"Persistent SGD, $\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $\eta$ = 0.01"
-    fig, data = _theory_figure(one, title, sizes, seed)
+    data = _theory(one, sizes, seed)
     data.attrs |= numbers
-    return fig, data
+    return draw_5(data), data
 
 
 def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -277,7 +275,6 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     sizes = (200, 256, 1.0, 32768) if quick else (1000, 1000, 10.0, 524288)
     one = setting(ALPHA, ETA, WARM, "Langevin", T=1.0)
-    title = r"Langevin, $\alpha$ = 3, $m_0$ = 0.2, $T$ = 1, $\eta$ = 0.01"
-    fig, data = _theory_figure(one, title, sizes, seed)
+    data = _theory(one, sizes, seed)
     data.attrs["T"] = 1.0
-    return fig, data
+    return draw_6(data), data

@@ -10,26 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import setting
-from sgdynamics.papers.rough_landscapes.style import (
-    COLORS,
-    LINES,
-    NAMES,
-    REPLICATES,
-    UNITS,
-    crossing,
-    figure,
-    log_times,
-    runs_of,
-    theory_of,
-)
+from sgdynamics.papers.rough_landscapes.pictures import draw_7
+from sgdynamics.papers.rough_landscapes.style import REPLICATES, THERE, UNITS, crossing, log_times, quartiles, runs_of, theory_of
 
 ALPHA, ETA = 2.5, 0.01
 RANDOM: dict[str, dict[str, Any]] = {"GD": {}, "p-SGD": {"l": 0.5, "tau": 2.0}}
-THERE = 0.9  # of |m|: a run, or a median, that has recovered
 GROWING = (0.02, 0.05, 0.1)  # m0 of DMFT
 SPANS = ((1.2, 10.0), (10.0, 30.0), (30.0, 100.0))  # of t, between which d ln m/dt is taken
 ETA_LIMIT = 0.02  # of DMFT: the rates are of growth over times of 10 and more
@@ -106,7 +94,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "claim": "GD stays at a plateau that falls with N, p-SGD recovers the signal, in a time compatible with log N",
         "verdict": _said(plan, data),
     }
-    return _drawn(plan, data), data
+    return draw_7(data), data
 
 
 def _median(values: np.ndarray, axis: int) -> np.ndarray:
@@ -127,10 +115,13 @@ def _measured(plan: Sizes, t: np.ndarray, m: np.ndarray, loss: np.ndarray) -> xr
     count = there.sum(axis=2)[..., None]
     share = ((persistent >= THERE) & there[..., None]).sum(axis=2) / count  # one that has exploded has found nothing
     dims = ("size", "algorithm", "time")
+    spread, by_size = (*dims[:2], "quartile", "time"), [np.swapaxes(one[0], 0, 1) for one in (m, loss)]
     return xr.Dataset(
         {
             "m": (dims, _median(m[0], axis=2).swapaxes(0, 1), {"long_name": "median |m|"}),
             "loss": (dims, _median(loss[0], axis=2).swapaxes(0, 1), {"long_name": "median loss"}),
+            "m_quartiles": (spread, quartiles(by_size[0]), {"long_name": "quarter and three quarters of the runs have a smaller |m|"}),
+            "loss_quartiles": (spread, quartiles(by_size[1]), {"long_name": "the same of the loss"}),
             "m_end": (("size", "algorithm", "run"), ends, {"long_name": "|m| of each run at the end"}),
             "time_run": (("size", "run"), passed[0], {"long_name": "time at which |m| of a run of p-SGD is .9"}),
             "time_to_recover": ("size", reached[0], {"long_name": "time at which the median |m| of p-SGD is .9"}),
@@ -187,60 +178,3 @@ def _said(plan: Sizes, data: xr.Dataset) -> str:
         rates = zip(GROWING, data["growth"].values[:, -1], data["growth_error"].values[:, -1], strict=True)
         text += "; DMFT, d ln m/dt late: " + ", ".join(f"{rate:.4f} ({error:.4f}) from m0 = {m0:g}" for m0, rate, error in rates)
     return text
-
-
-def _drawn(plan: Sizes, data: xr.Dataset) -> Any:
-    panels = len(plan.runs) + 1 + ("growth" in data)
-    rows, columns = (1, panels) if panels <= 4 else (2, -(-panels // 2))
-    fig = figure(columns, 1.2 * rows)
-    axes = list(np.ravel(fig.subplots(rows, columns)))
-    t = data["t"].values
-    for number, (N, count) in enumerate(plan.runs.items()):
-        ax = axes[number]
-        inset = ax.inset_axes((0.2, 0.58, 0.36, 0.34))
-        for name in RANDOM:
-            one = data.isel(size=number).sel(algorithm=name)
-            style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.5}
-            ax.plot(t + ETA, one["m"], label=NAMES[name], **style)
-            inset.plot(t + ETA, one["loss"], **style)
-        for eta, values in zip(plan.rates[1:], data["m_rate"].values[1:, number], strict=True):
-            ax.plot(t + ETA, values, color=COLORS["p-SGD"], lw=1, ls=":", label=rf"the same, $\eta$ = {eta:g}")
-        inset.set(xscale="log", ylim=(0, None))
-        inset.set_title("loss", fontsize="small", pad=2)
-        inset.tick_params(labelsize="x-small")
-        ax.set(xscale="log", title=f"$N$ = {N}, {count} runs", xlabel=r"$t + \eta$", ylim=(0, 1.03))
-    for ax in axes[: len(plan.runs) : columns]:
-        ax.set_ylabel("median $|m|$")
-    axes[0].legend(frameon=False, loc="lower right", fontsize="small")
-    _draw_shares(axes[len(plan.runs)], plan, data)
-    if "growth" in data:
-        _draw_limit(axes[len(plan.runs) + 1], data)
-    for ax in axes[panels:]:
-        ax.set_axis_off()
-    fig.suptitle(rf"Random start, $\alpha$ = {ALPHA:g}, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {ETA}")
-    return fig
-
-
-def _draw_shares(ax: Axes, plan: Sizes, data: xr.Dataset) -> None:
-    from matplotlib import colormaps
-
-    t = data["t"].values
-    for size, N in enumerate(plan.runs):
-        color = colormaps["viridis"](0.9 * size / (len(plan.runs) - 1))
-        for number, eta in enumerate(plan.rates):
-            share, error = (data[name].values[number, size] for name in ("share", "share_error"))
-            label = f"$N$ = {N}" if number == 0 else rf"dotted: $\eta$ = {eta:g}" if size == len(plan.runs) - 1 else None
-            ax.plot(t + ETA, share, color=color, ls=":" if number else "-", lw=1.4, label=label)
-            ax.fill_between(t + ETA, share - error, share + error, color=color, alpha=0.2, lw=0)
-    ax.set(xscale="log", title="p-SGD", xlabel=r"$t + \eta$", ylabel=f"share of runs with $|m|$ above {THERE:g}", ylim=(-0.03, 1.03))
-    ax.legend(frameon=False, fontsize="small", loc="upper left")
-
-
-def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
-    t = data["t_limit"].values
-    for number, m0 in enumerate(data["m0_limit"].values):
-        m, error = (data[name].values[number] / m0 for name in ("m_limit", "m_limit_error"))
-        ax.plot(t[1:], m[1:], color=f"C{number}", lw=1.4, label=f"$m_0$ = {m0:g}")
-        ax.fill_between(t[1:], (m - error)[1:], (m + error)[1:], color=f"C{number}", alpha=0.25, lw=0)
-    ax.set(xscale="log", yscale="log", title=rf"DMFT of p-SGD, $\eta$ = {ETA_LIMIT}", xlabel="$t$", ylabel="$m/m_0$")
-    ax.legend(frameon=False, fontsize="small", loc="upper left")

@@ -18,6 +18,7 @@ from sgdynamics.solvers.simulate import simulate
 
 REPLICATES = 8  # of DMFT: its standard errors are from them
 HALF_WIDTH = 500  # N from which data sets are stored in float16: there a run waits for its data to be read
+THERE = 0.9  # of |m|: a run, or a median, that has recovered in figure 7
 RECOVERED = 0.99  # of |m|, where the loss need not be below its threshold yet
 THREE = ("GD", "SGD", "p-SGD")
 COLORS = {"GD": "C3", "SGD": "C2", "p-SGD": "C0", "Langevin": "C1"}
@@ -91,10 +92,17 @@ def average(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     return np.nanmean(each, axis=axis), np.nanstd(each, axis=axis) / np.sqrt(np.maximum(count - 1, 1))
 
 
+def quartiles(each: np.ndarray) -> np.ndarray:
+    """The lower and the upper quartile of the runs (..., run, time), as (..., quartile, time); runs that diverged are left out, and
+    it is NaN where none is there."""
+    there = np.isfinite(each).any(axis=-2, keepdims=True)
+    return np.where(there, np.moveaxis(np.nanquantile(np.where(there, each, 0.0), [0.25, 0.75], axis=-2), 0, -2), np.nan)
+
+
 def share_text(loss: xr.DataArray) -> str:
     """The share of runs below the threshold at the end, for a verdict."""
     share, error = fraction_recovered(loss.isel(time=-1).values)
-    return f"{share:.0%} ({error:.0%})"
+    return f"{share:.1%} ({error:.1%})"
 
 
 def beside(theory: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:

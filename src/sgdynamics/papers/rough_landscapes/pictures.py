@@ -1,0 +1,177 @@
+"""Pictures of figures whose data are kept at full size too: drawn from the data alone, be they of a quick run or of the paper's size.
+
+`draw_2(data)` draws what `figure_2` computed, or what `docs/gallery` keeps of it. Sizes in the titles are those of the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from sgdynamics.papers.rough_landscapes.style import COLORS, LINES, NAMES, THERE, THREE, average, draw_beside, figure
+
+
+def draw_1(data: xr.Dataset) -> Any:
+    """Above, averages against DMFT; below, single runs on one data set."""
+    starts, t_seed = data["m0"].values, data["t_seed"].values
+    fig = figure(3, 2)
+    axes = fig.subplots(2, 3, sharex="row", sharey=True)
+    for column, m0 in enumerate(starts):
+        draw_beside(axes[0, column], data.isel(start=column), "m", 3)
+        axes[0, column].set_title(rf"$m_0$ = {m0}")
+        for values in data["m_seed"].isel(start=column).values:
+            axes[1, column].plot(t_seed, values, lw=0.8, alpha=0.8)
+        axes[1, column].axhline(1, color="0.7", lw=0.8, zorder=0)
+        axes[1, column].set_xlabel("$t$")
+    axes[0, 0].set_ylabel(f"average $m$, {data.attrs['runs']} data sets")
+    axes[1, 0].set_ylabel(f"$|m|$ of {data.attrs['seeds']} runs, one data set")
+    axes[0, 2].legend(frameon=False, loc="lower right")
+    fig.suptitle(rf"Gradient descent, $\alpha$ = 2, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}")
+    return fig
+
+
+def _numbers_of_three(data: xr.Dataset) -> str:
+    size = rf"$N$ = {data.attrs['N']}, {data.attrs['runs']} runs, $t \leq$ {float(data['t'][-1]):g}"
+    return rf"$\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, {size}"
+
+
+def draw_2(data: xr.Dataset) -> Any:
+    """Averages of |m| and of the loss with bands of their standard errors, and the shares that recovered."""
+    fig, eta = figure(2, 1.2), data.attrs["eta"]
+    left, right = fig.subplots(1, 2)
+    t = data["t"].values + eta
+    for name in THREE:
+        one = data.sel(algorithm=name)
+        share = f"{NAMES[name]}: {float(one['recovered']):.1%} recovered"
+        style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.6}
+        for ax, values in ((left, abs(one["m"])), (right, one["loss"])):
+            mean, error = average(values)
+            ax.plot(t, mean, label=share, **style)
+            ax.fill_between(t, mean - error, mean + error, color=COLORS[name], alpha=0.2, lw=0)
+    left.set(xscale="log", xlabel=r"$t + \eta$", ylabel="average $|m|$", ylim=(0, 1.03))
+    right.set(xscale="log", xlabel=r"$t + \eta$", ylabel="average training loss", ylim=(0, None))
+    right.legend(frameon=False, loc="upper right", fontsize="small")
+    fig.suptitle(_numbers_of_three(data), fontsize="medium")
+    return fig
+
+
+def draw_3(data: xr.Dataset) -> Any:
+    """|m| of each run."""
+    fig, t = figure(3, 1.2), data["t"].values + data.attrs["eta"]
+    for ax, name in zip(fig.subplots(1, 3, sharey=True), THREE, strict=True):
+        _single_runs(ax, t, data["m"].sel(algorithm=name).values)
+        ax.set(xlabel=r"$t + \eta$", title=f"{NAMES[name]}: {float(data['recovered'].sel(algorithm=name)):.0%} recovered")
+    fig.axes[0].set_ylabel("$|m|$")
+    fig.suptitle(_numbers_of_three(data))
+    return fig
+
+
+def _single_runs(ax: Axes, t: np.ndarray, m: np.ndarray) -> None:
+    for values in np.abs(m):
+        ax.plot(t, values, lw=0.7, alpha=0.8)
+    ax.set(xscale="log", ylim=(0, 1.03))
+
+
+def _draw_theory(data: xr.Dataset, title: str) -> Any:
+    """Average m and loss of runs against DMFT at the same eta."""
+    fig = figure(2, 1.2)
+    for ax, name, label in zip(fig.subplots(1, 2), ("m", "loss"), ("average $m$", "average training loss"), strict=True):
+        draw_beside(ax, data, name, 2)
+        ax.set(xlabel="$t$", ylabel=label)
+    fig.axes[0].legend(frameon=False, loc="lower right")
+    fig.suptitle(rf"{title}, $\eta$ = {data.attrs['eta']}, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs", fontsize="medium")
+    return fig
+
+
+def draw_5(data: xr.Dataset) -> Any:
+    """Persistent SGD against its DMFT."""
+    return _draw_theory(data, r"Persistent SGD, $\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1")
+
+
+def draw_6(data: xr.Dataset) -> Any:
+    """Langevin against its DMFT."""
+    return _draw_theory(data, r"Langevin, $\alpha$ = 3, $m_0$ = 0.2, $T$ = 1")
+
+
+def draw_7(data: xr.Dataset) -> Any:
+    """Medians of |m| at every size, with the loss in insets; where the data have them, shares of runs that recovered, and m in the limit.
+    Bands are quartiles of the runs, or standard errors."""
+    sizes, eta = data["N"].values, data.attrs["eta"]
+    counts = data["runs_size"].values if "runs_size" in data else [data.attrs["runs"]] * len(sizes)
+    more = [draw for name, draw in (("share", _draw_shares), ("growth", _draw_limit)) if name in data]
+    panels = len(sizes) + len(more)
+    rows, columns = (1, panels) if panels < 4 else (2, -(-panels // 2))
+    fig, t, banded = figure(columns, 1.2 * rows), data["t"].values + eta, "m_quartiles" in data
+    axes = list(np.ravel(fig.subplots(rows, columns)))
+    for number, (N, count) in enumerate(zip(sizes, counts, strict=True)):
+        ax = axes[number]
+        inset = ax.inset_axes((0.2, 0.58, 0.36, 0.34))
+        for name in data["algorithm"].values:
+            one = data.isel(size=number).sel(algorithm=name)
+            style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.5}
+            for place, key, label in ((ax, "m", NAMES[name]), (inset, "loss", None)):
+                place.plot(t, one[key], label=label, **style)
+                if banded:
+                    place.fill_between(t, *one[f"{key}_quartiles"].values, color=COLORS[name], alpha=0.15, lw=0)
+        for other in range(1, data.sizes.get("rate", 1)):
+            label = rf"{NAMES['p-SGD']}, $\eta$ = {float(data['eta_rate'][other]):g}"
+            ax.plot(t, data["m_rate"][other, number], color=COLORS["p-SGD"], lw=1, ls=":", label=label)
+        inset.set(xscale="log", ylim=(0, None))
+        inset.set_title("loss", fontsize="small", pad=2)
+        inset.tick_params(labelsize="x-small")
+        ax.set(xscale="log", title=f"$N$ = {N}, {count} runs", xlabel=r"$t + \eta$", ylim=(0, 1.03))
+    for ax in axes[: len(sizes) : columns]:
+        ax.set_ylabel("median $|m|$")
+    for ax, draw in zip(axes[len(sizes) :], more, strict=False):
+        draw(ax, data)
+    for ax in axes[panels:]:
+        ax.set_axis_off()
+    fig.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
+    told = " (bands: quartiles)" if banded else ""
+    fig.suptitle(rf"Random start, $\alpha$ = 2.5, $\ell$ = 0.5, $\tau$ = 2, $\eta$ = {eta}{told}")
+    return fig
+
+
+def _draw_shares(ax: Axes, data: xr.Dataset) -> None:
+    from matplotlib import colormaps
+
+    sizes, t = data["N"].values, data["t"].values + data.attrs["eta"]
+    for size, N in enumerate(sizes):
+        color = colormaps["viridis"](0.9 * size / (len(sizes) - 1))
+        for number, eta in enumerate(data["eta_rate"].values):
+            share, error = (data[name].values[number, size] for name in ("share", "share_error"))
+            label = f"$N$ = {N}" if number == 0 else rf"dotted: $\eta$ = {eta:g}" if size == len(sizes) - 1 else None
+            ax.plot(t, share, color=color, ls=":" if number else "-", lw=1.4, label=label)
+            ax.fill_between(t, share - error, share + error, color=color, alpha=0.2, lw=0)
+    ax.set(xscale="log", title="p-SGD", xlabel=r"$t + \eta$", ylabel=f"share of runs with $|m|$ above {THERE:g}", ylim=(-0.03, 1.03))
+    ax.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
+    t = data["t_limit"].values
+    for number, m0 in enumerate(data["m0_limit"].values):
+        m, error = (data[name].values[number] / m0 for name in ("m_limit", "m_limit_error"))
+        ax.plot(t[1:], m[1:], color=f"C{number}", lw=1.4, label=f"$m_0$ = {m0:g}")
+        ax.fill_between(t[1:], (m - error)[1:], (m + error)[1:], color=f"C{number}", alpha=0.25, lw=0)
+    ax.set(xscale="log", yscale="log", title="DMFT of p-SGD", xlabel="$t$", ylabel="$m/m_0$")
+    ax.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def draw_b4(data: xr.Dataset) -> Any:
+    """|m| of each run at every persistence time."""
+    fig, size, t = figure(2, 2), data.attrs, data["t"].values + data.attrs["eta"]
+    for number, ax in enumerate(fig.subplots(2, 2, sharex=True, sharey=True).flat):
+        tau, share = (float(data[name][number]) for name in ("tau", "recovered"))
+        _single_runs(ax, t, data["m"].isel(tau=number).values)
+        ax.axvline(tau, color="0.5", lw=0.9, ls=":")
+        ax.set_title(rf"$\tau$ = {tau:g}: {share:.0%} recovered")
+    for ax in fig.axes[2:]:
+        ax.set_xlabel(r"$t + \eta$")
+    for ax in fig.axes[::2]:
+        ax.set_ylabel("$|m|$")
+    first = rf"Persistent SGD, $\alpha$ = 3, $\ell$ = 0.5, $m_0$ = 0.2, $\eta$ = {size['eta']}, $N$ = {size['N']}, {size['runs']} runs"
+    fig.suptitle(first + "\n" + r"dotted: $t = \tau$", fontsize="medium")
+    return fig
