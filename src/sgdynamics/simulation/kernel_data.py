@@ -25,7 +25,7 @@ from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation import unrolled
 
 CHUNK = 128  # samples of one program: their sums, which are written and read, are 3% of a data set of 3000 in float16
-A_WARP = 2048  # numbers of a tile for each warp: 64 registers a thread
+A_WARP = 2048  # numbers of a tile for each warp, half of that in float64: 64 registers a thread
 LARGEST_ROWS = 8192  # numbers in the rows of a run, which a program holds twice: as they are, and their gradient
 FOUR_WARPS = 2048  # up to so many of them; eight warps beyond
 MOST_OPERATIONS = 2_000  # of a loss and its derivatives; its compilation takes seconds there
@@ -39,10 +39,10 @@ class Tiling(NamedTuple):
     warps: int
 
 
-def tiling(width: int, dimension: int) -> Tiling:
+def tiling(width: int, dimension: int, dtype: DType = np.float32) -> Tiling:
     columns = power_of_two(dimension)
     warps = 4 if width * columns <= FOUR_WARPS else 8
-    return Tiling(max(1, min(CHUNK, warps * A_WARP // columns)), columns, warps)
+    return Tiling(max(1, min(CHUNK, warps * A_WARP * 4 // np.dtype(dtype).itemsize // columns)), columns, warps)
 
 
 class Plan(NamedTuple):
@@ -195,7 +195,7 @@ def _call(kernel: Function, laid: Tiling, grid: tuple[int, int], out: Tree, mode
 def fields(mode: str, inputs: Float[Numeric, "runs n d"], rows: Float[Numeric, "runs p d"]) -> Float[Numeric, "runs n p"]:
     """The fields of all samples of all runs, with sums in the precision of the rows."""
     runs, samples, dimension = inputs.shape
-    laid = tiling(rows.shape[1], dimension)
+    laid = tiling(rows.shape[1], dimension, rows.dtype)
     out = jax.ShapeDtypeStruct((runs, rows.shape[1], samples), rows.dtype)
     kernel = partial(_fields_kernel, laid, (samples, dimension))
     return jnp.swapaxes(_call(kernel, laid, (runs, -(-samples // CHUNK)), out, mode, "fields")(inputs, rows), 1, 2)
@@ -215,7 +215,7 @@ class Sums(NamedTuple):
 def sums(structure: Structure, mode: str, parameters: Numbers, data: Tree, rows: Numeric, head: Numeric, selected: Numeric | None) -> Sums:
     """The sums of all runs; data: inputs, signals, given, with a leading axis of runs, as rows, head and what is selected (or None)."""
     runs, samples, dimension = data.inputs.shape
-    width, dtype, laid = rows.shape[1], rows.dtype, tiling(rows.shape[1], dimension)
+    width, dtype, laid = rows.shape[1], rows.dtype, tiling(rows.shape[1], dimension, rows.dtype)
     own = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape[2:], one.dtype), (data.signals, data.given))
     own = (jax.ShapeDtypeStruct((width,), dtype), *own)
     shape = jax.tree.map(lambda one: jax.ShapeDtypeStruct(jnp.shape(one), jnp.result_type(one)), parameters)
