@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -62,8 +63,8 @@ def speed(one, steps: int) -> float:
     return steps / (time.perf_counter() - began)
 
 
-def against_direct() -> list[Row]:
-    generator, rows = np.random.default_rng(0), []
+def against_direct() -> Iterator[Row]:
+    generator = np.random.default_rng(0)
     with jax.enable_x64(True):
         for d, direct_steps, target in ((N, 200, 10.0), (10_000, 10, 100.0)):
             chain, direct = made(ExactChain, d), made(DirectSGD, d)
@@ -71,8 +72,7 @@ def against_direct() -> list[Row]:
             speeds = [(speed(chain, 4096), speed(direct, direct_steps), numpy_direct(d, direct_steps, generator)) for _ in range(5)]
             ours, careful = (float(np.median([one[0] / one[n] for one in speeds])) for n in (1, 2))
             label = f"exact chain / method='direct' (both float64), steps a second, XOR mixture, {RUNS} runs, N = {d}"
-            rows.append((f"{label}; against NumPy in float32 {careful:.1f}", ours, target, True))
-    return rows
+            yield f"{label}; against NumPy in float32 {careful:.1f}", ours, target, True
 
 
 def figure_runs() -> Row:
@@ -90,5 +90,6 @@ def figure_runs() -> Row:
     return label, time.perf_counter() - began, 120.0, False
 
 
-def rows() -> list[Row]:
-    return [figure_runs(), *against_direct()]
+def rows() -> Iterator[Row]:
+    yield figure_runs()
+    yield from against_direct()

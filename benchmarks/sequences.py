@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +41,10 @@ def seconds(chain, steps):
     return (time.perf_counter() - began) / steps
 
 
-def ratios(tokens=(2, 8), steps=512, pairs=7) -> list[tuple[str, float, float, bool]]:
+def ratios(tokens=(2, 8), steps=512, pairs=7) -> Iterator[tuple[str, float, float, bool]]:
     """Medians over interleaved pairs, each for a number of tokens."""
-    found = []
     for count in tokens:
         together = made(sgd.Problem(of_all, width=WIDTH, signals=1, tokens=count), 1)
         apart = made(sgd.Problem(one, width=WIDTH, signals=1), count)
         shares = [seconds(together, steps) / seconds(apart, steps) for _ in range(pairs)]
-        found.append((f"a step with {count} tokens, over a step of batch {count}", float(np.median(shares)), 1.3, False))
-    return found
+        yield f"a step with {count} tokens, over a step of batch {count}", float(np.median(shares)), 1.3, False
