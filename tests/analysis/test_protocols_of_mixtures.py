@@ -82,12 +82,10 @@ def power_law(a, b, N, noise):
     return problem, sgd.start(problem, M=np.zeros((N, 1, 1)), Q=np.zeros((N, 1, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "constant", "expected", "bold"),
-    [
-        (2.5, 1.2, 0.0033384841, 0.0024450917, 0.0024445770),
-        pytest.param(1.5, 2.0, 0.2271739635, 0.1650717361, 0.1650512127, marks=pytest.mark.slow),
-    ],
+    [(2.5, 1.2, 0.0033384841, 0.0024450917, 0.0024445770), (1.5, 2.0, 0.2271739635, 0.1650717361, 0.1650512127)],
 )
 def test_power_laws(a, b, constant, expected, bold):
     """By the exact mean of SGD, not by the ODE, whose steps are not small along the first directions."""

@@ -83,7 +83,9 @@ def moves(theory):
 
 
 # of updates: tests/limits/test_update_step.py
-@pytest.mark.parametrize("kind", slow(answered("solve_ode", "other batch"), ("other update", "coordinatewise update", *COMPILES_LONG)))
+@pytest.mark.parametrize(
+    "kind", slow(answered("solve_ode", "other batch"), ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG))
+)
 def test_the_ode_is_the_mean_of_runs(kind):
     theory = solved(kind, "solve_ode")
     assert moves(theory) > 5 * SLACK

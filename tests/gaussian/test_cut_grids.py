@@ -36,7 +36,8 @@ def state(problem, seed=0):
     return sgd.start(problem, M=M, Q=T @ T.T + L @ L.T)
 
 
-@pytest.mark.parametrize("gram", [pytest.param(np.eye(2), marks=pytest.mark.slow), [[1.0, 0.5], [0.5, 2.0]]])
+@pytest.mark.slow
+@pytest.mark.parametrize("gram", [np.eye(2), [[1.0, 0.5], [0.5, 2.0]]])
 def test_a_jumping_target_is_the_committee_of_sign_units(gram):
     """The same drift and risk as `teacher_activation="sign"`, in closed form there, also where the signals are correlated."""
     target = sgd.MultiIndex(

@@ -30,6 +30,7 @@ def begin(problem):
     return sgd.start(problem, M=[[0.3], [-0.2]], Q=[[1.0, 0.1], [0.1, 0.8]])
 
 
+@pytest.mark.slow
 def test_one_schedule_drives_every_method(problem):
     algorithm = sgd.OnePassSGD(lr=decaying)
     start = begin(problem)

@@ -417,6 +417,7 @@ def sgd_becomes_gradient_descent(solve):
     assert abs(persistent[1] - persistent[0]) < 0.15 * persistent[0]
 
 
+@pytest.mark.slow
 def test_sgd_becomes_gradient_descent_at_small_steps():
     def solve(eta, steps, name, numbers):
         return kernel_dmft(3.0, eta, 0.4, steps=steps, paths=1 << 15, replicates=8, seed=6, **numbers).loss[-1]

@@ -109,7 +109,8 @@ ON_DATA = {
 }
 
 
-@pytest.mark.parametrize("name", ["persistent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("descent", "Langevin"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_DATA)
 def test_learning_rates_on_fixed_data(name):
     """Steps whose length depends on t: the clock adds them up, exact and direct runs agree in law, and DMFT has their mean."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.2, head="trained" if name == "descent" else "fixed")

@@ -112,7 +112,7 @@ def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
     return state, lane, Turn(draws.normal(size=(runs, sum(counts))), lengths, np.full(runs, index))
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in ("blocks", "mixture") else pytest.mark.slow) for one in CASES])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == "blocks" else pytest.mark.slow) for one in CASES])
 @float64
 def test_a_step_is_that_of_the_chain(name: str) -> None:
     """Pathwise, from the same random numbers, 1e-12: overlaps after the step and the fold."""

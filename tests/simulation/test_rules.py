@@ -67,6 +67,7 @@ def begin(problem):
     return sgd.start(problem, M=M, Q=Q)
 
 
+@pytest.mark.slow
 def test_a_loss_of_overlaps_is_the_rule_of_its_gradient():
     """To 1e-12, in the chain and in the drift at finite and infinite d."""
     runs = [sgd.simulate(one, SGD, begin(one), steps=[0, 7], dimension=12, runs=3, seed=1) for one in (LOSS, RULE)]
