@@ -50,6 +50,17 @@ def made(name: str, dtype: str, mode: str, d: int = D) -> DirectFixedData:
     return simulator
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU's compiler makes it")
+@float64
+def test_what_the_compiler_refuses_goes_the_other_way() -> None:
+    """A CPU's compiler has no such kernels: the result says so, and the products are made."""
+    simulator = made("committee", "float64", "")
+    simulator.read_once("triton")
+    assert simulator.engine.startswith("xla (no kernel: ")
+    assert "interpret mode" in simulator.engine
+    assert not simulator.options.kernel
+
+
 TRIED = [(name, dtype) for name in CASES for dtype in ("float64", "float32", "float16")]
 OFTEN = (("sphere", "float16"), ("committee", "float64"))  # in the fast tests
 

@@ -30,7 +30,7 @@ from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.reach import available_bytes
 from sgdynamics.samples.sample import Place, as_dtype
-from sgdynamics.simulation import kernel_data
+from sgdynamics.simulation import kernel_data, unrolled
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
@@ -106,7 +106,7 @@ class DirectFixedData(Simulator):
         self.place = placed(problem, sizes)
         check_range(self)
         self.seed = seed
-        if has_kernels() and not shared_data:  # a product with all runs reads a data set that they share once for all of them
+        if unrolled.has_kernels() and not shared_data:  # a product with all runs reads a data set that they share once for all of them
             self.read_once("triton")
         self.data: Data | None = None
 
@@ -114,10 +114,31 @@ class DirectFixedData(Simulator):
     def read_once(self, mode: str) -> None:
         """Steps by the kernel that reads the inputs once, where it takes this problem; `engine` says which."""
         given = as_dtype(self.structure.sample.example(self.parameters), self.dtype)
-        why = kernel_data.against(self.structure, self.dimension, as_dtype(self.parameters_now, self.dtype), given, self.dtype)
+        numbers = as_dtype(self.parameters_now, self.dtype)
+        why = kernel_data.against(self.structure, self.dimension, numbers, given, self.dtype)
+        if why is None and mode == "triton":
+            why = self._refused(numbers, given)
         if why is None:
             self.options = self.options._replace(kernel=mode, together=True)
         self.engine = "kernel (one read a step)" if why is None else f"xla (no kernel: {why})"
+
+    def _refused(self, numbers: Numbers, given: Tree) -> str | None:
+        """What the compiler of kernels says against the sums of one run and one chunk; None where it makes them."""
+
+        def of_samples(one: Any, *, lead: tuple[int, ...] = (1, kernel_data.CHUNK)) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*lead, *np.shape(one)), jnp.result_type(one))
+
+        empty = partial(np.empty, dtype=self.dtype)
+        width, signals = self.structure.width, self.structure.signals
+        inputs = of_samples(np.empty(self.dimension, self.stored))
+        data = Data(inputs, of_samples(empty(signals)), jax.tree.map(of_samples, given))
+        rows, head = of_samples(empty((width, self.dimension)), lead=(1,)), of_samples(empty(width), lead=(1,))
+        selected = of_samples(np.bool_(True)) if self.options.selects else None
+        try:
+            jax.jit(partial(kernel_data.sums, self.structure, "triton")).lower(numbers, data, rows, head, selected).compile()
+        except Exception as error:  # whatever it is: there is another way, and the result says that it was gone
+            return " ".join(str(error).split())[:200]
+        return None
 
     @property
     def parameters_now(self) -> Any:
@@ -220,12 +241,6 @@ def check_range(simulator: DirectFixedData) -> None:
     if simulator.stored == np.float16 and not (spread.min() >= low and spread.max() <= high):
         fix = f"inputs have standard deviations from {spread.min():.3g} to {spread.max():.3g}, and it holds {low:g} to {high:g} well"
         raise checks.reject("dtype", simulator.stored.name, f'{fix}: take "float32"')
-
-
-def has_kernels() -> bool:
-    """Whether this machine runs kernels of our own."""
-    device = jax.local_devices()[0]
-    return device.platform == "gpu" and "NVIDIA" in device.device_kind
 
 
 def _step_key(key: OneKey, number: Whole) -> OneKey:

@@ -179,13 +179,6 @@ def random_numbers(plan: Plan, keys: tuple[Any, Any], index: Whole, free: list[A
     return Turn(normals, [chi_length(one, value, x) for one, value, x in zip(free, values, proposals, strict=True)], index)
 
 
-def _objects(numbers: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    found = np.empty(len(numbers), dtype=object)
-    for place, one in enumerate(numbers):
-        found[place] = one
-    return found.reshape(shape)
-
-
 def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
     """All steps of the runs of one program; values: one row a number of the lane, one column a run."""
     shared_ref, free_ref, when_ref, values_ref, made_ref = refs
@@ -204,7 +197,7 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
         for one in plan.parts.shared:
             kind = plan.program.kinds[one]
             size = int(np.prod(kind.shape))
-            found[one] = _objects([shared_ref[first + k].astype(kind.dtype) for k in range(size)], kind.shape)
+            found[one] = unrolled.arranged([shared_ref[first + k].astype(kind.dtype) for k in range(size)], kind.shape)
             first += size
         return found
 
@@ -212,8 +205,8 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
         index, values = carry
         turn = random_numbers(plan, keys, index, [free_ref[k] for k in range(int(np.prod(plan.chi)))])
         edges = np.cumsum([0, *sizes])
-        own = [_objects(list(values[low:high]), one.shape) for low, high, one in zip(edges, edges[1:], kinds, strict=False)]
-        own += [_objects(turn.normals, (plan.normals,)), _objects(turn.lengths, plan.chi), _objects([index], ())]
+        own = [unrolled.arranged(list(values[low:high]), one.shape) for low, high, one in zip(edges, edges[1:], kinds, strict=False)]
+        own += [unrolled.arranged(turn.normals, (plan.normals,)), unrolled.arranged(turn.lengths, plan.chi), unrolled.arranged([index], ())]
         given = shared() | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         found = unrolled.run(plan.program, plan.parts.after, given)
         return index + 1, tuple(jnp.broadcast_to(one, (LANES,)).astype(jnp.float64) for array in found for one in array.reshape(-1))
@@ -388,16 +381,12 @@ class KernelChain(ExactChain):
         """Why a step cannot be unrolled; None where it can."""
         every = jax.eval_shape(lambda: of_runs(self.grouping, self.initial(np.zeros(1, int)), seen))
         lane = jax.tree.map(lambda leaf: (leaf.shape[1:], np.dtype(leaf.dtype).name), every)
-        shared = jax.tree.map(lambda leaf: (np.shape(leaf), np.dtype(jnp.result_type(leaf)).name), (self.numbers, self.sizes, given))
-        trees = [jax.tree.flatten(one, is_leaf=_is_kind) for one in (shared, lane)]
+        shared = jax.tree.map(unrolled.kind_of, (self.numbers, self.sizes, given))
+        trees = [jax.tree.flatten(one, is_leaf=unrolled.is_kind) for one in (shared, lane)]
         return _against(self.grouping, see, *((tuple(leaves), tree) for leaves, tree in trees))
 
 
 LEAST_MEMORY = 1 << 30  # where a device does not say how much it has
-
-
-def _is_kind(one: Any) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str)
 
 
 @cache
@@ -421,9 +410,9 @@ def _operations(plan: Plan, lane: Lane) -> int:
     common = [plan.program.kinds[one] for one in plan.parts.shared]
 
     def step(own: list[Any], common: list[Any], index: Whole) -> list[Any]:
-        arrays = [_objects(list(one), kind.shape) for one, kind in zip(own, kinds, strict=True)]
-        values = dict(zip(plan.program.inputs[plan.shared :], [*arrays, _objects([index], ())], strict=True))
-        values |= {name: _objects(list(jnp.ravel(one)), one.shape) for name, one in zip(plan.parts.shared, common, strict=True)}
+        arrays = [unrolled.arranged(list(one), kind.shape) for one, kind in zip(own, kinds, strict=True)]
+        values = dict(zip(plan.program.inputs[plan.shared :], [*arrays, unrolled.arranged([index], ())], strict=True))
+        values |= {name: unrolled.arranged(list(jnp.ravel(one)), one.shape) for name, one in zip(plan.parts.shared, common, strict=True)}
         return [one for array in unrolled.run(plan.program, plan.parts.after, values) for one in array.reshape(-1)]
 
     return len(jax.make_jaxpr(step)(own, common, jax.ShapeDtypeStruct((), np.int64)).jaxpr.eqns)
@@ -431,8 +420,7 @@ def _operations(plan: Plan, lane: Lane) -> int:
 
 def exact_chain(problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> ExactChain:
     """The exact chain as this machine runs it best: in one kernel on an NVIDIA GPU where a step can be unrolled, else step by step."""
-    device = jax.local_devices()[0]
-    if device.platform != "gpu" or "NVIDIA" not in device.device_kind:
+    if not unrolled.has_kernels():
         return ExactChain(problem, algorithm, begin, dimension, sizes)
     chain = KernelChain(problem, algorithm, begin, dimension, sizes)
     why = chain.against()

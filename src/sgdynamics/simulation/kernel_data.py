@@ -70,13 +70,6 @@ def planned(structure: Structure, parameters: Numbers, head: Tree, own: tuple[An
     return Plan(program, unrolled.split(program, set(program.inputs[:count])), count)
 
 
-def _objects(numbers: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    found = np.empty(len(numbers), dtype=object)
-    for place, one in enumerate(numbers):
-        found[place] = one
-    return found.reshape(shape)
-
-
 class Tile(NamedTuple):
     """Where a tile is: its run, its samples, which of these there are, and which columns."""
 
@@ -129,7 +122,7 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
         for one in plan.parts.shared:
             kind = plan.program.kinds[one]
             size = math.prod(kind.shape)
-            found[one] = _objects([shared_ref[run, first + k].astype(kind.dtype) for k in range(size)], kind.shape)
+            found[one] = unrolled.arranged([shared_ref[run, first + k].astype(kind.dtype) for k in range(size)], kind.shape)
             first += size
         return found
 
@@ -140,10 +133,10 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
         tile = at(number)
         used = tile.there if use_ref is None else tile.there & (tile.of_samples(use_ref, 0) > 0)
         x = _inputs(tile, x_ref, dtype, used)
-        own = [_objects([jnp.sum(x * row[None, :], axis=1) for row in w], (width,))]
+        own = [unrolled.arranged([jnp.sum(x * row[None, :], axis=1) for row in w], (width,))]
         for ref, kind in zip((signals_ref, *given_refs), own_kinds[1:], strict=True):
             numbers = [tile.of_samples(ref, k).astype(kind.dtype) for k in range(math.prod(kind.shape))]
-            own.append(_objects(numbers, kind.shape))
+            own.append(unrolled.arranged(numbers, kind.shape))
         given = common | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         values, slopes, *more = unrolled.run(plan.program, plan.parts.after, given)
 
@@ -245,13 +238,9 @@ def against(structure: Structure, dimension: int, parameters: Numbers, given: Tr
         return "several inputs a sample"
     if structure.width * power_of_two(dimension) > LARGEST_ROWS:
         return f"rows of {structure.width} x {dimension} numbers"
-    kinds = jax.tree.map(lambda one: (np.shape(one), np.dtype(jnp.result_type(one)).name), (parameters, given))
-    leaves, tree = jax.tree.flatten(kinds, is_leaf=_is_kind)
+    kinds = jax.tree.map(unrolled.kind_of, (parameters, given))
+    leaves, tree = jax.tree.flatten(kinds, is_leaf=unrolled.is_kind)
     return _against(structure, np.dtype(dtype).name, tuple(leaves), tree)
-
-
-def _is_kind(one: Any) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str)
 
 
 @cache
@@ -273,7 +262,7 @@ def _operations(plan: Plan) -> int:
     kinds = [plan.program.kinds[one] for one in names]
 
     def sample(*numbers: Numeric) -> list[Any]:
-        values = {name: _objects(list(one), kind.shape) for name, one, kind in zip(names, numbers, kinds, strict=True)}
+        values = {name: unrolled.arranged(list(one), kind.shape) for name, one, kind in zip(names, numbers, kinds, strict=True)}
         return [one for array in unrolled.run(plan.program, plan.parts.after, values) for one in array.reshape(-1)]
 
     return len(jax.make_jaxpr(sample)(*(jax.ShapeDtypeStruct((math.prod(kind.shape), 1), kind.dtype) for kind in kinds)).jaxpr.eqns)

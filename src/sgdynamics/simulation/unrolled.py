@@ -198,6 +198,29 @@ def _objects(values: Given) -> np.ndarray:
     return found
 
 
+def has_kernels() -> bool:
+    """Whether this machine runs kernels of our own."""
+    device = jax.local_devices()[0]
+    return device.platform == "gpu" and "NVIDIA" in device.device_kind
+
+
+def arranged(numbers: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of a kernel as an array of them."""
+    found = np.empty(len(numbers), dtype=object)
+    for place, one in enumerate(numbers):
+        found[place] = one
+    return found.reshape(shape)
+
+
+def is_kind(one: Any) -> bool:
+    """(shape, name of a dtype), which can be compared and cached, in a tree of them."""
+    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str)
+
+
+def kind_of(one: Any) -> tuple[tuple[int, ...], str]:
+    return np.shape(one), np.dtype(jnp.result_type(one)).name
+
+
 def _known(one: Any) -> bool:
     return isinstance(one, np.generic)
 
