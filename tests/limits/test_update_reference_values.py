@@ -39,7 +39,7 @@ def test_reference_values_at_two(name):
         expected = [0.04212050574, -0.04749965584, -0.04697129394, -0.08510595323]
         np.testing.assert_allclose([Q[2, 2], Q[0, 2], Q[0, 3], M[2, 0]], expected, atol=1e-9)
     if name == "adagrad_norm":
-        assert float(result.scalars[0]) == pytest.approx(0.27887168308, abs=1e-9)
+        assert float(result.update_scalars[0]) == pytest.approx(0.27887168308, abs=1e-9)
 
 
 # dM1, dM2, dQ11, dQ12, dQ22 over tau at the start, known to 1e-9
