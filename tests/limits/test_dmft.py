@@ -243,15 +243,17 @@ def test_finite_size_drift_shrinks():
     steps = [1, 10, 30]
     theory = sgd.solve_dmft(problem, algorithm, start, steps=steps, paths=REPLICATES * 4096, replicates=REPLICATES)
     gaps = []
-    for d, runs in ((25, 2000), (400, 150)):
+    for d, runs in ((12, 4000), (400, 150)):
         found = sgd.simulate(problem, algorithm, start, steps=steps, dimension=d, runs=runs, seed=d)
         gaps.append(sgd.compare(theory, found))
     last = gaps[1]
     for name in ("M", "Q", "a", "train_risk"):
         assert np.nanmax(np.abs(last[f"{name}_z"])) < T_LIMIT, name
-    drift = [float(np.abs(gap.train_risk_simulation - gap.train_risk_theory)[-1]) for gap in gaps]
-    assert drift[1] < drift[0] / 4 + 3 * float(last.train_risk_standard_error[-1])
-    assert drift[0] > 3 * float(gaps[0].train_risk_standard_error[-1])  # it is there to be seen
+    # of the head, where it is largest: about .16/d, seven standard errors of these runs; that of the train risk is within its error
+    drift = [np.abs(gap.a_simulation - gap.a_theory).values[-1] for gap in gaps]
+    error = [gap.a_standard_error.values[-1] for gap in gaps]
+    assert np.all(drift[1] < drift[0] / 4 + 4 * error[1])
+    assert np.all(drift[0] > 4 * error[0])  # it is there to be seen
 
 
 def test_bad_input():
