@@ -42,6 +42,7 @@ from sgdynamics.samples.spectrum import of_blocks, spread
 SPAN = 64  # samples whose random numbers are drawn together (a few kilobytes a run)
 FEW_BLOCKS = 4  # that are compressed wherever they can be; more are a spectrum, whose cost is that of its columns
 LEAST_COLUMNS = 8  # new columns between two folds: more wastes normals, fewer wastes QR decompositions
+COLUMNS_OF_ONE_ROW = 2  # its fold is a sum of squares, and costs less than the normals of more columns
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Grouping:
     def steps(self) -> int:
         if self.wide_batch or self.single:
             return 1
-        return max(1, max(LEAST_COLUMNS, self.structure.width) // (self.inputs + self.kicks))
+        least = COLUMNS_OF_ONE_ROW if self.rows == 1 else max(LEAST_COLUMNS, self.structure.width)
+        return max(1, least // (self.inputs + self.kicks))
 
     @property
     def kicks(self) -> int:
@@ -524,7 +526,8 @@ def fold(grouping: Grouping, rows: Float[Numeric, "rows columns"]) -> Float[Nume
         return rows
     k, (strip, blocks) = grouping.structure.signals, grouping.split(rows)
     rest = jnp.transpose(blocks[..., k:], (1, 2, 0))
-    L = jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
+    one = grouping.rows == 1  # the R of a single column is its length
+    L = jnp.sqrt(jnp.sum(rest**2, axis=1, keepdims=True)) if one else jnp.swapaxes(jnp.linalg.qr(rest, mode="r"), -1, -2)
     empty = jnp.zeros((*L.shape[:-1], grouping.columns), rows.dtype)
     folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
     return grouping.joined(strip, jnp.concatenate([blocks[..., :k], folded], axis=-1))
