@@ -10,12 +10,16 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import sgdynamics as sgd
 from sgdynamics import gallery, papers
 from sgdynamics.gallery import kept_data
+from sgdynamics.gallery.kept_data import say_below
 from sgdynamics.gallery.page import markdown
 
 DOCS = Path(__file__).parents[1] / "docs/gallery"
@@ -250,3 +254,14 @@ def test_every_judge_has_a_test_that_breaks_it():
         tested = importlib.import_module(f"tests.gallery.test_judges_{document}")
         broken = {one.judge for one in tested.BROKEN}
         assert {one.judge for one in gallery.ENTRIES if one.document == document} == broken
+
+
+def test_small_print_stands_below_a_legend(tmp_path):
+    fig = Figure(figsize=(4, 3), layout="constrained")
+    fig.subplots().plot([0, 1], color="b")
+    fig.legend(handles=[Line2D([], [], color="r", lw=6)], labels=["red"], loc="outside lower center")
+    say_below(fig, "small print " * 20)
+    fig.savefig(tmp_path / "picture.png", dpi=100, bbox_inches="tight")
+    drawn = matplotlib.image.imread(tmp_path / "picture.png")
+    red = (drawn[..., 0] > 0.9) & (drawn[..., 1:3] < 0.1).all(-1)
+    assert len(drawn) - np.flatnonzero(red.any(1)).max() > 60  # four lines of print are below it

@@ -1,8 +1,8 @@
 """The built pages as a reader sees them: a headless Chromium opens every one, in a wide and in a narrow window.
 
 `make docs` builds the pages and runs this, with their folder in the environment variable PAGES; without it, or without a browser, it is
-skipped. Formulas bring their fonts along, so that their pictures are the same on every machine: a few are held against those in
-`tests/pictures`, which `PAGES=output/docs python -m tests.test_pages` takes anew.
+skipped. Formulas bring their fonts along, and in them pieces of pages look the same on every machine: a few are held against their pictures
+in `tests/pictures`, which `PAGES=output/docs python -m tests.test_pages` takes anew.
 """
 
 from __future__ import annotations
@@ -25,6 +25,24 @@ SOURCES = "_modules"  # the code itself has lines of 140 characters, which scrol
 PICTURES = Path(__file__).parent / "pictures"
 # what was cut off, or had brackets and roots of one size, before formulas had their own fonts
 FORMULAS = {"split": "div.equation", "brackets": "#equation-eq3", "fractions": "#equation-eq5", "root": "#equation-eq33"}
+# tables that lost stars, came out as raw pipes, or were cut at the right
+TABLES = {
+    "units": ("units.html", "#what-is-what table"),
+    "critical_points": ("api/papers.html", "[id='sgdynamics.papers.escaping_mediocrity.critical_points'] + dd pre"),
+    "errata": ("errata.html", "table"),
+}
+PIECES = {name: ("theory.html", f"{selector} .katex-html") for name, selector in FORMULAS.items()} | TABLES
+# the text in the fonts of the formulas, whatever fonts the machine has
+SAME_FONTS = """
+(() => {
+  const style = document.createElement("style");
+  style.textContent = `body, body *:not(.katex, .katex *, pre *, code, code *) { font-family: KaTeX_Main !important }
+    body pre, body pre *, body code, body code * { font-family: KaTeX_Typewriter !important }`;
+  document.head.append(style);
+  document.body.offsetHeight;
+  return document.fonts.ready.then(() => true);
+})()
+"""
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="PAGES does not name the folder of the built pages: `make docs` does")
 
@@ -105,11 +123,13 @@ def test_faults_are_seen(browser, body, fault, tmp_path):
     assert any(fault in one for one in found) if fault else found == [], found
 
 
-def formula(browser: Browser, selector: str, path: Path) -> None:
-    """The picture of a formula of the theory, without its number."""
+def piece(browser: Browser, name: str, path: Path) -> None:
+    """The picture of a formula of the theory, without its number, or of a table."""
+    page, selector = PIECES[name]
     browser.size(WIDE)
-    browser.open((Path(FOLDER or "").resolve() / "theory.html").as_uri())
-    browser.picture(path, f"{selector} .katex-html")
+    browser.open((Path(FOLDER or "").resolve() / page).as_uri())
+    browser.run(SAME_FONTS)
+    browser.picture(path, selector)
 
 
 def ink(path: Path) -> np.ndarray:
@@ -133,15 +153,39 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas_look_as_they_did(browser, name, tmp_path):
-    formula(browser, FORMULAS[name], tmp_path / "now.png")
-    now, before = ink(tmp_path / "now.png"), ink(PICTURES / f"{name}.png")
-    assert np.allclose(now.shape, before.shape, atol=2), f"{name}: {now.shape} pixels for {before.shape}"
+    now, before = pictures(browser, name, tmp_path)
     assert difference(now, before) < 0.4
     assert difference(np.roll(now, 6, axis=1), before) > 0.8  # it would see it
+
+
+def pictures(browser: Browser, name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """A piece of a page as it is now, and as it was."""
+    piece(browser, name, folder / "now.png")
+    now, before = ink(folder / "now.png"), ink(PICTURES / f"{name}.png")
+    assert np.allclose(now.shape, before.shape, atol=2), f"{name}: {now.shape} pixels for {before.shape}"
+    return now, before
+
+
+TILE = 24  # pixels: a word or less
+
+
+def tiles(one: np.ndarray, other: np.ndarray) -> list[float]:
+    """The difference of two pictures in every tile that has ink; on a whole table one lost star would be nothing."""
+    height, width = (min(sizes) for sizes in zip(one.shape, other.shape, strict=True))
+    places = [np.s_[y : y + TILE, x : x + TILE] for y in range(0, height - TILE, TILE) for x in range(0, width - TILE, TILE)]
+    return [difference(one[place], other[place]) for place in places if other[place].sum() > TILE]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_look_as_they_did(browser, name, tmp_path):
+    now, before = pictures(browser, name, tmp_path)
+    assert max(tiles(now, before)) < 0.5
+    now[:TILE, : 2 * TILE] = 0.0  # a word less
+    assert max(tiles(now, before)) > 0.8  # it would see it
 
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     with Browser() as one:
-        for name, selector in FORMULAS.items():
-            formula(one, selector, PICTURES / f"{name}.png")
+        for name in PIECES:
+            piece(one, name, PICTURES / f"{name}.png")

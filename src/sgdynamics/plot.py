@@ -315,7 +315,9 @@ def _region(ax: Axes, name: str, x: tuple[float, float], y: tuple[float, float],
         return
     ax.fill_between(x, y[0], y[1], color=REGION_COLOURS[name], lw=0)
     if np.log(y[1] / y[0]) > 1.0:
-        ax.text(np.sqrt(x[0] * x[1]), np.sqrt(y[0] * y[1]), f"{name}\n{method}", ha="center", va="center", fontsize=9, color="0.25")
+        box = {"facecolor": REGION_COLOURS[name], "edgecolor": "none", "pad": 1.0}  # over the arrows, which may cross it
+        style = {"ha": "center", "va": "center", "fontsize": 9, "color": "0.25", "zorder": 3.5, "bbox": box}
+        ax.text(np.sqrt(x[0] * x[1]), np.sqrt(y[0] * y[1]), f"{name}\n{method}", **style)
 
 
 def phase_diagram(

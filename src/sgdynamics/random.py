@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -11,16 +13,22 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 
 from sgdynamics.arrays import Keys, Numeric, OneKey, Whole
+from sgdynamics.generator import older_generator
 from sgdynamics.precision import float64
 
 
 @float64
 def run_keys(seed: int, chosen: np.ndarray) -> Keys:
     """One key a run, independent of how many runs there are."""
-    return _run_keys(np.int64(seed), chosen)
+    return _compiled_keys()(np.int64(seed), chosen)
 
 
-@jax.jit
+@cache
+def _compiled_keys() -> Callable[..., Keys]:
+    # a few integers a run, made once: what counts is the compiler's time
+    return jax.jit(_run_keys, compiler_options=older_generator())
+
+
 def _run_keys(seed: Whole, chosen: Int[Numeric, " runs"]) -> Keys:
     root = jax.random.key(seed)
     return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)

@@ -82,5 +82,13 @@ def draw_full_size(document: str, number: str) -> tuple[Figure, xr.Dataset]:
 
 def say_below(fig: Figure, words: str) -> None:
     """Small print under a picture."""
+    fig.draw_without_rendering()
+    for legend in fig.legends:
+        # one "outside" the axes would stand at the edge of what is written, upon the small print
+        box = legend.get_window_extent().transformed(fig.transFigure.inverted())
+        legend.borderaxespad = 0.0
+        legend.set_bbox_to_anchor((box.x0, box.y0), fig.transFigure)
+        legend.set_loc("lower left")
+    fig.set_layout_engine("none")
     said = "\n".join(textwrap.wrap(words, int(14 * fig.get_figwidth())))
     fig.text(0.5, -0.02, said.replace("$", "\\$"), ha="center", va="top", fontsize="small", color="0.25")

@@ -64,13 +64,17 @@ def _risks(
 def _first(one: Callable[[State], Any], states: State, count: Whole) -> Any:
     """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
 
-    def few(index: Whole, found: Numeric) -> Any:
-        some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states)
-        return jax.lax.dynamic_update_slice_in_dim(found, jax.vmap(one)(some), size * index, 0)
+    def part(index: Whole) -> State:
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, size * index, size), states)
 
-    size = min(TOGETHER, len(states["a"]))  # chunks are powers of two
-    shape = jax.eval_shape(jax.vmap(one), states)
-    return jax.lax.fori_loop(0, (count + size - 1) // size, few, jnp.zeros(shape.shape, shape.dtype))
+    def few(index: Whole, found: Numeric) -> Any:
+        return jax.lax.dynamic_update_slice_in_dim(found, together(part(index)), size * index, 0)
+
+    length = len(states["a"])
+    size = min(TOGETHER, length)  # chunks are powers of two
+    together = jax.jit(jax.vmap(one))  # named in two places, traced once
+    shape = jax.eval_shape(together, jax.eval_shape(part, 0))
+    return jax.lax.fori_loop(0, (count + size - 1) // size, few, jnp.zeros((length, *shape.shape[1:]), shape.dtype))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

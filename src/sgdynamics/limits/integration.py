@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
 from sgdynamics.gaussian.risk import lanes_of
+from sgdynamics.generator import older_generator
 from sgdynamics.limits.explicit import explicit
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
 from sgdynamics.reach import check_memory
@@ -220,7 +221,14 @@ def _reach(
         left = stopped & (_size(last) < largest(times_found[1][0]) / 2)
         return Reached(states_found[0], last, times_found[1][0], left, found.result == diffrax.RESULTS.max_steps_reached)
 
-    return jax.vmap(lambda own: jax.vmap(partial(one, own))(states, levels))(each)
+    return _for_each(lambda own: _for_each(partial(one, own), states, levels), each)
+
+
+def _for_each(function: Callable[..., Any], *trees: Tree) -> Any:
+    """`jax.vmap`; an axis of one is taken off and put on again, as a loop whose end each case has for itself is a larger program."""
+    if any(len(leaf) != 1 for leaf in jax.tree.leaves(trees)):
+        return jax.vmap(function)(*trees)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(*jax.tree.map(lambda leaf: leaf[0], trees)))
 
 
 def _lane(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reached:
@@ -228,19 +236,8 @@ def _lane(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reac
 
 
 @cache
-def _older_generator() -> dict[str, Any] | None:
-    """XLA's older code generator on a CPU: half the time to compile. Where XLA does not know it, nothing."""
-    older = {"xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda x: x, compiler_options=older)(np.zeros(()))
-    except jax.errors.JaxRuntimeError:
-        return None
-    return older if jax.default_backend() == "cpu" else None
-
-
-@cache
 def _compiled(function: Callable[..., Reached], small: bool) -> Callable[..., Reached]:
-    return jax.jit(function, static_argnums=(0, 1), compiler_options=_older_generator() if small else None)
+    return jax.jit(function, static_argnums=(0, 1), compiler_options=older_generator() if small else None)
 
 
 def _program(function: Callable[..., Reached], case: Case) -> Callable[..., Reached]:

@@ -155,7 +155,7 @@ def _drawn(chosen: dict[str, Case], data: xr.Dataset) -> Any:
             below.errorbar(alpha, data[f"chain_{name}"][index], data[f"chain_error_{name}"][index], **points)
         below.plot([], [], "o", color="0.4", ms=3, label=f"exact chain, $d$ = {DIMENSION}")
         below.plot([], [], color="0.4", label="ODE")
-        gain = f"ODE {at[f'gain_{name}']:.2f}, chain {at[f'gain_chain_{name}']:.2f} $\\pm$ {at[f'gain_chain_error_{name}']:.2f}"
+        gain = f"ODE {at[f'gain_{name}']:.3f}, chain {at[f'gain_chain_{name}']:.3f} $\\pm$ {at[f'gain_chain_error_{name}']:.3f}"
         below.set(yscale="log", xlabel="$\\alpha$ = samples / $d$", title=f"gain: {gain}")
         if column == 0:
             below.legend(frameon=False)

@@ -67,7 +67,7 @@ def mean_field(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     k, gamma, Delta = 1, 1.0, 1e-3
-    d, widths, runs, many = (40, (8, 32), 48, 128) if quick else (80, (8, 16, 32, 64), 48, 1024)
+    d, widths, runs, many = (40, (8, 16, 32), 48, 128) if quick else (80, (8, 16, 32, 64), 48, 1024)
     t = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
     begins, risk = [], np.zeros((len(widths), runs, len(t)))
     for row, p in enumerate(widths):

@@ -453,7 +453,7 @@ def order_of_limits(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset
     axes[0].set(xlabel="$N$", ylabel="fraction of runs with an optimal classifier")
     ticks(axes[0], data.N.values)
     axes[1].set(xlabel=r"$\lambda/N$")
-    axes[0].legend(frameon=False, loc="upper left")
+    axes[0].legend(frameon=False, loc="lower left")  # below all fractions
     fig.suptitle(f"XOR mixture, $\\alpha$ = {ORDER_ALPHA}, {data.attrs['runs']} runs of the exact chain")
     return fig, data
 
