@@ -1,0 +1,184 @@
+"""DMFT in the kernel form (`limits.kernels`): which problems and algorithms it is for, and the sweep over its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from sgdynamics.algorithms.epochs import EpochSGD, Visits
+from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
+from sgdynamics.arrays import Numbers, Numeric, Tree
+from sgdynamics.conditioning import SMALLEST, Setup
+from sgdynamics.limits import kernels
+from sgdynamics.limits.dmft import FIRST_ROOM, Points, Sweep, next_room, origins_of
+from sgdynamics.limits.paths import chunks_for
+from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.starts import Start, factor
+from sgdynamics.samples.spectrum import eigenvalues
+
+A_SLOT = 10  # paths for each input, a signal or a row at some time: with fewer the overlaps need not be positive
+FEW_BLOCKS = 4  # from so many on this form is taken unless another is asked for: below, it saves little
+MOST_FRACTION = 0.9  # of the samples in a batch: beyond, gradients hardly differ from those of the step before
+
+
+class NothingNew(ValueError):
+    """Fields that follow from earlier ones: the kernel form has no derivatives in them."""
+
+
+def hindrance(problem: Problem, algorithm: FixedData) -> str:
+    """Why this form is not for a problem and an algorithm; empty where it is."""
+    sample = problem.structure.sample
+    if not isinstance(algorithm, EpochSGD):
+        if type(algorithm) is not MultiPassSGD or algorithm.batch_fraction > MOST_FRACTION:
+            return (
+                f"it needs noise of its own in every step: sgd.EpochSGD, or sgd.MultiPassSGD with batch_fraction at most {MOST_FRACTION}"
+            )
+    if sample.tokens is not None or not sample.centred or sample.noisy_inputs or sample.contexts:
+        return "it is for one centred input a sample: not for mixtures, means, tokens, or noise on the inputs"
+    return ""
+
+
+def slots_needed(problem: Problem, steps: float) -> float:
+    """Inputs that are known after so many steps."""
+    return kernels.slots(Setup(problem.structure, True, False), steps)
+
+
+class KernelSweep(Sweep):
+    """Replicates of the effective process in the kernel form."""
+
+    form: ClassVar[str] = "kernels"
+    quasi_random: ClassVar[bool] = False
+
+    @property
+    def seen_blocks(self) -> int:
+        return 1
+
+    def work(self, directions: float) -> float:
+        p, blocks = self.setup.structure.width, self.setup.structure.blocks
+        return 4.0 * p * self.replicates * (self.inputs + blocks * directions) * directions
+
+    def needed(self, steps: float) -> float:
+        return kernels.slots(self.setup, steps)
+
+    def held(self, directions: int) -> int:
+        """Bytes of one replicate: z and g, overlaps and responses of all blocks, and the factor."""
+        paths, blocks = 2 * self.dtype.itemsize * self.inputs, self.setup.structure.blocks
+        return paths * directions + 8 * (2 * blocks + 1) * directions**2
+
+    def initial(self, begin: Start, points: Points) -> list[Any]:
+        T, L = factor(self.problem, begin)
+        start = kernels.start_of(np.asarray(self.parameters["frame"]), T[0], L[0], np.asarray(eigenvalues(self.parameters)))
+        setup = self.setup
+        room = min(max(FIRST_ROOM if setup.visited else SMALLEST, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
+        normals, noise, uniform = points.first()
+        drawn = (normals[:, 0], noise, uniform, origins_of(self.seed, self.replicates))
+        sets = self.replicates if jax.default_backend() != "cpu" else 1
+        numbers = (self.numbers[:3], start, begin.a[0])
+        fixed = (setup, room, chunks_for(setup, self.inputs), str(self.dtype))
+        groups = []
+        for first in range(0, self.replicates, sets):
+            part = tuple(value[first : first + sets] for value in drawn)
+            groups.append(_Group(_initial(*fixed, *numbers, *part), sets))
+        return groups
+
+    def advance(self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
+        super().advance(groups, visits, now, end, most)
+        lost = np.concatenate([np.asarray(group.paths.lost) for group in groups])
+        if np.any(lost >= 0):
+            where = int(lost[lost >= 0].min())
+            raise NothingNew(
+                f"after step {where} the fields of {self.each} paths a replicate follow from earlier ones, or their overlaps are not positive: "
+                "take more paths or fewer steps, or form='projections'"
+            )
+
+    def observer(self, group: Any) -> Any:
+        return partial(_observe, number=np.int64(group.number))
+
+    def pairs(self, count: int) -> Any:
+        return _Pairs(self)
+
+    def finish(self, groups: list[Any]) -> None:
+        self.rank = max(self.rank, self.setup.structure.width * max(group.number for group in groups))
+
+
+@dataclass
+class _Group:
+    """Replicates that go together (leading axis), where they stand, and the last steps at which they were finite."""
+
+    paths: kernels.Kernels
+    sets: int
+    number: int = 0
+    settled: bool = False
+    good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def room(self) -> int:
+        return self.paths.z.shape[2]
+
+    def setup(self, setup: Setup) -> Setup:
+        return setup
+
+    def go(self, setup: Setup, numbers: Tree, visits: Visits | None, now: int, end: int, most: int, memory: Any) -> None:
+        """To step `end`, with memory made on the way."""
+        self.number, self.good = now, np.full(self.sets, now, dtype=np.int64)
+        while True:
+            moved = (np.bool_(self.settled), visits, np.int64(self.number), self.good, np.int64(end))
+            self.paths, number, good = kernels.advanced(setup, numbers[:3], self.paths, *moved)
+            self.number, self.good, self.settled = int(number), np.asarray(good), True
+            if self.number >= end or self.room >= most:
+                return
+            self.paths = kernels.widened(self.paths, next_room(self.room, most))
+
+
+class _Pairs:
+    """C and R at pairs of save points, which this form has anyway."""
+
+    def __init__(self, sweep: KernelSweep) -> None:
+        self.sweep = sweep
+        self.steps: list[int] = []
+
+    def advance(self, visits: list[Visits] | None, now: int, end: int) -> None:
+        """Nothing more is to be solved."""
+
+    def note(self, groups: list[_Group], points: Points, now: int) -> None:
+        self.steps.append(now)
+
+    def found(self, groups: list[_Group]) -> dict[str, np.ndarray]:
+        structure = self.sweep.setup.structure
+        slots = structure.signals + structure.width * np.array(self.steps)[:, None] + np.arange(structure.width)
+        parts = {"C": ("overlaps", np.ones(structure.blocks)), "R": ("responses", self.sweep.parameters["fractions"])}
+        result = {}
+        for name, (kind, weights) in parts.items():
+            whole = np.concatenate([np.einsum("rjbs,b->rjs", np.asarray(getattr(group.paths.scalars, kind)), weights) for group in groups])
+            result[name] = whole[:, slots[:, None, :, None], slots[None, :, None, :]]
+        return result
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _initial(
+    setup: Setup,
+    room: int,
+    chunks: int,
+    storage: str,
+    given: tuple[Any, ...],
+    start: kernels.Start,
+    head: Float[Numeric, " p"],
+    normals: Float[Numeric, "sets first n"],
+    noise: Float[Numeric, "sets n draws"],
+    uniform: Float[Numeric, "sets n"],
+    origins: Numeric,
+) -> kernels.Kernels:
+    def one(*drawn: Any) -> kernels.Kernels:
+        return kernels.cut(kernels.initial(setup, room, np.dtype(storage), given, start, head, *drawn), chunks)
+
+    return jax.vmap(one)(normals, noise, uniform, origins)
+
+
+@partial(jax.jit, static_argnums=0)
+def _observe(setup: Setup, parameters: Numbers, paths: kernels.Kernels, number: Any) -> dict[str, Any]:
+    return jax.vmap(lambda one: kernels.observe(setup, parameters, one, number))(paths)
