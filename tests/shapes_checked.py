@@ -82,7 +82,7 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics import conditioning
     from sgdynamics.gaussian.choice import expectation_of
     from sgdynamics.gaussian.risk import MARGIN, overlaps_at, rule_for
-    from sgdynamics.limits.dmft import Sweep, Points
+    from sgdynamics.limits.dmft import Points, Sweep
     from sgdynamics.limits.drift import drift
     from sgdynamics.limits.paths import advanced as steps_of_paths
     from sgdynamics.limits.sde import SdePaths

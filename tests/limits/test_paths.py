@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import numbers_of_step
 from sgdynamics.limits import paths as engine
-from sgdynamics.limits.dmft import Sweep, Points
+from sgdynamics.limits.dmft import Points, Sweep
 from sgdynamics.limits.forgetting import merged
 from sgdynamics.problems.starts import Start
 

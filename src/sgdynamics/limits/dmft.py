@@ -70,7 +70,8 @@ def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, tw
     # directions are opened one after the other, until none are left
     filling = min(steps, directions / sweep.setup.opened)
     work = sweep.work(directions) * (steps - filling / 2)
-    days = work * (1 + 1 / FEWER) * runs * (1 + (len(step) if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
+    sweeps = (1 + 1 / FEWER) * runs * (1 + (sweep.sweeps_a_pair * len(step) if two_time else 0))
+    days = work * sweeps / SPEED.get(jax.default_backend(), FAST) / 86400
     if days > MOST_DAYS:
         raise checks.reject(
             "steps",
@@ -85,6 +86,11 @@ class Sweep:
 
     form: ClassVar[str] = "projections"
     quasi_random: ClassVar[bool] = True  # also of the first directions
+    less_memory: ClassVar[str] = (
+        "take fewer paths or steps, dtype='float32', give rank= where the algorithm is smooth (gradient descent needs far fewer "
+        "directions than steps), or memory_directions="
+    )
+    sweeps_a_pair: ClassVar[int] = 1  # more, at each save point, for two times
 
     def __init__(
         self, problem: Problem, algorithm: FixedData, points: int, fewer: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
@@ -140,8 +146,7 @@ class Sweep:
         if self.bytes > room:
             raise ValueError(
                 f"{self.each * self.replicates} paths of up to {self.most} directions ({steps} steps) need {self.bytes / 1e9:.3g} GB, "
-                f"there are {room / 1e9:.3g} GB: take fewer paths or steps, dtype='float32', give rank= where the algorithm is smooth "
-                "(gradient descent needs far fewer directions than steps), or memory_directions="
+                f"there are {room / 1e9:.3g} GB: {self.less_memory}"
             )
 
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:

@@ -33,11 +33,9 @@ class NothingNew(ValueError):
 def hindrance(problem: Problem, algorithm: FixedData) -> str:
     """Why this form is not for a problem and an algorithm; empty where it is."""
     sample = problem.structure.sample
-    if not isinstance(algorithm, EpochSGD):
-        if type(algorithm) is not MultiPassSGD or algorithm.batch_fraction > MOST_FRACTION:
-            return (
-                f"it needs noise of its own in every step: sgd.EpochSGD, or sgd.MultiPassSGD with batch_fraction at most {MOST_FRACTION}"
-            )
+    fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MOST_FRACTION
+    if not fresh and not isinstance(algorithm, EpochSGD):
+        return f"it needs noise of its own in every step: sgd.EpochSGD, or sgd.MultiPassSGD with batch_fraction at most {MOST_FRACTION}"
     if sample.tokens is not None or not sample.centred or sample.noisy_inputs or sample.contexts:
         return "it is for one centred input a sample: not for mixtures, means, tokens, or noise on the inputs"
     return ""
@@ -48,11 +46,19 @@ def slots_needed(problem: Problem, steps: float) -> float:
     return kernels.slots(Setup(problem.structure, True, False), steps)
 
 
+def singular(problem: Problem, begin: Start) -> bool:
+    """Whether fields of a start follow from each other, in one of its runs."""
+    frame, values = np.asarray(problem.parameters["frame"]), np.asarray(eigenvalues(problem.parameters))
+    return any(kernels.start_of(frame, *rows, values).singular for rows in zip(*factor(problem, begin), strict=True))
+
+
 class KernelSweep(Sweep):
     """Replicates of the effective process in the kernel form."""
 
     form: ClassVar[str] = "kernels"
     quasi_random: ClassVar[bool] = False
+    less_memory: ClassVar[str] = "take fewer paths or steps, or dtype='float32'"
+    sweeps_a_pair: ClassVar[int] = 0
 
     @property
     def seen_blocks(self) -> int:
@@ -74,7 +80,8 @@ class KernelSweep(Sweep):
         T, L = factor(self.problem, begin)
         start = kernels.start_of(np.asarray(self.parameters["frame"]), T[0], L[0], np.asarray(eigenvalues(self.parameters)))
         setup = self.setup
-        room = min(max(FIRST_ROOM if setup.visited else SMALLEST, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
+        smallest = FIRST_ROOM if setup.visited else SMALLEST
+        room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
         normals, noise, uniform = points.first()
         drawn = (normals[:, 0], noise, uniform, origins_of(self.seed, self.replicates))
         sets = self.replicates if jax.default_backend() != "cpu" else 1
@@ -92,8 +99,8 @@ class KernelSweep(Sweep):
         if np.any(lost >= 0):
             where = int(lost[lost >= 0].min())
             raise NothingNew(
-                f"after step {where} the fields of {self.each} paths a replicate follow from earlier ones, or their overlaps are not positive: "
-                "take more paths or fewer steps, or form='projections'"
+                f"after step {where} the fields of {self.each} paths a replicate follow from earlier ones, or their overlaps are not "
+                "positive: take more paths or fewer steps, or form='projections'"
             )
 
     def observer(self, group: Any) -> Any:

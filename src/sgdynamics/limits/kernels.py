@@ -291,9 +291,7 @@ class _Part(NamedTuple):
     given: Any
 
 
-def _visit(
-    setup: Setup, numbers: tuple[Any, ...], weights: tuple[Any, Any, Any], slot: Whole, part: _Part
-) -> tuple[Sums, tuple[Any, Any]]:
+def _visit(setup: Setup, numbers: tuple[Any, ...], weights: tuple[Any, Any, Any], slot: Whole, part: _Part) -> tuple[Sums, tuple[Any, Any]]:
     """One chunk: its sums, fields and gradients. `weights`: what makes the fields of z and g, and the head."""
     from_z, from_g, head = weights
     parameters, algorithm, samples = numbers
@@ -327,7 +325,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, se
     selected = paths.selected
     if setup.selects and not setup.visited:
         before = numbers_of_step(given[0], given[1], ahead - settled)[1]
-        count = (ahead.astype(jnp.uint64) << np.uint64(32)) + jnp.arange(chunks * n).astype(jnp.uint64)
+        count = (jnp.asarray(ahead).astype(jnp.uint64) << np.uint64(32)) + jnp.arange(chunks * n).astype(jnp.uint64)
         uniform = uniforms_at(paths.origins[2], count).reshape(chunks, n)
         selected = jnp.where(settled, next_selection(before, selected, uniform), selected)
     used = visits if setup.visited else selected
@@ -350,9 +348,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, se
         return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), (0, slot, 0))
 
     fresh = _normals(setup, paths, ahead + 1)
-    return paths._replace(
-        z=placed(paths.z, paths.fresh), g=placed(paths.g, g), fresh=fresh, fields=fields, selected=selected, sums=sums
-    )
+    return paths._replace(z=placed(paths.z, paths.fresh), g=placed(paths.g, g), fresh=fresh, fields=fields, selected=selected, sums=sums)
 
 
 def slots(setup: Setup, steps: float) -> float:
