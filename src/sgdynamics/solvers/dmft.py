@@ -106,9 +106,9 @@ def solve_dmft(
         How many gradients, summed over bins of steps, are then kept; half of ``memory_directions`` unless given.
     form : str, default "auto"
         "projections": what is known of the data in each covariance block, a cost of 1 + blocks; "kernels": the fields alone, with
-        derivatives from Stein's formula and responses block by block, at the cost of one block, for ``EpochSGD``, and ``MultiPassSGD``
-        with a batch_fraction of at most 0.9, on centred samples of one input; "auto": kernels from four blocks on, where there are paths
-        enough. The attribute ``form`` tells which it was.
+        derivatives from Stein's formula and responses block by block, at the cost of one block, for ``EpochSGD`` (but in one fixed order)
+        and ``MultiPassSGD`` with a batch_fraction of at most 0.5, on centred samples of one input; "auto": kernels from four blocks on,
+        where there are paths enough. The attribute ``form`` tells which it was.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     record : dict, optional
