@@ -152,7 +152,7 @@ def initial(
         fields=jnp.zeros((1, n, p)),
         selected=selected[None],
         signals=(start.factor[:k, :k] @ normals[:k]).T[None],
-        given=jax.tree.map(lambda leaf: leaf[None], as_dtype(sample.given(draws), jnp.float64)),
+        given=jax.tree.map(lambda leaf: leaf[None], as_dtype(sample.given(draws), np.float64)),
         origins=origins,
         sums=Sums(jnp.zeros((p, room)), jnp.zeros((p, room)), jnp.zeros(p)),
         scalars=scalars,
@@ -351,7 +351,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], paths: Kernels, ahead: Whole, se
     return paths._replace(z=placed(paths.z, paths.fresh), g=placed(paths.g, g), fresh=fresh, fields=fields, selected=selected, sums=sums)
 
 
-def slots(setup: Setup, steps: float) -> float:
+def slots(setup: Setup, steps: Any) -> Any:
     """Signals, and rows before so many steps and after the last."""
     return setup.structure.signals + setup.structure.width * (steps + 1)
 
