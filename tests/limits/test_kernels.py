@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics.limits.dmft import Sweep
+from sgdynamics.limits import kernel_sweep
+from sgdynamics.limits.dmft import Points, Sweep
 from sgdynamics.limits.kernel_sweep import KernelSweep, NothingNew
 from sgdynamics.problems.starts import Start
 from sgdynamics.progress import meter
@@ -108,7 +109,7 @@ def test_equations_written_out(constraint):
     steps = 5
     with jax.enable_x64(True):
         sweep = sweep_of(KernelSweep, problem, algorithm, 512, steps, 2)
-        groups = sweep.initial(first_run(start), dmft_points(sweep))
+        groups = sweep.initial(first_run(start), Points(sweep))
         sweep.advance(groups, None, 0, 2, sweep.most)
         sweep.advance(groups, None, 2, steps, sweep.most)
         paths = jax.tree.map(lambda leaf: np.asarray(leaf[0]), groups[0].paths)
@@ -119,12 +120,6 @@ def test_equations_written_out(constraint):
     np.testing.assert_allclose(np.moveaxis(paths.scalars.overlaps, 1, 0)[:, :count, :count], G, rtol=0, atol=1e-9)
     np.testing.assert_allclose(np.moveaxis(paths.scalars.responses, 1, 0)[:, :count, :count], R, rtol=0, atol=1e-9)
     np.testing.assert_allclose(paths.fields.reshape(-1, 2), fields, rtol=0, atol=1e-9)
-
-
-def dmft_points(sweep):
-    from sgdynamics.limits.dmft import Points
-
-    return Points(sweep)
 
 
 def two_time_spectrum(lr, alpha, noise, epochs, cells, e, f, begin):
@@ -191,7 +186,10 @@ def test_a_linear_unit_with_a_spectrum():
 
 @pytest.mark.slow
 def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
-    """1024 paths, 34 inputs: distances within 3%; with d_b in place of d_b - N_b, in the second block, above by 8% or more."""
+    """1024 paths, 34 inputs: distances within 3%; with d_b in place of d_b - N_b those of the second block are above by 5% or more.
+
+    Over 64 replicates their errors are .7%; without the correction 8% and 14% were seen after one and two epochs.
+    """
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     assert np.all(np.abs(apart - 1) < 0.03), apart
     from sgdynamics.limits import kernels
@@ -207,7 +205,7 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     monkeypatch.undo()
     jax.clear_caches()
-    assert np.all(apart[:, 1] > 1.08), apart
+    assert np.all(apart[:, 1] > 1.05), apart
 
 
 def in_law(problem, algorithm, start, **when):
@@ -272,13 +270,33 @@ def made(kind, blocks, each=256):
     return sweep_of(kind, problem, algorithm, each, 40, 2), sgd.random_start(problem, dimension=800, seed=0)
 
 
+@pytest.mark.slow
+def test_all_chunks_and_sets_at_once(monkeypatch):
+    """As on a GPU: the same numbers to rounding, beyond what memory is made for at first."""
+    monkeypatch.setattr(kernel_sweep, "SMALLEST", 8)
+
+    def found():
+        with jax.enable_x64(True):
+            sweep, start = made(KernelSweep, 2, 2048)
+            return solved(sweep, start, [0, 3, 9])
+
+    alone = found()
+    monkeypatch.setattr(jax, "default_backend", lambda: "elsewhere")
+    jax.clear_caches()
+    together = found()
+    monkeypatch.undo()
+    jax.clear_caches()
+    for name, values in alone.items():
+        np.testing.assert_allclose(together[name], values, rtol=0, atol=1e-9, err_msg=name)
+
+
 def test_paths_are_those_of_one_block():
     """What is kept and read of each path does not grow with the blocks; in projections it does."""
 
     def numbers_a_path(kind, blocks):
         with jax.enable_x64(True):
             sweep, start = made(kind, blocks)
-            paths = sweep.initial(first_run(start), dmft_points(sweep))[0].paths
+            paths = sweep.initial(first_run(start), Points(sweep))[0].paths
         names = ("z", "g", "fresh", "fields", "signals") if kind is KernelSweep else ("P", "A", "fields", "signals")
         return sum(np.size(getattr(paths, name)) for name in names) / sweep.each
 
