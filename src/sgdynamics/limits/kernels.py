@@ -378,18 +378,20 @@ def advanced(
         number, _, _, settled = carry
         return ~settled | ((number < end) & (slots(setup, number + 1) <= room))
 
-    def moved(paths: Kernels, number: Whole) -> tuple[Kernels, Any]:
+    def moved(paths: Kernels, number: Whole) -> tuple[Scalars, Any, Any]:
         scalars, fine, new = _plan(setup, given, paths.scalars, paths.sums, number)
-        return paths._replace(scalars=scalars, lost=jnp.where((paths.lost < 0) & ~new, number, paths.lost)), fine
+        return scalars, jnp.where((paths.lost < 0) & ~new, number, paths.lost), fine
 
     def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         number, paths, good, settled = carry
-        paths, fine = jax.lax.cond(
+        small = paths._replace(**{name: None for name in _LAST + _FIRST})  # what a branch takes may be copied
+        scalars, lost, fine = jax.lax.cond(
             settled,
-            lambda paths: together(lambda one: moved(one, number), sets)(paths),
-            lambda paths: (paths, jnp.ones(sets, bool)),
-            paths,
+            lambda one: together(lambda one: moved(one, number), sets)(one),
+            lambda one: (one.scalars, one.lost, jnp.ones(sets, bool)),
+            small,
         )
+        paths = paths._replace(scalars=scalars, lost=lost)
         ahead = number + settled
         visits = None if visited is None else visited.at(ahead, setup.again).reshape(sets, chunks, -1)
         paths = together(lambda one, visits: _pass(setup, given, one, ahead, settled, visits), sets)(paths, visits)
