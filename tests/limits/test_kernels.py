@@ -335,12 +335,14 @@ def chosen(monkeypatch, problem, algorithm, start, **more):
 def test_which_form_is_taken(monkeypatch):
     many = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     few = sgd.TeacherStudent(width=1, activation="erf", covariance=BLOCKS)
+    steep = sgd.TeacherStudent(width=1, activation="erf", covariance=[(2.0**-block, 2.0**block / 255) for block in range(8)])
     noisy, descent = sgd.MultiPassSGD(batch_fraction=0.5), sgd.GradientDescent()
-    start = {problem: sgd.random_start(problem, dimension=200, seed=0) for problem in (many, few)}
+    start = {problem: sgd.random_start(problem, dimension=255, seed=0) for problem in (many, few, steep)}
     epochs = {"steps": None, "alpha": [3.0]}
     for problem, algorithm, more, form in (
         (many, noisy, {}, "kernels"),
         (many, sgd.EpochSGD(), epochs, "kernels"),
+        (steep, sgd.EpochSGD(), epochs, "projections"),
         (few, noisy, {}, "projections"),
         (few, noisy, {"form": "kernels"}, "kernels"),
         (many, noisy, {"form": "projections"}, "projections"),
@@ -376,7 +378,7 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
             noisy,
             start,
             {"steps": [100]},
-            "paths = 8192: form='kernels' needs 40 of a replicate for each row of 100 steps: take 16384",
+            "paths = 8192: form='kernels' needs 54.86 of a replicate for each row of 100 steps: take 32768",
         ),
     ):
         with pytest.raises(ValueError, match=match):

@@ -22,7 +22,8 @@ from sgdynamics.problems.starts import Start, factor
 from sgdynamics.samples.spectrum import eigenvalues
 
 ORDERS = ("reshuffle", "replacement")  # of epochs
-A_SLOT = 10  # paths for each input, a signal or a row at some time: with fewer the overlaps need not be positive
+A_ROW = 10  # paths for each input, a signal or a row at some time: with half as many the overlaps need not be positive
+DIMENSIONS_A_ROW = 2.0  # that count (`paths_a_row`), likewise: 2.2 were enough, 1.1 were not
 FEW_BLOCKS = 4  # from so many on this form is taken unless another is asked for: below, it saves little
 # of the samples in a batch: beyond, gradients are too near to those of earlier steps (measured: .9 failed at 13 paths an input, and so did
 # one order for all epochs, at 20 in the third)
@@ -47,9 +48,20 @@ def hindrance(problem: Problem, algorithm: FixedData) -> str:
     return ""
 
 
-def slots_needed(problem: Problem, steps: float) -> float:
-    """Inputs that are known after so many steps."""
-    return kernels.slots(Setup(problem.structure, True, False), steps)
+def paths_a_row(problem: Problem, algorithm: FixedData) -> float:
+    """Paths of a set for each input: enough, and so many that what sampling adds is less than the noise there is in every block.
+
+    Rows that move by noise have N_b as l_b^2 d_b, with all N_b together the inputs: d_b is above N_b in all blocks where
+    sum_b l_b^2 d_b/max l^2, the dimensions that count, is above the inputs.
+    """
+    values, shares = (np.asarray(problem.parameters[name]) for name in ("eigenvalues", "fractions"))
+    counted = np.sum(shares * values**2) / np.max(values) ** 2 / algorithm.samples_per_dimension  # for each path
+    return max(A_ROW, DIMENSIONS_A_ROW / counted)
+
+
+def paths_needed(problem: Problem, algorithm: FixedData, steps: float) -> float:
+    """The same for all inputs that are known after so many steps."""
+    return paths_a_row(problem, algorithm) * kernels.slots(Setup(problem.structure, True, False), steps)
 
 
 def singular(problem: Problem, begin: Start) -> bool:

@@ -17,7 +17,7 @@ from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.arrays import Given
 from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.limits.forgetting import Memory
-from sgdynamics.limits.kernel_sweep import A_SLOT, FEW_BLOCKS, KernelSweep, NothingNew, hindrance, singular, slots_needed
+from sgdynamics.limits.kernel_sweep import FEW_BLOCKS, KernelSweep, NothingNew, hindrance, paths_a_row, paths_needed, singular
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -144,7 +144,9 @@ def solve_dmft(
     steps, or for ``rank`` or ``memory_directions`` where these are given.
     With form="kernels" it is four times so much whatever the blocks, and 16 (2 blocks + 1) bytes a pair of rows at two times. There are no
     directions to be left out or forgotten then (``tolerance`` is not used, ``rank`` counts rows of all steps), C and R cost nothing more,
-    and there must be 40 paths of a replicate for each row of each step: with fewer, overlaps of a quarter of them need not be positive.
+    and there must be 40 paths of a replicate for each row of each step, more where few dimensions carry the spectrum (8 times
+    samples_per_dimension times the largest squared eigenvalue over their mean): with fewer, overlaps of a quarter of them need not be
+    positive.
 
     Examples
     --------
@@ -227,14 +229,14 @@ def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool
         fix = fix or ("" if getattr(asked, name) is None else f"it has no directions: leave out {name}=")
     if not fix and asked.two_time and singular(problem, asked.door.begin):
         fix = "it has no R of time 0 where fields of the start follow from each other: leave out two_time="
-    least = FEWER * A_SLOT * slots_needed(problem, asked.steps)
+    least = FEWER * paths_needed(problem, algorithm, asked.steps)
     if form == "auto":
         return not fix and asked.each >= least
     if fix:
         raise checks.reject("form", form, f"{fix}, or take form='projections'")
     if asked.each < least:
         enough = asked.replicates << math.ceil(math.log2(least))
-        each = f"form='kernels' needs {FEWER * A_SLOT} of a replicate for each row of {asked.steps} steps"
+        each = f"form='kernels' needs {FEWER * paths_a_row(problem, algorithm):.4g} of a replicate for each row of {asked.steps} steps"
         raise checks.reject("paths", paths, f"{each}: take {enough} or more, or fewer steps")
     return True
 
