@@ -82,8 +82,10 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
     from sgdynamics import conditioning
     from sgdynamics.gaussian.choice import expectation_of
     from sgdynamics.gaussian.risk import MARGIN, overlaps_at, rule_for
-    from sgdynamics.limits.dmft import Sweep, _Points
+    from sgdynamics.limits.dmft import Points, Sweep
     from sgdynamics.limits.drift import drift
+    from sgdynamics.limits.kernel_sweep import KernelSweep
+    from sgdynamics.limits.kernels import advanced as steps_of_kernels
     from sgdynamics.limits.paths import advanced as steps_of_paths
     from sgdynamics.limits.sde import SdePaths
     from sgdynamics.problems.starts import Start
@@ -144,12 +146,18 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         begun = sgd.PersistentSGD(lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5)
         sweep = Sweep(problem, begun, 64, 1, 0, 2, 1e-5, np.dtype("float64"))
         sweep.make_room(4, None, None)
-        group = sweep.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), _Points(sweep))[0]
+        group = sweep.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), Points(sweep))[0]
         until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
         yield (
             "paths at d -> infinity",
             lambda: steps_of_paths.__wrapped__(sweep.setup, sweep.numbers, group.paths, group.places, None, *until),
         )
+    if name == "erf":
+        kernels = KernelSweep(problem, sgd.MultiPassSGD(), 64, 1, 0, 2, 1e-5, np.dtype("float64"))
+        kernels.make_room(4, None, None)
+        fields = kernels.initial(Start(*(part[:1] for part in (start.M_blocks, start.Q_blocks, start.a))), Points(kernels))[0].paths
+        more = (np.bool_(False), None, np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
+        yield "kernel form", lambda: steps_of_kernels.__wrapped__(kernels.setup, kernels.numbers[:3], fields, *more)
 
 
 def main() -> int:

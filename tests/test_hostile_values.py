@@ -224,7 +224,7 @@ CALLS = {
         sgd.solve_dmft,
         {
             **{**DATA, **WHEN, "paths": 512, "seed": 0, "replicates": 2, "tolerance": 1e-4, "rank": None},
-            **{"two_time": False, "dtype": "float64", "memory": None},
+            **{"two_time": False, "dtype": "float64", "memory": None, "form": "auto"},
         },
     ),
     "solve_dmft, epochs": (

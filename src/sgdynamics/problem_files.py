@@ -53,7 +53,7 @@ METHODS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] =
 SAMPLED = ("sde", "exact", "direct", "tensor")  # runs that scatter; the others are theory
 EXIT_METHODS = ("ode", "sde", "exact", "direct", "dmft")
 LARGEST_STATEMENT = 50_000  # characters: HDF5 keeps attributes below 64 kB
-RECORDED = ("dimension", "seed", "dtype", "paths", "replicates", "tolerance", "higher_order", "cells", "memory_directions", "keep")
+RECORDED = ("dimension", "seed", "dtype", "paths", "replicates", "tolerance", "higher_order", "cells", "memory_directions", "keep", "form")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import numbers_of_step
 from sgdynamics.limits import paths as engine
-from sgdynamics.limits.dmft import Sweep, _Points
+from sgdynamics.limits.dmft import Points, Sweep
 from sgdynamics.limits.forgetting import merged
 from sgdynamics.problems.starts import Start
 
@@ -68,7 +68,7 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
         sweep = Sweep(problem, algorithm, PATHS, 1, 0, 2, 1e-7, np.dtype("float64"))
         sweep.make_room(STEPS, None, None)
         one = Start(*(part[:1] for part in (begin.M_blocks, begin.Q_blocks, begin.a)))
-        group = sweep.initial(one, _Points(sweep))[0]
+        group = sweep.initial(one, Points(sweep))[0]
         assert group.paths.P.shape[1] == PATHS // 32
         W, head, A = one_after_the_other(sweep, group, STEPS)
         moved = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(STEPS))

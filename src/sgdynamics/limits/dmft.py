@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,8 @@ def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, tw
     # directions are opened one after the other, until none are left
     filling = min(steps, directions / sweep.setup.opened)
     work = sweep.work(directions) * (steps - filling / 2)
-    days = work * (1 + 1 / FEWER) * runs * (1 + (len(step) if two_time else 0)) / SPEED.get(jax.default_backend(), FAST) / 86400
+    sweeps = (1 + 1 / FEWER) * runs * (1 + (sweep.sweeps_a_pair * len(step) if two_time else 0))
+    days = work * sweeps / SPEED.get(jax.default_backend(), FAST) / 86400
     if days > MOST_DAYS:
         raise checks.reject(
             "steps",
@@ -82,6 +83,14 @@ def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, tw
 
 class Sweep:
     """Replicates of the effective process, driven by quasi-random points at first."""
+
+    form: ClassVar[str] = "projections"
+    quasi_random: ClassVar[bool] = True  # also of the first directions
+    less_memory: ClassVar[str] = (
+        "take fewer paths or steps, dtype='float32', give rank= where the algorithm is smooth (gradient descent needs far fewer "
+        "directions than steps), or memory_directions="
+    )
+    sweeps_a_pair: ClassVar[int] = 1  # more, at each save point, for two times
 
     def __init__(
         self, problem: Problem, algorithm: FixedData, points: int, fewer: int, seed: int, replicates: int, tolerance: float, dtype: np.dtype
@@ -104,6 +113,11 @@ class Sweep:
         self.memory: Memory | None = None  # bounded, where it is
         self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
 
+    @property
+    def seen_blocks(self) -> int:
+        """How many times a path sees the signals and the start."""
+        return self.setup.structure.blocks
+
     def work(self, directions: float) -> float:
         """Multiplications of a step."""
         setup, blocks = self.setup, self.setup.structure.blocks
@@ -117,79 +131,87 @@ class Sweep:
         found = setup.first + spanned + setup.white * (steps + 1)
         return found if self.memory is None else min(found, self.memory.directions)
 
+    def held(self, directions: int) -> int:
+        """Bytes of one replicate: P and A."""
+        return self.dtype.itemsize * self.inputs * directions * (1 + self.setup.structure.blocks)
+
     def make_room(self, steps: int, rank: int | None, memory: float | None) -> None:
         """How many directions memory is made for at most; refuse what does not fit."""
         setup = self.setup
         self.most = max(int(self.needed(steps)), setup.first + setup.opened)
         if rank is not None:
             self.most = min(self.most, rank + setup.first + setup.opened)
-        # memory for P and A, and once more while it grows
-        self.bytes = 2 * self.dtype.itemsize * self.inputs * self.replicates * self.most * (1 + setup.structure.blocks)
+        self.bytes = 2 * self.replicates * self.held(self.most)  # once more while it grows
         room = available_bytes() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
         if self.bytes > room:
             raise ValueError(
                 f"{self.each * self.replicates} paths of up to {self.most} directions ({steps} steps) need {self.bytes / 1e9:.3g} GB, "
-                f"there are {room / 1e9:.3g} GB: take fewer paths or steps, dtype='float32', give rank= where the algorithm is smooth "
-                "(gradient descent needs far fewer directions than steps), or memory_directions="
+                f"there are {room / 1e9:.3g} GB: {self.less_memory}"
             )
 
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
         """Overlaps (replicate, time, ...) of one start."""
-        points = _Points(self)
+        points = Points(self)
         groups = self.initial(begin, points)
         saved: dict[str, list[np.ndarray]] = {}
-        rows: list[np.ndarray] = []
-        probes: list[tuple[int, list[_Group]]] = []
+        pairs = self.pairs(len(steps)) if two_time else None
         diverged = np.zeros(self.replicates, dtype=bool)
         now = 0
-        for index, target in enumerate(steps.tolist()):
+        for target in steps.tolist():
             while True:
                 end = min(target, now + self.at_a_time(groups[0]))
                 visits, end = points.visits(now, end)
                 self.advance(groups, visits, now, end, self.most)
                 diverged |= np.concatenate([group.good for group in groups]) < end
-                for _, probe in probes:
-                    self.advance(probe, visits, now, end, 2 * self.most + self.setup.opened)
+                if pairs is not None:
+                    pairs.advance(visits, now, end)
                 bar.advance((end - now) / self.fewer)
                 now = end
                 if now >= target:
                     break
             numbers = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
-            found = [conditioning.observed(_observe, self.setup, self.on_train, numbers, group.paths) for group in groups]
+            found = [conditioning.observed(self.observer(group), self.setup, self.on_train, numbers, group.paths) for group in groups]
             for name in found[0]:
                 shown = np.concatenate([np.asarray(part[name], dtype=np.float64) for part in found])
                 shown[diverged] = np.nan
                 saved.setdefault(name, []).append(shown)
-            if two_time:
-                rows.append(_of_all([np.asarray(group.paths.rows) for group in groups]))
-            if two_time and self.fewer == 1:  # the spread of a response is far above its bias
-                probes.append((index, self.probe(groups, points)))
-                saved.setdefault("R", []).append(self.responses(probes, len(steps)))
+            if pairs is not None:
+                pairs.note(groups, points, now)
+        self.finish(groups)
+        result = {name: np.stack(values, axis=1) for name, values in saved.items()}
+        return result if pairs is None else result | pairs.found(groups)
+
+    def observer(self, group: Any) -> Any:
+        """What reads off a group of replicates."""
+        return _observe
+
+    def pairs(self, count: int) -> Any:
+        """What keeps C and R of so many save points."""
+        return _Pairs(self, count)
+
+    def finish(self, groups: list[Any]) -> None:
+        """What is said of a solution at its end."""
         opened = max(int(np.max(group.paths.opened)) for group in groups)
         self.rank = max(self.rank, opened - self.setup.first)
         if self.fewer == 1 and max(int(np.max(group.paths.spanned)) for group in groups) >= self.inputs // LEAST_FREE:
             warnings.warn(
                 f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
                 "steps or replicates",
-                stacklevel=4,
+                stacklevel=5,
             )
-        result = {name: np.stack(values, axis=1) for name, values in saved.items()}
-        if two_time:
-            result["C"] = _correlations(rows)
-        return result
 
-    def at_a_time(self, group: _Group) -> int:
+    def at_a_time(self, group: Any) -> int:
         """Steps of one call."""
         speed = SPEED.get(jax.default_backend(), FAST)
-        return max(1, int(SECONDS * speed / self.work(group.paths.P.shape[2])))
+        return max(1, int(SECONDS * speed / self.work(group.room)))
 
-    def initial(self, begin: Start, points: _Points) -> list[_Group]:
+    def initial(self, begin: Start, points: Points) -> list[Any]:
         T, L = factor(self.problem, begin)
         setup = self.setup
         smallest = FIRST_ROOM if setup.visited else conditioning.SMALLEST
         room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
         slots = 0 if self.memory is None else self.memory.slots(setup)
-        origins = _origins(self.seed, self.replicates)
+        origins = origins_of(self.seed, self.replicates)
         drawn = (*points.first(), points.directions(), origins)
         sets = self.replicates if jax.default_backend() != "cpu" else 1
         numbers = (self.parameters, self.algorithm, T[0], L[0], begin.a[0])
@@ -200,7 +222,7 @@ class Sweep:
             groups.append(_Group(_initial(setup, room, slots, chunks, str(self.dtype), *numbers, *part), first_places(setup), sets))
         return groups
 
-    def advance(self, groups: list[_Group], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
+    def advance(self, groups: list[Any], visits: list[Visits] | None, now: int, end: int, most: int) -> None:
         """All replicates to a step."""
         setup = groups[0].setup(self.setup)
         given = [None] * len(groups) if visits is None else visits
@@ -215,26 +237,52 @@ class Sweep:
                 "larger rank, a larger tolerance, or none"
             )
 
-    def probe(self, groups: list[_Group], points: _Points) -> list[_Group]:
+
+class _Pairs:
+    """C and R at pairs of save points: of rows that are kept, and of copies of the replicates that were kicked at each."""
+
+    def __init__(self, sweep: Sweep, count: int) -> None:
+        self.sweep, self.count = sweep, count
+        self.rows: list[np.ndarray] = []
+        self.probes: list[list[_Group]] = []
+        self.responses: list[np.ndarray] = []
+
+    def advance(self, visits: list[Visits] | None, now: int, end: int) -> None:
+        for probe in self.probes:
+            self.sweep.advance(probe, visits, now, end, 2 * self.sweep.most + self.sweep.setup.opened)
+
+    def note(self, groups: list[_Group], points: Points, now: int) -> None:
+        """Keep what a save point needs."""
+        self.rows.append(_of_all([np.asarray(group.paths.rows) for group in groups]))
+        if self.sweep.fewer == 1:  # the spread of a response is far above its bias
+            self.probes.append(self.kicked(groups, points))
+            self.responses.append(self.present())
+
+    def kicked(self, groups: list[_Group], points: Points) -> list[_Group]:
         """Copies of the replicates whose rows were kicked along a fresh direction each, to first order."""
+        setup, parameters = self.sweep.setup, self.sweep.parameters
         normals, first, kicked = points.probe(), 0, []
         for group in groups:
             part = normals[first : first + group.sets]
-            paths = _kicked(self.setup, self.parameters, group.paths, group.places, part)
-            p, place = self.setup.structure.width, int(group.places.opened)
+            paths = _kicked(setup, parameters, group.paths, group.places, part)
+            p, place = setup.structure.width, int(group.places.opened)
             places = group.places._replace(opened=np.int64(place + p), settled=np.bool_(False))
             places = places._replace(last_spanned=places.spanned, last_opened=places.opened)
             kicked.append(_Group(paths, places, group.sets, slot=place, number=group.number))
             first += group.sets
         return kicked
 
-    def responses(self, probes: list[tuple[int, list[_Group]]], count: int) -> np.ndarray:
+    def present(self) -> np.ndarray:
         """R(t, t') at the present t: (replicate, t', unit, unit'), 0 for later t'."""
-        p = self.setup.structure.width
-        result = np.zeros((self.replicates, count, p, p))
-        for born, groups in probes:
-            result[:, born] = np.concatenate([group.response(self.parameters["fractions"], p) for group in groups])
+        p, fractions = self.sweep.setup.structure.width, self.sweep.parameters["fractions"]
+        result = np.zeros((self.sweep.replicates, self.count, p, p))
+        for born, groups in enumerate(self.probes):
+            result[:, born] = np.concatenate([group.response(fractions, p) for group in groups])
         return result
+
+    def found(self, groups: list[_Group]) -> dict[str, np.ndarray]:
+        result = {"C": _correlations(self.rows)}
+        return result | ({"R": np.stack(self.responses, axis=1)} if self.responses else {})
 
 
 @dataclass
@@ -249,6 +297,10 @@ class _Group:
     good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     widths: list[int] = field(default_factory=list)  # steps in each slot of the past, where memory is bounded
 
+    @property
+    def room(self) -> int:
+        return self.paths.P.shape[2]
+
     def setup(self, setup: conditioning.Setup) -> conditioning.Setup:
         return setup if self.slot is None else replace(setup, probed=True)
 
@@ -261,7 +313,7 @@ class _Group:
             self.call(setup, numbers, visits, end)
             if self.number >= end:
                 return
-            room = self.paths.P.shape[2]
+            room = self.room
             if room < most and int(self.places.opened) + setup.opened > room:
                 self.paths = widened(self.paths, next_room(room, most), 1)
             elif memory is not None:
@@ -355,13 +407,13 @@ def _observe(setup: conditioning.Setup, parameters: Numbers, paths: Paths) -> di
     return jax.vmap(partial(observe, setup, parameters))(paths)
 
 
-def _origins(seed: int, replicates: int) -> np.ndarray:
+def origins_of(seed: int, replicates: int) -> np.ndarray:
     """Where the counters of each replicate's numbers begin: apart from those of simulations."""
     keys = run_keys(seed, np.arange(replicates) + (1 << 20))
     return np.asarray(jax.vmap(lambda key: jax.random.bits(key, (3,), dtype=jnp.uint64))(keys))
 
 
-class _Points:
+class Points:
     """What is drawn on the host: scrambled Sobol points for the start and the first directions, visits of epochs, normals of kicks."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -369,13 +421,14 @@ class _Points:
         self.setup, self.each, self.replicates, self.seed = setup, sweep.each, sweep.replicates, sweep.seed
         self.points = sweep.each * sweep.fewer  # of which the first are taken
         self.order, self.cells, self.sets = sweep.order, sweep.cells, 1 if jax.default_backend() == "cpu" else sweep.replicates
-        blocks, sample = setup.structure.blocks, setup.structure.sample
+        blocks, sample = sweep.seen_blocks, setup.structure.sample
+        self.blocks = blocks
         self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals
         self.first_count = blocks * setup.first * self.tokens + self.draws
         # quasi-random normals overlap less than by chance, and the many directions of cells make many overlaps (measured: a bias of 2% in a
         # risk at 512 paths a set, beside none)
         each = blocks * self.tokens * (2 if setup.hot else 1)
-        table = 0 if setup.visited else min(DIRECTIONS, max(0, MOST_DIMENSIONS - self.first_count - 1) // each)
+        table = 0 if setup.visited or not sweep.quasi_random else min(DIRECTIONS, max(0, MOST_DIMENSIONS - self.first_count - 1) // each)
         self.shape = (table * (2 if setup.hot else 1), blocks)
         dimensions = self.first_count + 1 + self.shape[0] * blocks * self.tokens
         roots = [np.random.SeedSequence(self.seed, spawn_key=(replicate, 1)) for replicate in range(self.replicates)]
@@ -393,7 +446,7 @@ class _Points:
         count = normals.shape[1] - (0 if self.setup.structure.sample.all_normal else self.draws)
         if LEAST_A_VECTOR * count <= self.each:
             normals[:, :count] = _uncorrelated(normals[:, :count])
-        shape = (self.setup.structure.blocks, self.setup.first)
+        shape = (self.blocks, self.setup.first)
         noise = np.moveaxis(normals[:, -self.draws :], 1, 2)
         return self.by_path(normals[:, : -self.draws], shape), noise, uniform[:, -1]
 

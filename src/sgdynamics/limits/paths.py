@@ -503,7 +503,7 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, place
     )
 
 
-def _together(function: Callable[..., Any], sets: int) -> Any:
+def together(function: Callable[..., Any], sets: int) -> Any:
     """A function of one set of paths, for several in a leading axis; of one alone, without the axis, whose products are slow on a CPU."""
     if sets > 1:
         return jax.vmap(function)
@@ -543,13 +543,13 @@ def advanced(
     def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         number, paths, places, good = carry
         settled = places.settled
-        plans, fine = _together(lambda one: _plan(setup, given, one, places, number, n), sets)(paths)
-        plans = _together(lambda plan, one: _still(plan, one, settled), sets)(plans, paths)
+        plans, fine = together(lambda one: _plan(setup, given, one, places, number, n), sets)(paths)
+        plans = together(lambda plan, one: _still(plan, one, settled), sets)(plans, paths)
         common = jnp.max(plans.found)
         visits = None
         if visited is not None:
             visits = visited.at(number + settled, setup.again).reshape(sets, chunks, -1)
-        paths = _together(lambda plan, one, visits: _pass(setup, given, plan, one, places, (number, common, visits)), sets)(
+        paths = together(lambda plan, one, visits: _pass(setup, given, plan, one, places, (number, common, visits)), sets)(
             plans, paths, visits
         )
         later = Places(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -16,6 +17,7 @@ from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.arrays import Given
 from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.limits.forgetting import Memory
+from sgdynamics.limits.kernel_sweep import FEW_BLOCKS, KernelSweep, NothingNew, hindrance, paths_a_row, paths_needed, singular
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -25,6 +27,7 @@ from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
+FORMS = ("auto", "projections", "kernels")
 FEW_COORDINATES = 100  # of a block, whose limit they are far from
 
 
@@ -48,6 +51,7 @@ def solve_dmft(
     cells: int | None = None,
     memory_directions: int | None = None,
     keep: int | None = None,
+    form: str = "auto",
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
@@ -100,6 +104,11 @@ def solve_dmft(
         steps. Unless given nothing is forgotten, and the cost grows with their square.
     keep : int, optional
         How many gradients, summed over bins of steps, are then kept; half of ``memory_directions`` unless given.
+    form : str, default "auto"
+        "projections": what is known of the data in each covariance block, a cost of 1 + blocks; "kernels": the fields alone, with
+        derivatives from Stein's formula and responses block by block, at the cost of one block, for ``EpochSGD`` (but in one fixed order)
+        and ``MultiPassSGD`` with a batch_fraction of at most 0.5, on centred samples of one input; "auto": kernels from four blocks on,
+        where there are paths enough. The attribute ``form`` tells which it was.
     progress : bool, optional
         A progress bar; unless given on a terminal only.
     record : dict, optional
@@ -131,8 +140,13 @@ def solve_dmft(
     C's and R's), and ``error_memory`` its largest share of the training risk. Rows and fields stay as they are then; what is
     lost is how later gradients go with it, which matters least where steps are noisy. With ``EpochSGD`` coarser cells have as much smaller
     a memory, the same in epochs.
-    Memory is 8 (dtype="float32": 4) bytes a path and direction, four times; it is known before the start, for the number of steps, or for
-    ``rank`` or ``memory_directions`` where these are given.
+    Memory is 8 (dtype="float32": 4) bytes a path and direction, 2 (1 + blocks) times; it is known before the start, for the number of
+    steps, or for ``rank`` or ``memory_directions`` where these are given.
+    With form="kernels" it is four times so much whatever the blocks, and 16 (2 blocks + 1) bytes a pair of rows at two times. There are no
+    directions to be left out or forgotten then (``tolerance`` is not used, ``rank`` counts rows of all steps), C and R cost nothing more,
+    and there must be 40 paths of a replicate for each row of each step, more where few dimensions carry the spectrum (8 times
+    samples_per_dimension times the largest squared eigenvalue over their mean): with fewer, overlaps of a quarter of them need not be
+    positive.
 
     Examples
     --------
@@ -164,24 +178,84 @@ def solve_dmft(
         raise checks.reject("memory_directions", memory_directions, "C and R go back to what is forgotten: leave it out")
     if memory_directions is not None and rank is not None:
         raise checks.reject("rank", rank, "memory_directions= is how many directions there are at most: give one of the two")
-    setting = (door.seed, replicates)
-    floor = ROUNDING[dtype]
     # where epochs are cut into cells the fewest come first: the save points are at these
     finer = [count // parts[0] for count in parts] or [1]
     algorithms = [door.dynamics.algorithm]
     if isinstance(algorithm, EpochSGD):
         last_step = float(door.when.step[-1])
         algorithms = [algorithm.in_steps(1 / count).counted(ratio * last_step) for count, ratio in zip(parts, finer, strict=True)]
+    asked = _Asked(problem, door, each, replicates, tolerance, rank, two_time, dtype, memory, memory_directions, keep, algorithms, finer)
+    if _kernels(asked, form, algorithm, paths):
+        try:
+            return _answer(asked, KernelSweep)
+        except NothingNew as error:
+            if form == "kernels":
+                raise
+            warn(f"{error}, which is taken here")
+    return _answer(asked, Sweep)
+
+
+class _Asked(NamedTuple):
+    """What is asked for, checked."""
+
+    problem: Problem
+    door: Door
+    each: int
+    replicates: int
+    tolerance: float
+    rank: int | None
+    two_time: bool
+    dtype: str
+    memory: float | None
+    memory_directions: int | None
+    keep: int | None
+    algorithms: Sequence[FixedData]  # one for each number of cells
+    finer: list[int]  # how many steps of each are one of the first
+
+    @property
+    def steps(self) -> int:
+        """Of the finest."""
+        return self.finer[-1] * int(self.door.when.step[-1])
+
+
+def _kernels(asked: _Asked, form: str, algorithm: FixedData, paths: int) -> bool:
+    """Whether the kernel form is taken; refuse it where it is asked for and not possible."""
+    checks.choice("form", form, FORMS)
+    problem = asked.problem
+    if form == "projections" or (form == "auto" and problem.structure.blocks < FEW_BLOCKS):
+        return False
+    fix = hindrance(problem, algorithm)
+    for name in ("rank", "memory_directions"):
+        fix = fix or ("" if getattr(asked, name) is None else f"it has no directions: leave out {name}=")
+    if not fix and asked.two_time and singular(problem, asked.door.begin):
+        fix = "it has no R of time 0 where fields of the start follow from each other: leave out two_time="
+    least = FEWER * paths_needed(problem, algorithm, asked.steps)
+    if form == "auto":
+        return not fix and asked.each >= least
+    if fix:
+        raise checks.reject("form", form, f"{fix}, or take form='projections'")
+    if asked.each < least:
+        enough = asked.replicates << math.ceil(math.log2(least))
+        each = f"form='kernels' needs {FEWER * paths_a_row(problem, algorithm):.4g} of a replicate for each row of {asked.steps} steps"
+        raise checks.reject("paths", paths, f"{each}: take {enough} or more, or fewer steps")
+    return True
+
+
+def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
+    """The solution in one form."""
+    door, each, two_time, finer = asked.door, asked.each, asked.two_time, asked.finer
+    setting, floor = (door.seed, asked.replicates), ROUNDING[asked.dtype]
+    problem, dtype = asked.problem, np.dtype(asked.dtype)
     sweeps = {
-        fewer: [Sweep(problem, one, each, fewer, *setting, max(fewer * tolerance, floor), np.dtype(dtype)) for one in algorithms]
+        fewer: [kind(problem, one, each, fewer, *setting, max(fewer * asked.tolerance, floor), dtype) for one in asked.algorithms]
         for fewer in (1, FEWER)
     }
     last = sweeps[1][-1]
-    bound = Memory.checked(last.setup, memory_directions, keep)
+    bound = Memory.checked(last.setup, asked.memory_directions, asked.keep)
     levels = {"all": (sweeps[1], 1), "fewer": (sweeps[FEWER], 1)}
     if bound is not None:
         levels["half"] = ([copy(sweep) for sweep in sweeps[FEWER]], 2)
-    if dtype == "float32":
+    if asked.dtype == "float32":
         wide = [copy(sweep) for sweep in sweeps[FEWER]]
         for sweep in wide:
             sweep.dtype = np.dtype("float64")
@@ -191,18 +265,18 @@ def solve_dmft(
             sweep.on_train = door.observables.losses()
             # an epoch of fewer cells has fewer directions: the same memory in epochs
             sweep.memory = None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
-    within_reach(last, finer[-1] * door.when.step, rank, door.begin.runs, two_time)
+    within_reach(last, finer[-1] * door.when.step, asked.rank, door.begin.runs, two_time)
     for chosen, _ in levels.values():
         for sweep in chosen:
-            sweep.make_room(finer[-1] * int(door.when.step[-1]), rank, memory)
+            sweep.make_room(asked.steps, asked.rank, asked.memory)
     shares = sum(1 / chosen[0].fewer for chosen, _ in levels.values())
     work = float(door.when.step[-1]) * door.begin.runs * sum(finer) * shares
     states = {}
-    with meter(f"DMFT, {each * replicates} paths", work, door.progress) as bar:
+    with meter(f"DMFT, {each * asked.replicates} paths", work, door.progress) as bar:
         for name, (chosen, _) in levels.items():
             two = two_time and name in ("all", "fewer")
             states[name] = [_solved(door, sweep, ratio, two, bar) for sweep, ratio in zip(chosen, finer, strict=True)]
-    return _dataset(door, states, last, tolerance, bound)
+    return _dataset(door, states, last, asked.tolerance, bound)
 
 
 def _parts(algorithm: FixedData, cells: int | None, steps: Given | None) -> list[int]:
@@ -268,6 +342,7 @@ def _dataset(
         "paths": sweep.each * sweep.replicates,
         "replicates": sweep.replicates,
         "rank": sweep.rank,
+        "form": sweep.form,
         "tolerance": tolerance,
         "dtype": str(sweep.dtype),
         "assumptions": f"{door.dynamics.assumptions}, d -> infinity at fixed samples_per_dimension and lr",
