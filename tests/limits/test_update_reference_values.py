@@ -105,7 +105,7 @@ def test_reference_values_in_blocks():
     M = end.M_block.values[..., 0]
     np.testing.assert_allclose(M, [[0.3395326584, 0.2028430849], [0.3351719747, 0.1927818760]], atol=1e-8)
     assert float(end.Q_block[0, 0, 0]) == pytest.approx(0.5280499362, abs=1e-8)
-    np.testing.assert_allclose(end.squares.values[0], [0.0397436095, 0.0423184812], atol=1e-8)
+    np.testing.assert_allclose(end.update_squares.values[0], [0.0397436095, 0.0423184812], atol=1e-8)
 
 
 @pytest.mark.slow
