@@ -254,7 +254,8 @@ class Sample:
         """The same along the last axis, which holds all inputs of all samples."""
         if not self.correlated:
             return values
-        return self.mixed(numbers, values.reshape(*values.shape[:-1], -1, self.inputs_a_sample), -1).reshape(values.shape)
+        samples = values.shape[-1] // self.inputs_a_sample  # of no values too, where a size that is left to be found would not be
+        return self.mixed(numbers, values.reshape(*values.shape[:-1], samples, self.inputs_a_sample), -1).reshape(values.shape)
 
     def by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
         """What the loss sees of (inputs, p): (samples, p), or (samples, p, tokens)."""

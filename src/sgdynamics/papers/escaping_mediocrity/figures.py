@@ -14,9 +14,11 @@ from matplotlib.lines import Line2D
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import ExitTimes, exit_time, exit_time_of
+from sgdynamics.papers import pieces
 from sgdynamics.papers.drawing import legend_below
 from sgdynamics.papers.escaping_mediocrity.corrected import exit_time_corrected
 from sgdynamics.papers.escaping_mediocrity.formulas import exit_time_annealed, exit_time_quenched
+from sgdynamics.papers.escaping_mediocrity.pictures import draw_2
 from sgdynamics.problems import TeacherStudent, random_start
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.solvers.ode import solve_ode
@@ -148,6 +150,19 @@ def figure_5(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return _from_one_start(2, 0.1, 0.0, 0.3, 500 if quick else 3000, 512, 2.0, quick, seed)
 
 
+def measured_exit(p: int, d: int, ratio: float, threshold: float, runs: int, seed: int) -> xr.Dataset:
+    """The mean exit time of runs from random starts, in the paper's time, with its standard error: one point of figure 2."""
+    problem, algorithm = _problem(p, 0.0), OnePassSGD(lr=ratio * p)
+    setting: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p, "seed": seed + 1, "dimension": d}
+
+    def compute() -> xr.Dataset:
+        begin = random_start(problem, dimension=d, seed=seed, runs=runs)
+        found = exit_time(problem, algorithm, begin, method="exact", **setting)
+        return xr.Dataset({"mean": found.mean / p, "standard_error": found.standard_error / p})
+
+    return pieces.made(f"exit-{p}-{d}", {"problem": problem, "algorithm": algorithm, "runs": runs, **setting}, compute)
+
+
 def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """Measured over predicted exit time against d, for several p at constant gamma/p: squares annealed, circles quenched.
 
@@ -183,45 +198,23 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     mean, error = np.full(shape, np.nan), np.full(shape, np.nan)
     theory = {name: np.full(shape, np.nan) for name in ("annealed", "quenched", "corrected")}
     for row, p in enumerate(widths):
-        problem, gamma = _problem(p, 0.0), ratio * p
         for column, (d, runs) in enumerate(counts.items()):
-            begin = random_start(problem, dimension=d, seed=seed, runs=runs)
-            setting: dict[str, Any] = {"threshold": threshold, "max_time": 40.0 * p, "seed": seed + 1, "dimension": d}
-            found = exit_time(problem, OnePassSGD(lr=gamma), begin, method="exact", **setting)
-            mean[row, column], error[row, column] = found.mean / p, found.standard_error / p
-            arguments = (p, d, gamma, 0.0, threshold)
+            found = measured_exit(p, d, ratio, threshold, runs, seed)
+            mean[row, column], error[row, column] = found["mean"], found["standard_error"]
+            arguments = (p, d, ratio * p, 0.0, threshold)
             theory["annealed"][row, column] = exit_time_annealed(*arguments)
             theory["quenched"][row, column] = exit_time_quenched(*arguments)
             theory["corrected"][row, column] = exit_time_corrected(*arguments)
-    fig, axes = _axes(1, 4.2)
-    ax = axes[0, 0]
-    dimensions = np.array(list(counts))
-    for row, p in enumerate(widths):
-        for name, marker in (("annealed", "s"), ("quenched", "o"), ("corrected", "x")):
-            values = theory[name][row]
-            style: dict[str, Any] = {"ls": "-" if name != "corrected" else ":", "mfc": "none", "capsize": 2, "lw": 0.9, "ms": 5}
-            label = f"$p$ = {p}" if name == "quenched" else None
-            ax.errorbar(dimensions, mean[row] / values, error[row] / values, marker=marker, color=f"C{row}", label=label, **style)
-    ax.axhline(1.0, color="0.6", lw=0.8)
-    for name, marker in (("annealed", "s"), ("quenched", "o"), ("corrected", "x")):
-        ax.plot([], [], marker, color="k", mfc="none", label=name)
-    ax.set(
-        xscale="log",
-        xlabel="$d$",
-        ylabel="measured / predicted $t_{ext}$",
-        title=f"$\\gamma/p$ = {ratio:g}, $\\Delta$ = 0, $T$ = {threshold:g}",
-    )
-    legend_below(ax, ncols=4)
     data = xr.Dataset(
         {
             "measured": (("p", "d"), mean),
             "standard_error": (("p", "d"), error),
             **{name: (("p", "d"), value) for name, value in theory.items()},
         },
-        {"p": list(widths), "d": dimensions, "runs": ("d", list(counts.values()))},
+        {"p": list(widths), "d": list(counts), "runs": ("d", list(counts.values()))},
         {"gamma_over_p": ratio, "noise": 0.0, "threshold": threshold, "seed": seed},
     )
-    return fig, data
+    return draw_2(data), data
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
