@@ -125,13 +125,13 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
     ],
 )
 def test_runs_are_those_of_two_products(name: str, dtype: str) -> None:
-    """Pathwise: same data, selection, kicks and stops; 12 steps, and a stop of some runs on the way."""
+    """Pathwise: same data, selection, kicks and stops; 37 steps, the last 34 two stretches and a rest; some runs stop on the way."""
     results = []
     for mode in ("interpret", ""):
         simulator = made(name, dtype, mode)
         if not mode:
             simulator.options = simulator.options._replace(together=True)
-        results.append(run_until(simulator, RUNS, np.array([0, 3, 12]), SEED, "", False, 1e-9))
+        results.append(run_until(simulator, RUNS, np.array([0, 3, 37]), SEED, "", False, 1e-9))
     (found, lost, stopped), (expected, lost_too, stopped_too) = results
     np.testing.assert_array_equal(lost, lost_too)
     assert np.any(lost >= 0) == (name == "diverging")

@@ -41,6 +41,7 @@ CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more 
 SHARE_OF_MEMORY = 0.5  # for the data sets of a group: finished runs leave by a copy of the others
 ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; another value makes other data
 COMPUTED = {"float16": "float32"}  # the precision of all but the inputs, where it is not theirs
+STRETCH = 16  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets
 HALF_RANGE = (0.01, 1000.0)  # spreads of inputs that float16 holds: it has 11 bits from 6e-5 to 65504, and fewer below
 
 
@@ -394,26 +395,49 @@ def _advance_on_data(
         fine = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
         return state, jnp.where(fine, number + 1, good), watching.noted(structure, parameters, given, seen, number + 1, state)
 
-    def known_sums(number: Whole, state: Weights) -> kernel_data.Sums | None:
+    def known_sums(number: Whole, state: Weights, careful: bool) -> tuple[kernel_data.Sums | None, Any]:
+        """Sums of all runs where a kernel makes them, and whether a run on the sphere may have diverged."""
         if not options.kernel:
-            return None
+            return None, False
         numbers, rates = numbers_of_step(parameters, algorithm, number)
         numbers = as_dtype(numbers, state.rows.dtype)
         found = kernel_data.sums(structure, options.kernel, numbers, data, state.rows, state.head, state.selected)
         if found.risk is not None or not structure.sphere:
-            return found._replace(risk=None if not structure.sphere else found.risk)
+            return found._replace(risk=None if not structure.sphere else found.risk), False
         # all samples are read only where a run may have diverged, which is seldom; a percent more than the step itself asks for
         share = 1.01 * rates["lr"] / (rates["divisor"] * data.inputs.shape[1])
         far = jnp.any(_far(share.astype(state.rows.dtype) * found.gradient))
+        if not careful:
+            return found._replace(risk=jnp.zeros_like(state.first_risk)), far
         means = partial(_means, structure, options, numbers, data, state)
-        return found._replace(risk=jax.lax.cond(far, means, lambda: jnp.zeros_like(state.first_risk)))
+        return found._replace(risk=jax.lax.cond(far, means, lambda: jnp.zeros_like(state.first_risk))), False
 
     if options.together:
 
-        def all_runs(number: Whole, carry: tuple[Weights, Any, Any]) -> tuple[Weights, Int[Numeric, " runs"], Any]:
-            return _over_runs(options, partial(step, number), data, *carry, keys, known_sums(number, carry[0]))
+        def all_runs(careful: bool, number: Whole, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            now, before = carry
+            known, far = known_sums(number, now[0], careful)
+            return _over_runs(options, partial(step, number), data, *now, keys, known), before | far
 
-        return jax.lax.fori_loop(since, end, all_runs, (state, jnp.broadcast_to(since, keys.shape), seen))
+        def stretch(begin: Whole, last: Whole, now: Any) -> Any:
+            return jax.lax.fori_loop(begin, last, partial(all_runs, True), (now, False))[0]
+
+        begun = (state, jnp.broadcast_to(since, keys.shape), seen)
+        if not options.kernel:
+            return stretch(since, end, begun)
+
+        def some_steps(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            number, now = carry
+            last = jnp.minimum(number + STRETCH, end)
+
+            def tried() -> tuple[Any, Any]:
+                return jax.lax.fori_loop(0, STRETCH, lambda k, carry: all_runs(False, number + k, carry), (now, jnp.asarray(False)))
+
+            # on a GPU whatever decides what is computed next waits for the host: that is asked once in a stretch of steps
+            found, doubt = jax.lax.cond(last - number == STRETCH, tried, lambda: (now, jnp.asarray(True)))
+            return last, jax.lax.cond(doubt, partial(stretch, number, last, now), lambda: found)
+
+        return jax.lax.while_loop(lambda carry: carry[0] < end, some_steps, (since, begun))[1]
 
     def one_run(data: Data, state: Weights, seen: Tree, key: OneKey) -> tuple[Weights, Int[Numeric, ""], Any]:
         return jax.lax.fori_loop(since, end, lambda number, now: step(number, data, now[0], now[1], now[2], key), (state, since, seen))

@@ -1,9 +1,11 @@
 """Gradients over fixed data sets in one GPU kernel that reads every input once a step.
 
 A program has one run and one chunk of its samples, and goes through them tile by tile: a tile (rows, d) of inputs stays in registers
-while its fields, the derivatives h of the user's loss and h^T x are computed from it. The sums of the chunks are added up by XLA. The
-loss and its derivatives are traced for one sample and unrolled (`unrolled.py`); each number of them is a vector with an entry a row of
-the tile. Chunks do not depend on the number of runs, so that no number does. Samples that are not in use are not read.
+while its fields, the derivatives h of the user's loss and h^T x are computed from it, and the next one is on its way from memory. A tile
+is one warp's where a run's rows fit into its registers, so that fields are summed without waiting for other warps; h^T x is summed
+over the rows of a tile once, at the end of the chunk. The sums of the chunks are added up by XLA. The loss and its derivatives are traced
+for one sample and unrolled (`unrolled.py`); each number of them is a vector with an entry a row of the tile. Chunks do not depend on the
+number of runs, so that no number does. Samples that are not in use are not read: those in use are listed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from sgdynamics.arrays import DType, Function, Numbers, Numeric, Tree, Whole
 from sgdynamics.problems.problem import Structure
@@ -25,9 +27,9 @@ from sgdynamics.shapes import power_of_two
 from sgdynamics.simulation import unrolled
 
 CHUNK = 128  # samples of one program: their sums, which are written and read, are 3% of a data set of 3000 in float16
-A_WARP = 2048  # numbers of a tile for each warp, half of that in float64: 64 registers a thread
+A_WARP = 2048  # numbers in the rows of a run, or of a tile for each of them, that a warp holds, half of that in float64
 LARGEST_ROWS = 8192  # numbers in the rows of a run, which a program holds twice: as they are, and their gradient
-FOUR_WARPS = 2048  # up to so many of them; eight warps beyond
+MOST_WARPS = 8
 MOST_OPERATIONS = 2_000  # of a loss and its derivatives; its compilation takes seconds there
 
 
@@ -40,9 +42,9 @@ class Tiling(NamedTuple):
 
 
 def tiling(width: int, dimension: int, dtype: DType = np.float32) -> Tiling:
-    columns = power_of_two(dimension)
-    warps = 4 if width * columns <= FOUR_WARPS else 8
-    return Tiling(max(1, min(CHUNK, warps * A_WARP * 4 // np.dtype(dtype).itemsize // columns)), columns, warps)
+    columns, limit = power_of_two(dimension), A_WARP * 4 // np.dtype(dtype).itemsize
+    numbers = power_of_two(width) * columns
+    return Tiling(max(1, min(CHUNK, limit // numbers)), columns, max(1, min(MOST_WARPS, numbers // limit)))
 
 
 class Plan(NamedTuple):
@@ -71,7 +73,7 @@ def planned(structure: Structure, parameters: Numbers, head: Tree, own: tuple[An
 
 
 class Tile(NamedTuple):
-    """Where a tile is: its run, its samples, which of these there are, and which columns."""
+    """Where a tile is: its run, its samples (places, or a stretch of them), which of these there are, and which columns."""
 
     run: Any
     here: Any
@@ -83,6 +85,14 @@ class Tile(NamedTuple):
         """One number of each sample, from (runs, n, numbers)."""
         return triton.load(ref.at[self.run, self.here, jnp.int32(number)], mask=self.there, other=0)
 
+    def inputs(self, ref: Tree) -> Any:
+        mask = self.there[:, None] & self.inside[None, :]
+        place: Any = (self.here, self.columns)
+        if isinstance(self.here, jax.Array):
+            place = (self.here[:, None], jnp.arange(self.columns.size, dtype=jnp.int32)[None, :])
+        # a data set is read once a step, and is larger than the cache: what is small beside it stays there
+        return triton.load(ref.at[(self.run, *place)], mask=mask, other=0, eviction_policy="evict_first")
+
 
 def _tiles(plan: Tiling, samples: int, dimension: int) -> Any:
     """The tiles of this program, by number."""
@@ -90,32 +100,55 @@ def _tiles(plan: Tiling, samples: int, dimension: int) -> Any:
     inside = jnp.arange(plan.columns) < dimension
 
     def tile(number: Whole) -> Tile:
-        first = chunk * np.int32(CHUNK) + jnp.int32(number) * np.int32(plan.rows)  # of one type with all places
-        return Tile(run, pl.ds(first, plan.rows), first + jnp.arange(plan.rows) < samples, pl.ds(jnp.int32(0), plan.columns), inside)
+        place = jnp.int32(number) * np.int32(plan.rows)  # of one type with all places
+        first = chunk * np.int32(CHUNK) + place
+        there = (first + jnp.arange(plan.rows) < samples) & (place < CHUNK)  # a tile past the last one is not read
+        return Tile(run, pl.ds(first, plan.rows), there, pl.ds(jnp.int32(0), plan.columns), inside)
 
     return tile
+
+
+def _tiles_in_use(plan: Tiling, listed_ref: Tree, count: Whole, every: Any) -> Any:
+    """The tiles of the samples in use, of which there are `count`, from the chunk's list of their places."""
+    run, chunk = pl.program_id(0), pl.program_id(1)
+
+    def tile(number: Whole) -> Tile:
+        place = jnp.int32(number) * np.int32(plan.rows)
+        there = place + jnp.arange(plan.rows) < count
+        # past the end of the list there are no tiles, and nothing is read
+        listed = triton.load(listed_ref.at[run, chunk, pl.ds(place, plan.rows)], mask=there, other=0)
+        return every(0)._replace(here=chunk * np.int32(CHUNK) + listed, there=there)
+
+    return tile
+
+
+def listed(selected: Bool[Numeric, "runs n"]) -> tuple[Int[Numeric, "runs chunks chunk"], Int[Numeric, "runs chunks"]]:
+    """The samples in use of every chunk, by their places in it, and how many they are."""
+    runs, samples = selected.shape
+    used = jnp.pad(selected, ((0, 0), (0, -samples % CHUNK))).reshape(runs, -1, CHUNK)
+    place = jnp.arange(CHUNK, dtype=jnp.int32)
+    return jnp.sort(jnp.where(used, place, CHUNK), axis=-1), jnp.sum(used, axis=-1, dtype=jnp.int32)
 
 
 def _row(tile: Tile, ref: Tree, number: int) -> Any:
     return triton.load(ref.at[tile.run, jnp.int32(number), tile.columns], mask=tile.inside, other=0)
 
 
-def _inputs(tile: Tile, ref: Tree, dtype: DType, used: Numeric) -> Any:
-    mask = used[:, None] & tile.inside[None, :]
-    # a data set is read once a step, and is larger than the cache: what is small beside it stays there
-    return triton.load(ref.at[tile.run, tile.here, tile.columns], mask=mask, other=0, eviction_policy="evict_first").astype(dtype)
-
-
 def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: bool, trained: bool, *refs: Tree) -> None:
-    """Sums over a chunk: losses, h^T x, and dloss/dhead."""
+    """Sums over a chunk: losses (where all samples are in use), h^T x, and dloss/dhead."""
     (samples, dimension), own_kinds = shapes
     x_ref, w_ref, shared_ref, signals_ref, *rest = refs
     given_refs, rest = rest[: len(own_kinds) - 2], rest[len(own_kinds) - 2 :]
-    use_ref = rest.pop(0) if selects else None
-    loss_ref, gradient_ref, *head_refs = rest
+    run, chunk = pl.program_id(0), pl.program_id(1)
+    every = at = _tiles(laid, samples, dimension)
+    tiles: Any = np.int32(CHUNK // laid.rows)
+    if selects:
+        listed_ref, count_ref, *rest = rest
+        count = count_ref[run, chunk]
+        at, tiles = _tiles_in_use(laid, listed_ref, count, every), (count + np.int32(laid.rows - 1)) // np.int32(laid.rows)
+    loss_refs, (gradient_ref, *head_refs) = ([], rest) if selects else (rest[:1], rest[1:])
     width, dtype = w_ref.shape[1], w_ref.dtype
-    at = _tiles(laid, samples, dimension)
-    w = [_row(at(0), w_ref, k) for k in range(width)]
+    w = [_row(every(0), w_ref, k) for k in range(width)]
 
     def shared(run: Whole) -> dict[int, np.ndarray]:
         found, first = {}, 0
@@ -126,38 +159,45 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
             first += size
         return found
 
-    common = shared(pl.program_id(0))
+    common = shared(run)
 
-    def one_tile(number: Whole, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        loss, gradients, heads = carry
-        tile = at(number)
-        used = tile.there if use_ref is None else tile.there & (tile.of_samples(use_ref, 0) > 0)
-        x = _inputs(tile, x_ref, dtype, used)
-        own = [unrolled.arranged([jnp.sum(x * row[None, :], axis=1) for row in w], (width,))]
+    def read(number: Whole) -> tuple[Any, Any, list[Any]]:
+        """All of a tile that is in memory: which of its samples there are, inputs, and numbers of the samples."""
+        tile, numbers = at(number), []
         for ref, kind in zip((signals_ref, *given_refs), own_kinds[1:], strict=True):
-            numbers = [tile.of_samples(ref, k).astype(kind.dtype) for k in range(math.prod(kind.shape))]
-            own.append(unrolled.arranged(numbers, kind.shape))
+            numbers += [tile.of_samples(ref, k) for k in range(math.prod(kind.shape))]
+        return tile.there, tile.inputs(x_ref), numbers
+
+    def one_tile(number: Whole, carry: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+        (there, x, numbers), loss, gradients, heads = carry
+        following = read(number + 1)  # is on its way while this one is computed
+        x = x.astype(dtype)
+        own, first = [unrolled.arranged([jnp.sum(x * row[None, :], axis=1) for row in w], (width,))], 0
+        for kind in own_kinds[1:]:
+            size = math.prod(kind.shape)
+            own.append(unrolled.arranged([one.astype(kind.dtype) for one in numbers[first : first + size]], kind.shape))
+            first += size
         given = common | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         values, slopes, *more = unrolled.run(plan.program, plan.parts.after, given)
 
-        def summed(values: np.ndarray, dtype: DType) -> list[Any]:
+        def kept(values: np.ndarray, dtype: DType) -> list[Any]:
             each = [jnp.broadcast_to(one, (laid.rows,)).astype(dtype) for one in values.reshape(-1)]
-            return [jnp.where(used, one, jnp.zeros((laid.rows,), dtype)) for one in each]
+            return [jnp.where(there, one, jnp.zeros((laid.rows,), dtype)) for one in each]
 
-        loss = loss + jnp.sum(summed(values, jnp.float64)[0])
-        kept = summed(slopes, dtype)
-        gradients = tuple(old + jnp.sum(one[:, None] * x, axis=0) for old, one in zip(gradients, kept, strict=True))
+        loss = tuple(old + jnp.sum(one) for old, one in zip(loss, kept(values, jnp.float64), strict=False))
+        gradients = tuple(old + one[:, None] * x for old, one in zip(gradients, kept(slopes, dtype), strict=True))
         if trained:
-            heads = tuple(old + jnp.sum(one) for old, one in zip(heads, summed(more[0], dtype), strict=True))
-        return loss, gradients, heads
+            heads = tuple(old + jnp.sum(one) for old, one in zip(heads, kept(more[0], dtype), strict=True))
+        return following, loss, gradients, heads
 
     nothing = tuple(jnp.zeros((), dtype) for _ in range(width if trained else 0))
-    begin = (jnp.zeros((), jnp.float64), tuple(jnp.zeros((laid.columns,), dtype) for _ in range(width)), nothing)
-    loss, gradients, heads = jax.lax.fori_loop(np.int32(0), np.int32(CHUNK // laid.rows), one_tile, begin)
-    run, chunk = pl.program_id(0), pl.program_id(1)
-    loss_ref[run, chunk] = loss
+    begin = tuple(jnp.zeros((laid.rows, laid.columns), dtype) for _ in range(width))
+    carry = (read(np.int32(0)), tuple(jnp.zeros((), jnp.float64) for _ in loss_refs), begin, nothing)
+    _, loss, gradients, heads = jax.lax.fori_loop(np.int32(0), tiles, one_tile, carry)
+    for ref, one in zip(loss_refs, loss, strict=True):
+        ref[run, chunk] = one
     for k, one in enumerate(gradients):
-        triton.store(gradient_ref.at[run, chunk, jnp.int32(k), at(0).columns], one, mask=at(0).inside)
+        triton.store(gradient_ref.at[run, chunk, jnp.int32(k), every(0).columns], jnp.sum(one, axis=0), mask=every(0).inside)
     for k, one in enumerate(heads):
         head_refs[0][run, chunk, k] = one
 
@@ -171,7 +211,7 @@ def _fields_kernel(laid: Tiling, shapes: tuple[int, int], *refs: Tree) -> None:
 
     def one_tile(number: Whole, nothing: Whole) -> Any:
         tile = at(number)
-        x = _inputs(tile, x_ref, dtype, tile.there)
+        x = tile.inputs(x_ref).astype(dtype)
         for k, row in enumerate(w):
             triton.store(fields_ref.at[tile.run, jnp.int32(k), tile.here], jnp.sum(x * row[None, :], axis=1), mask=tile.there)
         return nothing
@@ -221,15 +261,16 @@ def sums(structure: Structure, mode: str, parameters: Numbers, data: Tree, rows:
 
     kinds = jax.tree.leaves(own)
     per_sample = [leaf.reshape(runs, samples, -1) for leaf in jax.tree.leaves((data.signals, data.given))]
-    per_sample += [] if selected is None else [selected.astype(dtype)[:, :, None]]
+    per_sample += [] if selected is None else listed(selected)
     chunks = -(-samples // CHUNK)
-    out = [jax.ShapeDtypeStruct((runs, chunks), np.float64), jax.ShapeDtypeStruct((runs, chunks, width, dimension), dtype)]
+    out = [jax.ShapeDtypeStruct((runs, chunks), np.float64)] if selected is None else []
+    out += [jax.ShapeDtypeStruct((runs, chunks, width, dimension), dtype)]
     out += [jax.ShapeDtypeStruct((runs, chunks, width), dtype)] if structure.trained else []
     kernel = partial(_sums_kernel, plan, laid, ((samples, dimension), kinds), selected is not None, structure.trained)
-    found = _call(kernel, laid, (runs, chunks), out, mode, "sums")(data.inputs, rows, jax.vmap(flat)(head), *per_sample)
-    heads = jnp.sum(found[2], axis=1) if structure.trained else jnp.zeros((runs, width), dtype)
-    risk = jnp.sum(found[0], axis=1) / samples if selected is None else None
-    return Sums(risk, jnp.sum(found[1], axis=1), heads)
+    found = list(_call(kernel, laid, (runs, chunks), out, mode, "sums")(data.inputs, rows, jax.vmap(flat)(head), *per_sample))
+    risk = jnp.sum(found.pop(0), axis=1) / samples if selected is None else None
+    heads = jnp.sum(found[1], axis=1) if structure.trained else jnp.zeros((runs, width), dtype)
+    return Sums(risk, jnp.sum(found[0], axis=1), heads)
 
 
 def against(structure: Structure, dimension: int, parameters: Numbers, given: Tree, dtype: np.dtype) -> str | None:
