@@ -198,7 +198,7 @@ def test_full_size_exit_times_are_drawn_at_their_widths_and_dimensions():
     assert [text.get_text() for text in fig.legends[0].get_texts()] == [f"$p$ = {p}" for p in (1, 2, 5, 10)]
     for ax, name in zip(fig.axes, FORMULAS, strict=True):
         assert name in ax.get_title()
-        x, y = np.moveaxis(np.array([bars.lines[0].get_xydata() for bars in ax.containers]), -1, 0)
+        x, y = np.moveaxis(np.array([bars[0].get_xydata() for bars in ax.containers]), -1, 0)
         np.testing.assert_allclose(y, data.measured / data[name])
         np.testing.assert_allclose(np.exp(np.log(x).mean(0)), 10.0 ** np.arange(2, 7))
         assert np.all(np.diff(x, axis=0) > 0)
