@@ -119,7 +119,7 @@ def figures_table(app, docname, source):
         rows += [f"| {one.number} | {one.line} | {one.claim} |" for one in here]
         found = {one.number: gallery.full_size().get(f"{document}-{one.number}") for one in here}
         if any(found.values()):
-            rows += ["\nAt the document's own size, on a GPU:\n", "| figure | verdict | time |", "| --- | --- | --- |"]
+            rows += ["\nAt full size, on a GPU:\n", "| figure | verdict | time |", "| --- | --- | --- |"]
             rows += [f"| {name} | {said(one)} | {one['seconds']:.0f} s, {one['device']} |" for name, one in found.items() if one]
     rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))

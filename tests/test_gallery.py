@@ -158,28 +158,50 @@ def test_full_size_verdicts_are_those_of_the_stored_data():
             assert said["seconds"] == data.attrs["seconds"]
 
 
+# what the curves of a figure show at the last time; |m| where nothing is said
+CURVES = {"1": ["m_dmft"], "5": ["m_dmft"], "6": ["m_dmft"], "b2": ["mse", "mse_formula", "mse_formula_runs"]}
+FORMULAS = ["annealed", "quenched", "corrected"]
+
+
+def ends_of_curves(stem, data):
+    """From the stored data, and not by the function that draws them."""
+    document, number = stem.split("-")
+    if document == "escaping_mediocrity":
+        return [(data.measured / data[name]).values[:, -1] for name in FORMULAS]
+    last = [np.abs(data[name].isel(time=-1)) for name in CURVES.get(number, ["m"])]
+    return [one.mean("run").values for one in last] if number == "2" else [one.values for one in last]
+
+
 @pytest.mark.parametrize("stem", gallery.full_size())
 def test_full_size_data_are_drawn_with_their_sizes(stem):
-    """By the function that draws the quick figure: the curves are those of the stored data, and the title has their N and runs."""
+    """By the function that draws the quick figure: the curves are those of the stored data, and the words have their N and runs."""
     fig, data = gallery.draw_full_size(*stem.split("-"))
     title = fig.get_suptitle() + "".join(ax.get_title() + ax.get_ylabel() for ax in fig.axes)
     size = gallery.full_size()[stem]["parameters"]
-    for wanted in (
-        f"$N$ = {size['N']}" if "N" in size else "$N$ = 2500",
-        f"{size['runs']} data sets" if stem[-1] == "1" else f"{size['runs']} runs",
-    ):
-        assert wanted in title
+    assert (f"{size['runs']} data sets" if stem == "rough_landscapes-1" else f"{size['runs']} runs") in title
+    if "N" in size or "N" in data:
+        assert f"$N$ = {size['N'] if 'N' in size else data.N.values[-1]}" in title
     ends = np.concatenate([np.atleast_1d(line.get_ydata())[-1:] for ax in fig.axes for line in ax.lines])
-    m = {"1": "m_dmft", "5": "m_dmft", "6": "m_dmft"}.get(stem[-1], "m")
-    last = np.abs(data[m].isel(time=-1)).values
-    for value in np.ravel(last.mean(axis=1) if stem[-1] == "2" else last):
+    for value in np.concatenate([np.ravel(one) for one in ends_of_curves(stem, data)]):
         assert np.isclose(ends, value).any()
-    if stem[-1] == "2":
+    if stem == "rough_landscapes-2":
         assert [text.get_text() for text in fig.axes[1].get_legend().get_texts()] == [
             "GD: 10.8% recovered",
             "SGD: 25.0% recovered",
             "persistent SGD: 99.6% recovered",
         ]
+
+
+def test_full_size_exit_times_are_drawn_at_their_widths_and_dimensions():
+    """A panel a formula, a curve a width from d = 100 to 1e6; widths stand side by side at each d."""
+    fig, data = gallery.draw_full_size("escaping_mediocrity", "2")
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == [f"$p$ = {p}" for p in (1, 2, 5, 10)]
+    for ax, name in zip(fig.axes, FORMULAS, strict=True):
+        assert name in ax.get_title()
+        x, y = np.moveaxis(np.array([bars[0].get_xydata() for bars in ax.containers]), -1, 0)
+        np.testing.assert_allclose(y, data.measured / data[name])
+        np.testing.assert_allclose(np.exp(np.log(x).mean(0)), 10.0 ** np.arange(2, 7))
+        assert np.all(np.diff(x, axis=0) > 0)
 
 
 def quick_figure_2(quick=True, seed=0):
@@ -197,7 +219,7 @@ def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
     page, web = ((tmp_path / name).read_text() for name in ("index.md", "index.html"))
     first, second = page.index("(rough_landscapes-2-full_size.png)"), page.index("(rough_landscapes-2.png)")
     assert first < second
-    assert "At the document's own size (N = 1000, runs = 500), drawn from data stored in docs/gallery" in page[:first]
+    assert "At full size (N = 1000, runs = 500), drawn from data stored in docs/gallery" in page[:first]
     assert web.count("data:image/png;base64,") == 2
     assert one["parameters"]["N"] == 60  # the verdict is of what was run
     # kept whole, and made again where the picture of the full size is missing
@@ -223,7 +245,7 @@ def test_an_installed_package_needs_no_stored_data(tmp_path, monkeypatch):
     assert not gallery.make_all(tmp_path, only=["rough_landscapes/2"])[0]["made"]
     with pytest.raises(ValueError, match=r"rough_landscapes-7.*docs/gallery of the repository"):
         gallery.draw_full_size("rough_landscapes", "7")
-    with pytest.raises(ValueError, match="choose one of 'rough_landscapes-1'"):
+    with pytest.raises(ValueError, match="choose one of 'escaping_mediocrity-2', 'rough_landscapes-1'"):
         gallery.draw_full_size("rough_landscapes", "4")
 
 

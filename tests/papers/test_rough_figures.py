@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
+from sgdynamics.gallery import kept_data
 from sgdynamics.papers import rough_landscapes as paper
 from sgdynamics.papers.rough_landscapes import appendix_figures, main_figures, noise_figures, random_start_figure, style
 from tests.conftest import Z
@@ -78,6 +79,16 @@ def made_up(one, t, dimension, seed, runs=None, shared_data=False):
     return xr.Dataset({name: (("run", "time"), value) for name, value in variables.items()}, {"t": ("time", t)})
 
 
+def lines_of(fig):
+    return [np.asarray(line.get_xydata()) for ax in fig.axes for line in ax.lines]
+
+
+def words_of(fig):
+    legends = [*fig.legends, *(found for ax in fig.axes if (found := ax.get_legend()))]
+    said = [words for ax in fig.axes for words in (ax.get_title(), ax.get_xlabel(), ax.get_ylabel())]
+    return fig.get_suptitle(), said, [text.get_text() for legend in legends for text in legend.get_texts()]
+
+
 def made_up_theory(one, t, paths, seed):
     m = np.linspace(0.2, 0.9, len(t))
     return xr.Dataset({name: ("time", m) for name in ("m", "m_error", "loss", "loss_error")}, {"t": ("time", t)})
@@ -130,7 +141,13 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
         ends = one.m.values[:, -1]
         assert any(np.isclose(kept, end, rtol=1e-12).any() for end in (ends.mean(), np.median(ends), ends[0]))
     assert sum(len(ax.lines) for ax in fig.axes) >= len(drawn)
-    xr.testing.assert_identical(sgd.load(sgd.save(data, tmp_path / "data.nc")), data)
+    again = sgd.load(sgd.save(data, tmp_path / "data.nc"))
+    xr.testing.assert_identical(again, data)
+    # the file alone gives the same picture: a GPU may have made it, once
+    redrawn = kept_data.drawing_of(f"rough_landscapes-{number}")(again)
+    assert words_of(redrawn) == words_of(fig)
+    for one, other in zip(lines_of(redrawn), lines_of(fig), strict=True):
+        np.testing.assert_array_equal(one, other)
     # and the file of the full size, where there is one, was made with these parameters
     if (path := STORED / f"rough_landscapes-{number}.nc").exists():
         stored = sgd.load(path)
@@ -140,7 +157,8 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
             return
         same = {"alpha", "eta", "m0", "l", "tau", "T", "N", "runs", "paths"} & set(data.attrs)
         assert {name: stored.attrs[name] for name in same} == {name: data.attrs[name] for name in same}
-        assert {"eta", "runs"} <= same
+        assert "runs" in same
+        assert "eta" in same or number in ("4", "b3")  # these have several, whose curves the data name
         assert set(stored.data_vars) <= set(data.data_vars)
         np.testing.assert_allclose(stored.t, data.t)
 

@@ -120,7 +120,7 @@ def make(
         drawn = quick and stem in full_size() and _draw_full_size(stem, large)
         if quick and stem in full_size():
             there = "" if drawn else " (data: docs/gallery of the repository)"
-            say_below(fig, f"This is a smaller size. At the document's own, {remarked(full_size()[stem])}{there}")
+            say_below(fig, f"This is a smaller size. At full size, {remarked(full_size()[stem])}{there}")
         _write_picture(fig, picture)
         save(data, data_file)
         found |= {**_judged(entry, data), "parameters": _parameters(data)}
@@ -150,7 +150,7 @@ def _draw_full_size(stem: str, picture: Path) -> bool:
     if data is None:
         return False
     fig, found = drawing_of(stem)(data), full_size()[stem]
-    say_below(fig, f"The document's own size, made once on {found['device']} in {found['seconds']} s: {remarked(found)}")
+    say_below(fig, f"Full size, made once on {found['device']} in {found['seconds']} s: {remarked(found)}")
     _write_picture(fig, picture)
     return True
 

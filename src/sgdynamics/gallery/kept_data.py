@@ -1,4 +1,4 @@
-"""Figures at the documents' own sizes that took a GPU to make: verdicts that come with the package, and data in docs/gallery, drawn anew.
+"""Figures at full size that took a GPU to make: verdicts that come with the package, and data in docs/gallery, drawn anew.
 
 The data are part of the repository and not of an installed package: `stored` is None there, and quick figures go without their pictures.
 """

@@ -109,7 +109,7 @@ def _pictures(folder: Path | None, one: dict[str, Any]) -> list[tuple[str, str]]
         return [(f"{_stem(one)}.png", "")]
     full = _at_full_size(one) or {}
     sizes = ", ".join(f"{name} = {value:g}" for name, value in full["parameters"].items() if name in ("N", "runs"))
-    told = f"At the document's own size ({sizes}), drawn from data stored in docs/gallery, which were made on {full['device']}:"
+    told = f"At full size ({sizes}), drawn from data stored in docs/gallery, which were made on {full['device']}:"
     return [(large, told), (f"{_stem(one)}.png", "The quick run, which the verdict and the table below judge:")]
 
 

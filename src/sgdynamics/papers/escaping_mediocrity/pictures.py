@@ -6,30 +6,27 @@ from typing import Any
 
 import xarray as xr
 
-from sgdynamics.papers.drawing import legend_below, subplots
+from sgdynamics.papers.drawing import letters, subplots
 
-MARKS = {"annealed": "s", "quenched": "o", "corrected": "x"}
+FORMULAS = {"annealed": "annealed", "quenched": "quenched", "corrected": "corrected (not in the paper)"}
+MARKS = "osD^v"
+APART = 1.15  # between neighbouring widths at one d, whose points would cover each other
 
 
 def draw_2(data: xr.Dataset) -> Any:
-    """Measured over predicted exit times against d, a colour a width, a mark a formula."""
-    fig, ax = subplots(1, 1, (4.6, 4.2))
-    dimensions, runs = data["d"].values, int(data["runs"].values[0])
-    for row, p in enumerate(data["p"].values):
-        for name, marker in MARKS.items():
-            values = data[name].values[row]
-            ratio, error = (data[key].values[row] / values for key in ("measured", "standard_error"))
-            style: dict[str, Any] = {"ls": "-" if name != "corrected" else ":", "mfc": "none", "capsize": 2, "lw": 0.9, "ms": 5}
-            label = f"$p$ = {p}" if name == "quenched" else None
-            ax.errorbar(dimensions, ratio, error, marker=marker, color=f"C{row}", label=label, **style)
-    ax.axhline(1.0, color="0.6", lw=0.8)
-    for name, marker in MARKS.items():
-        ax.plot([], [], marker, color="k", mfc="none", label=name)
-    ax.set(
-        xscale="log",
-        xlabel="$d$",
-        ylabel="measured / predicted $t_{ext}$",
-        title=f"$\\gamma/p$ = {data.attrs['gamma_over_p']:g}, $\\Delta$ = 0, $T$ = {data.attrs['threshold']:g}, {runs} runs",
-    )
-    legend_below(ax, ncols=4)
+    """Measured over predicted exit times against d, a panel a formula, a colour and a mark a width."""
+    fig, axes = subplots(1, len(FORMULAS), (3.7 * len(FORMULAS), 3.8), sharey=True)
+    widths, runs = data["p"].values, int(data["runs"].values[0])
+    for ax, (name, title) in zip(axes, FORMULAS.items(), strict=True):
+        for row, p in enumerate(widths):
+            ratio, error = ((data[key] / data[name]).values[row] for key in ("measured", "standard_error"))
+            style: dict[str, Any] = {"marker": MARKS[row], "mfc": "white", "capsize": 2, "lw": 0.9, "ms": 4.5, "color": f"C{row}"}
+            ax.errorbar(data["d"].values * APART ** (row - (len(widths) - 1) / 2), ratio, error, label=f"$p$ = {p}", **style)
+        ax.axhline(1.0, color="0.6", lw=0.8, zorder=0)
+        ax.set(xscale="log", xlabel="$d$", title=title)
+    letters(axes)
+    axes[0].set_ylabel("measured / predicted $t_{ext}$")
+    fig.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=len(widths))
+    numbers = f"$\\gamma/p$ = {data.attrs['gamma_over_p']:g}, $\\Delta$ = 0, $T$ = {data.attrs['threshold']:g}"
+    fig.suptitle(f"{numbers}, {runs} runs a point, bars: one standard error (widths side by side at each $d$)", fontsize="medium")
     return fig

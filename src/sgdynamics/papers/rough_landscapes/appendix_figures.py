@@ -10,20 +10,14 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, generalization_error, setting
-from sgdynamics.papers.rough_landscapes.pictures import draw_b4
+from sgdynamics.papers.rough_landscapes.pictures import draw_b1, draw_b2, draw_b3, draw_b4
 from sgdynamics.papers.rough_landscapes.style import (
-    COLORS,
-    LINES,
-    MARKS,
-    NAMES,
     THREE,
     UNITS,
     average,
-    figure,
     log_times,
     plateau_share,
     runs_of,
@@ -79,31 +73,6 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
     return xr.concat(each, "algorithm").assign_coords(algorithm=list(THREE))
 
 
-def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
-    inset = ax.inset_axes((0.13, 0.12, 0.4, 0.36))
-    t = data["t"].values + ETA
-    for name in THREE:
-        one = data.sel(algorithm=name)
-        style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
-        ax.errorbar(t[::2], one["mse"][::2], one["mse_error"][::2], label=NAMES[name] if labels else None, **style)
-        last = labels and name == THREE[-1]
-        ax.plot(t, one["mse_formula_runs"], color="k", lw=0.9, label="(B.8), average over runs" if last else None)
-        ax.plot(t, one["mse_formula"], color="0.5", lw=0.9, ls=":", label="(B.8) at average overlaps" if last else None)
-        inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
-        low, high = ((one["loss"] + sign * one["loss_error"]).values for sign in (-1, 1))
-        inset.fill_between(t, low, high, color=COLORS[name], alpha=0.2, lw=0)
-    ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, ylim=(0, None))
-    inset.set(xscale="log", yscale="log")
-    inset.set_title("training loss", fontsize="small", pad=2)
-    inset.tick_params(labelsize="x-small")
-
-
-def _legend(fig: Any) -> None:
-    """Below all panels: curves and insets leave no room."""
-    handles, labels = next(found for ax in fig.axes if (found := ax.get_legend_handles_labels())[0])
-    fig.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
-
-
 def _jensen(data: xr.Dataset) -> str:
     each, mean = (float(np.abs((data["mse"] - data[name]).values).max()) for name in ("mse_formula_runs", "mse_formula"))
     return f"measured error less (B.8): at most {each:.4f} run by run, {mean:.3f} at the average overlaps"
@@ -140,12 +109,6 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
     data = xr.concat([_ridge(N, count, t, ridge, True, seed) for ridge in RIDGES], "ridge").assign_coords(ridge=list(RIDGES))
-    fig = figure(3, 1.3)
-    for number, ax in enumerate(fig.subplots(1, 3, sharey=True)):
-        _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {RIDGES[number]:g}", number == 2)
-    fig.axes[0].set_ylabel("mean squared error")
-    _legend(fig)
-    fig.suptitle(rf"Ridge, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name}: " + ", ".join(f"{float(v):.3f}" for v in last.sel(algorithm=name)) for name in THREE)
     data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
@@ -155,7 +118,7 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "verdict": f"{_jensen(data)}; error at the end for lambda = 0, .1, 1: {shown}; double descent of GD (rise above a former value): "
         + ", ".join(f"{_rise(data['mse'].sel(algorithm='GD', ridge=ridge).values):.3f}" for ridge in RIDGES),
     }
-    return fig, data
+    return draw_b1(data), data
 
 
 def _rise(values: np.ndarray) -> float:
@@ -193,13 +156,6 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     t = log_times(end, 40)
     data = xr.concat([_ridge(N, count, t, 0.5, rescale, seed) for rescale in (True, False)], "gradient")
     data = data.assign_coords(gradient=["rescaled", "not rescaled"])
-    fig = figure(2, 1.3)
-    for number, ax in enumerate(fig.subplots(1, 2, sharey=True)):
-        title = r"gradient divided by $\ell$" if number == 0 else r"gradient not divided by $\ell$"
-        _draw_ridge(ax, data.isel(gradient=number), title, number == 0)
-    fig.axes[0].set_ylabel("mean squared error")
-    _legend(fig)
-    fig.suptitle(rf"Ridge $\lambda$ = 0.5, $\alpha$ = 3, $m_0$ = 0.2, $\eta$ = {ETA}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs")
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name} {float(last.sel(algorithm=name)[0]):.3f}, {float(last.sel(algorithm=name)[1]):.3f}" for name in THREE)
     data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "ridge_strength": 0.5, "N": N, "runs": count, "seed": seed}
@@ -208,7 +164,7 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         "claim": "dividing by l is better for p-SGD, not dividing for SGD",
         "verdict": f"error at the end, divided by l and not: {shown}; {_jensen(data)}",
     }
-    return fig, data
+    return draw_b2(data), data
 
 
 def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -261,32 +217,14 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {"long_name": "loss of each run less that of GD on the same data set from the same start"},
     )
     data = data.assign_coords(other=list(THREE[1:]))
-    fig = figure(2, 1.2)
-    for ax, key, ylabel in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
-        for name in THREE:
-            for number, eta in enumerate(rates):
-                label = rf"{NAMES[name]}, $\eta$ = {eta:g}" if number == len(rates) - 1 else None
-                style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": 0.3 + 0.7 * number / (len(rates) - 1)}
-                mean, error = (data[which].sel(algorithm=name)[number].values for which in (key, f"{key}_error"))
-                ax.plot(t + rates[0], mean, label=label, **style)
-                if number == len(rates) - 1:
-                    ax.fill_between(t + rates[0], mean - error, mean + error, color=COLORS[name], alpha=0.15, lw=0)
-        ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=ylabel, ylim=(0, None))
-    fig.axes[0].legend(frameon=False, fontsize="small")
     shown = ", ".join(f"{eta:g}" for eta in rates)
-    fig.suptitle(
-        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {N}, {count} runs"
-        + "\n"
-        + rf"faint to strong: $\eta$ = {shown} (bands: standard errors of the last)",
-        fontsize="medium",
-    )
     text = "; ".join(f"{name}: " + ", ".join(f"{gap:.4f}" for gap in gaps[name]) for name in gaps)
     data.attrs = {"alpha": ALPHA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
     data.attrs |= {
         "claim": "as eta falls the curves of SGD collapse on those of GD; those of p-SGD have another limit",
         "verdict": f"largest difference of the average loss to GD for eta = {shown}: {text}",
     }
-    return fig, data
+    return draw_b3(data), data
 
 
 def _distance(one: xr.Dataset, other: xr.Dataset) -> float:

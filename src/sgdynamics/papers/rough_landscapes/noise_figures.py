@@ -5,30 +5,25 @@ Units, methods and sizes as in `main_figures`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from scipy import optimize
 
 from sgdynamics import checks
 from sgdynamics.papers.rough_landscapes.formulas import Setting, setting, stability_limit, unstable_share
-from sgdynamics.papers.rough_landscapes.pictures import draw_5, draw_6
+from sgdynamics.papers.rough_landscapes.pictures import draw_4, draw_5, draw_6
 from sgdynamics.papers.rough_landscapes.style import (
     RECOVERED,
     REPLICATES,
     UNITS,
     beside,
     crossing,
-    figure,
     gap_text,
     log_times,
     quartiles,
     runs_of,
     theory_of,
-    threshold_line,
 )
 
 ETA, ALPHA, WARM = 0.01, 3.0, 0.2
@@ -115,7 +110,7 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         + "; ".join(_plain(part) for part in best)
         + f"; at l = .01 exploded {bad[0]:.0%} of the runs with eta = .0025, {bad[1]:.0%} with eta = .001",
     }
-    return _draw_noise(data, panels, t, off), data
+    return draw_4(data), data
 
 
 def _plain(label: str) -> str:
@@ -140,60 +135,6 @@ def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:
         },
         {"pair_l": ("pair", pairs[:, 0]), "pair_eta": ("pair", pairs[:, 1])},
     )
-
-
-def _draw_noise(data: xr.Dataset, panels: dict[str, dict[str, Setting]], t: np.ndarray, off: float) -> Any:
-    from matplotlib import colormaps
-
-    fig = figure(4, 2)
-    axes = fig.subplots(2, 4)
-    titles = {"batch": r"p-SGD, $\tau$ = 1", "persistence": r"p-SGD and SGD, $\ell$ = 0.5", "temperature": "Langevin"}
-    for column, (panel, curves) in enumerate(panels.items()):
-        upper, lower = axes[:, column]
-        for number, label in enumerate(curves):
-            color = "k" if label == "SGD" else colormaps["viridis"](0.9 * number / (len(curves) - 1))
-            style = {"color": color, "lw": 1.4, "ls": ":" if label == "SGD" else "-"}
-            for ax, key, named in ((upper, "m", None), (lower, "loss", label)):
-                ax.plot(t + ETA, data[f"{key}_{panel}"].values[number], label=named, **style)
-                ax.fill_between(t + ETA, *data[f"{key}_quartiles_{panel}"].values[number], color=color, alpha=0.09, lw=0)
-        upper.set(xscale="log", title=titles[panel], ylim=(0, 1.03))
-        lower.set(xscale="log", yscale="log", xlabel=r"$t + \eta$", ylim=(1e-8, 3))
-        threshold_line(lower)
-        lower.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 0.12))  # where no curve goes
-        if panel == "temperature":
-            for ax in (upper, lower):
-                ax.axvline(off, color="0.7", lw=0.8, zorder=0)
-    axes[0, 0].set_ylabel("median $|m|$")
-    axes[1, 0].set_ylabel("median training loss")
-    _draw_stability(axes[0, 3], axes[1, 3], data)
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs; bands: from quartile to quartile")
-    return fig
-
-
-def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
-    """Above, the stability line in the plane of l and eta; below, what explodes."""
-    N, names = data.attrs["N"], [f"{b:g}, {eta:g}" for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)]
-    grid = np.geomspace(0.005, 1, 40)
-    for number, style in ((1.0, "-"), (0.01, "--")):
-        upper.plot(grid, [_line(b, number / (ALPHA * N)) for b in grid], color="C3", ls=style, label=f"{number:g} unstable expected")
-    for l, eta, share in zip(data["pair_l"].values, data["pair_eta"].values, data["exploded"].values, strict=True):  # noqa: E741
-        upper.plot(l, eta, "o", color="C3" if share > 0.05 else "C0", ms=6)
-        upper.annotate(f"{share:.0%}", (l, eta), textcoords="offset points", xytext=(0, 6), ha="center", fontsize="small")
-    upper.set(xscale="log", yscale="log", xlabel=r"$\ell$", ylabel=r"$\eta$", title="share of runs that explode", ylim=(5e-4, 0.3))
-    upper.legend(frameon=False, fontsize="small", loc="upper left")
-    place = np.arange(len(names))
-    lower.barh(place, data["exploded"].values, color="C3", height=0.6)
-    for at, value in zip(place, data["unstable_samples"].values, strict=True):
-        lower.text(0.98, float(at), f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
-    lower.set(yticks=place, yticklabels=names, xlim=(0, 1.25), xticks=[0, 0.5, 1], xlabel="share of runs that explode")
-    lower.set_title(r"$\ell, \eta$; right: unstable samples at $t = 0$", fontsize="small")
-    lower.invert_yaxis()
-
-
-def _line(b: float, share: float) -> float:
-    """The eta at which this share of the samples is unstable at the start; the share depends on l/eta alone."""
-    ratio = optimize.brentq(lambda x: math.log(unstable_share(math.exp(-x), 1.0, WARM) / share), math.log(1e-3), math.log(60.0))
-    return b * math.exp(-float(ratio))  # pyright: ignore[reportArgumentType]
 
 
 def _theory(one: Setting, sizes: tuple[int, int, float, int], seed: int) -> xr.Dataset:

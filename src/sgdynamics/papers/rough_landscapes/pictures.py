@@ -5,13 +5,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from scipy import optimize
 
-from sgdynamics.papers.rough_landscapes.style import COLORS, LINES, NAMES, THERE, THREE, average, draw_beside, figure
+from sgdynamics.papers.rough_landscapes.formulas import unstable_share
+from sgdynamics.papers.rough_landscapes.style import (
+    COLORS,
+    LINES,
+    MARKS,
+    NAMES,
+    THERE,
+    THREE,
+    average,
+    draw_beside,
+    figure,
+    threshold_line,
+)
 
 
 def draw_1(data: xr.Dataset) -> Any:
@@ -73,6 +87,74 @@ def _single_runs(ax: Axes, t: np.ndarray, m: np.ndarray) -> None:
     for values in np.abs(m):
         ax.plot(t, values, lw=0.7, alpha=0.8)
     ax.set(xscale="log", ylim=(0, 1.03))
+
+
+SYMBOLS = {"l": r"$\ell$", "tau": r"$\tau$", "T": "$T$"}  # of the curves of figure 4, which the data name in plain letters
+
+
+def draw_4(data: xr.Dataset) -> Any:
+    """Medians of |m| and of the loss, a column a kind of noise; at the right which runs explode."""
+    from matplotlib import colormaps
+
+    fig = figure(4, 2)
+    axes = fig.subplots(2, 4)
+    t = data["t"].values + float(data["t"][1])  # the first save point is after one step, t = eta
+    titles = {"batch": r"p-SGD, $\tau$ = 1", "persistence": r"p-SGD and SGD, $\ell$ = 0.5", "temperature": "Langevin"}
+    for column, (panel, title) in enumerate(titles.items()):
+        curves = [str(name) for name in data[f"curve_{panel}"].values]
+        upper, lower = axes[:, column]
+        for number, name in enumerate(curves):
+            letter, equals, value = name.partition(" = ")
+            label = f"{SYMBOLS[letter]} = {value}" if equals else name
+            color = "k" if name == "SGD" else colormaps["viridis"](0.9 * number / (len(curves) - 1))
+            style = {"color": color, "lw": 1.4, "ls": ":" if name == "SGD" else "-"}
+            for ax, key, named in ((upper, "m", None), (lower, "loss", label)):
+                ax.plot(t, data[f"{key}_{panel}"].values[number], label=named, **style)
+                ax.fill_between(t, *data[f"{key}_quartiles_{panel}"].values[number], color=color, alpha=0.09, lw=0)
+        upper.set(xscale="log", title=title, ylim=(0, 1.03))
+        lower.set(xscale="log", yscale="log", xlabel=r"$t + \eta$", ylim=(1e-8, 3))
+        threshold_line(lower)
+        lower.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0, 0.12))  # where no curve goes
+        if panel == "temperature":
+            for ax in (upper, lower):
+                ax.axvline(data.attrs["switched_off_at"], color="0.7", lw=0.8, zorder=0)
+    axes[0, 0].set_ylabel("median $|m|$")
+    axes[1, 0].set_ylabel("median training loss")
+    _draw_stability(axes[0, 3], axes[1, 3], data)
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs; bands: from quartile to quartile")
+    return fig
+
+
+def _draw_stability(upper: Axes, lower: Axes, data: xr.Dataset) -> None:
+    """Above, the stability line in the plane of l and eta; below, what explodes."""
+    names, size = [f"{b:g}, {eta:g}" for b, eta in zip(data["pair_l"].values, data["pair_eta"].values, strict=True)], data.attrs
+    grid = np.geomspace(0.005, 1, 40)
+    for number, style in ((1.0, "-"), (0.01, "--")):
+        upper.plot(
+            grid,
+            _line(size["m0"], number / (size["alpha"] * size["N"])) * grid,
+            color="C3",
+            ls=style,
+            label=f"{number:g} unstable expected",
+        )
+    for l, eta, share in zip(data["pair_l"].values, data["pair_eta"].values, data["exploded"].values, strict=True):  # noqa: E741
+        upper.plot(l, eta, "o", color="C3" if share > 0.05 else "C0", ms=6)
+        upper.annotate(f"{share:.0%}", (l, eta), textcoords="offset points", xytext=(0, 6), ha="center", fontsize="small")
+    upper.set(xscale="log", yscale="log", xlabel=r"$\ell$", ylabel=r"$\eta$", title="share of runs that explode", ylim=(5e-4, 0.3))
+    upper.legend(frameon=False, fontsize="small", loc="upper left")
+    place = np.arange(len(names))
+    lower.barh(place, data["exploded"].values, color="C3", height=0.6)
+    for at, value in zip(place, data["unstable_samples"].values, strict=True):
+        lower.text(0.98, float(at), f"{value:.2g}", va="center", ha="right", fontsize="small", transform=lower.get_yaxis_transform())
+    lower.set(yticks=place, yticklabels=names, xlim=(0, 1.25), xticks=[0, 0.5, 1], xlabel="share of runs that explode")
+    lower.set_title(r"$\ell, \eta$; right: unstable samples at $t = 0$", fontsize="small")
+    lower.invert_yaxis()
+
+
+def _line(m0: float, share: float) -> float:
+    """The eta/l at which this share of the samples is unstable at the start: it depends on l and eta by their ratio alone."""
+    ratio = optimize.brentq(lambda x: math.log(unstable_share(math.exp(-x), 1.0, m0) / share), math.log(1e-3), math.log(60.0))
+    return math.exp(-float(ratio))  # pyright: ignore[reportArgumentType]
 
 
 def _draw_theory(data: xr.Dataset, title: str) -> Any:
@@ -158,6 +240,77 @@ def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
         ax.fill_between(t[1:], (m - error)[1:], (m + error)[1:], color=f"C{number}", alpha=0.25, lw=0)
     ax.set(xscale="log", yscale="log", title="DMFT of p-SGD", xlabel="$t$", ylabel="$m/m_0$")
     ax.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def draw_b1(data: xr.Dataset) -> Any:
+    """Errors with every ridge."""
+    fig = figure(3, 1.3)
+    for number, ax in enumerate(fig.subplots(1, 3, sharey=True)):
+        _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {float(data['ridge'][number]):g}", number == 2)
+    _finish_ridge(fig, data, "Ridge")
+    return fig
+
+
+def draw_b2(data: xr.Dataset) -> Any:
+    """Errors with the gradient divided by the batch fraction, and not."""
+    fig = figure(2, 1.3)
+    for number, ax in enumerate(fig.subplots(1, 2, sharey=True)):
+        title = r"gradient divided by $\ell$" if number == 0 else r"gradient not divided by $\ell$"
+        _draw_ridge(ax, data.isel(gradient=number), title, number == 0)
+    _finish_ridge(fig, data, r"Ridge $\lambda$ = 0.5")
+    return fig
+
+
+def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
+    inset = ax.inset_axes((0.13, 0.12, 0.4, 0.36))
+    t = data["t"].values + data.attrs["eta"]
+    for name in THREE:
+        one = data.sel(algorithm=name)
+        style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
+        ax.errorbar(t[::2], one["mse"][::2], one["mse_error"][::2], label=NAMES[name] if labels else None, **style)
+        last = labels and name == THREE[-1]
+        ax.plot(t, one["mse_formula_runs"], color="k", lw=0.9, label="(B.8), average over runs" if last else None)
+        ax.plot(t, one["mse_formula"], color="0.5", lw=0.9, ls=":", label="(B.8) at average overlaps" if last else None)
+        inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
+        low, high = ((one["loss"] + sign * one["loss_error"]).values for sign in (-1, 1))
+        inset.fill_between(t, low, high, color=COLORS[name], alpha=0.2, lw=0)
+    ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, ylim=(0, None))
+    inset.set(xscale="log", yscale="log")
+    inset.set_title("training loss", fontsize="small", pad=2)
+    inset.tick_params(labelsize="x-small")
+
+
+def _finish_ridge(fig: Any, data: xr.Dataset, title: str) -> None:
+    size = rf"$\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs"
+    fig.axes[0].set_ylabel("mean squared error")
+    # below all panels: curves and insets leave no room
+    handles, labels = next(found for ax in fig.axes if (found := ax.get_legend_handles_labels())[0])
+    fig.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower center", ncols=len(labels))
+    fig.suptitle(rf"{title}, $\alpha$ = 3, $m_0$ = 0.2, {size}")
+
+
+def draw_b3(data: xr.Dataset) -> Any:
+    """Averages at every learning rate, the smaller the stronger."""
+    fig, rates, size = figure(2, 1.2), data["eta"].values, data.attrs
+    t = data["t"].values + rates[0]
+    for ax, key, ylabel in zip(fig.subplots(1, 2), ("m", "loss"), ("average $|m|$", "average training loss"), strict=True):
+        for name in THREE:
+            for number, eta in enumerate(rates):
+                label = rf"{NAMES[name]}, $\eta$ = {eta:g}" if number == len(rates) - 1 else None
+                style = {"color": COLORS[name], "ls": LINES[name], "lw": 1.4, "alpha": 0.3 + 0.7 * number / (len(rates) - 1)}
+                mean, error = (data[which].sel(algorithm=name)[number].values for which in (key, f"{key}_error"))
+                ax.plot(t, mean, label=label, **style)
+                if number == len(rates) - 1:
+                    ax.fill_between(t, mean - error, mean + error, color=COLORS[name], alpha=0.15, lw=0)
+        ax.set(xscale="log", xlabel=rf"$t$ + {rates[0]:g}", ylabel=ylabel, ylim=(0, None))
+    fig.axes[0].legend(frameon=False, fontsize="small")
+    fig.suptitle(
+        rf"$\alpha$ = 3, $m_0$ = 0.2, $\ell$ = 0.5, $\tau$ = 1, $N$ = {size['N']}, {size['runs']} runs"
+        + "\n"
+        + rf"faint to strong: $\eta$ = {', '.join(f'{eta:g}' for eta in rates)} (bands: standard errors of the last)",
+        fontsize="medium",
+    )
+    return fig
 
 
 def draw_b4(data: xr.Dataset) -> Any:
