@@ -198,3 +198,13 @@ def test_half_width_data_sets_have_the_law_of_whole_ones() -> None:
         one, other = (np.asarray(part, dtype=np.float64) for part in (one, other))
         assert abs(one.mean() - other.mean()) < 4.9 * np.hypot(one.std(), other.std()) / np.sqrt(len(one))
     assert 0.1 < np.mean(shares) < 0.9
+
+
+def test_samples_in_use_are_listed_chunk_by_chunk() -> None:
+    """None, some and all of a chunk, and a last one that is not full."""
+    selected = np.random.default_rng(0).random((3, 300)) < [[0.0], [0.4], [1.0]]
+    places, counts = (np.asarray(one) for one in kernel_data.listed(jnp.asarray(selected)))
+    for run, chunk in np.ndindex(counts.shape):
+        expected = np.flatnonzero(selected[run, chunk * kernel_data.CHUNK : (chunk + 1) * kernel_data.CHUNK])
+        assert counts[run, chunk] == len(expected)
+        np.testing.assert_array_equal(places[run, chunk, : counts[run, chunk]], expected)
