@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -78,6 +79,40 @@ def test_the_error_of_dmft_is_its_own():
     )
     assert columns(shown)["excess risk"][-1] == "0.01 ± 0.003"
     assert columns(shown)["train risk"][-1] == "0.01"
+
+
+def scales(monkeypatch, result: xr.Dataset) -> set[str]:
+    """Those of the time axes of the picture."""
+    drawn = []
+    image = display._image
+    monkeypatch.setattr(display, "_image", lambda fig: drawn.append(fig) or image(fig))
+    display.html(result)
+    return {ax.get_xscale() for ax in drawn[-1].axes}
+
+
+def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
+    """Else a power law would be a corner; evenly spaced times, and those that begin at zero, keep theirs."""
+    by_factors, late, from_zero = np.geomspace(0.1, 1e6, 9), np.linspace(0.1, 1e6, 9), np.array([0, *np.geomspace(0.1, 1e6, 8)])
+    for times, scale in ((by_factors, "log"), (late, "linear"), (from_zero, "linear")):
+        theory, runs = (one.assign_coords(t=("time", times, one.t.attrs)) for one in (THEORY, RUNS))
+        assert scales(monkeypatch, theory) == scales(monkeypatch, compare(theory, runs)) == {scale}
+
+
+@pytest.mark.parametrize(
+    ("clock", "label"),
+    [
+        ("time t = lr steps/d", "$t$ = lr steps / $d$"),
+        ("time t = lr steps/D", "$t$ = lr steps / $D$"),
+        ("time t = lr steps/n", "$t$ = lr steps / $n$"),
+        ("time t = lr steps", "$t$ = lr steps"),
+        ("", "$t$ = lr steps / $d$"),
+    ],
+)
+def test_the_time_axis_divides_by_what_the_clock_divides_by(clock, label):
+    own = THEORY.assign_coords(t=("time", THEORY.t.values, {"long_name": clock}))
+    axes = [draw(own, x="t")[1] for draw in (sgd.plot.risk, sgd.plot.overlaps)]
+    assert [ax.get_xlabel() for ax in axes] == [label, label]
+    plt.close("all")
 
 
 def test_theory_beside_runs():

@@ -17,6 +17,7 @@ from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 POINTS = 6  # save points of the table
 ENTRIES = 4  # of one variable in the table
+FACTOR = 10.0  # of the last time over the middle one, from which times are taken to grow by factors: evenly spaced, it is 2
 SHOWN = ("excess_risk", "risk", "train_risk", "accuracy", "M", "m", "M_fields")  # those that are there, the second only without the first
 
 
@@ -48,6 +49,7 @@ def _trajectory(result: xr.Dataset) -> list[str]:
     plot.risk(result, picture[1][0])
     for ax, name in zip(picture[1][1:], (one for one in names if one in ("M", "m", "M_fields")), strict=False):
         plot.variable(result, name, ax, label=f"{result.sizes['run']} runs")
+    _time_axes(picture[1], result)
     good = np.flatnonzero(np.isnan(result["diverged_at"])) if "diverged_at" in result.coords else np.arange(result.sizes["run"])
     if not len(good):
         raise ValueError("all runs have diverged")
@@ -88,6 +90,7 @@ def _compared(result: xr.Dataset) -> list[str]:
     right.axhspan(-2, 2, color="0.9")
     right.plot(t, z, "o-", ms=3.5, lw=1)
     right.set(xlabel="$t$", ylabel="difference / standard error")
+    _time_axes((left, right), result)
     columns = [
         ("theory", theory, None),
         (f"{result.attrs['runs']} runs", runs, error),
@@ -109,6 +112,14 @@ def _figure(count: int) -> tuple[Any, Any]:
 
     fig = Figure(figsize=(4.2 * count, 2.9), layout="constrained")
     return fig, list(fig.subplots(1, count, squeeze=False)[0])
+
+
+def _time_axes(axes: Any, result: xr.Dataset) -> None:
+    """Logarithmic where save points grow by factors: a linear axis would have all but the last few on its left edge."""
+    t = np.asarray(result["t"])
+    if t[0] > 0 and t[-1] > FACTOR * np.median(t):
+        for ax in axes:
+            ax.set_xscale("log")
 
 
 def _image(fig: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -489,10 +490,11 @@ def _time(result: xr.Dataset, x: str) -> np.ndarray:
 
 
 def _time_label(result: xr.Dataset, x: str) -> str:
-    """On a fixed data set t = lr steps, without the dimension."""
-    if x == "t" and str(result["t"].attrs.get("long_name", "")).endswith("lr steps"):
-        return "$t$ = lr steps"
-    return TIME_LABELS[x]
+    """The dimension as the result's own clock names it (D of a spectrum, n of a tensor); on a fixed data set t = lr steps, without one."""
+    own = re.search(r"lr steps(?:/(\w))?$", str(result["t"].attrs.get("long_name", ""))) if x == "t" else None
+    if own is None:
+        return TIME_LABELS[x]
+    return "$t$ = lr steps" + (f" / ${own[1]}$" if own[1] else "")
 
 
 def _is_theory(result: xr.Dataset) -> bool:
