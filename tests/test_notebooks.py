@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import sys
 
@@ -39,6 +40,39 @@ def test_stored_cells_are_those_of_the_source(name):
     assert sum("image/png" in one.get("data", {}) for one in outputs) >= 1
     assert run_notebooks.printed(found)
     assert not re.search(r"/(tmp|work|home|root)/", run_notebooks.printed(found))
+
+
+def shown(found) -> list[str]:
+    """The results that cells end with, as the library shows them: a Dataset as xarray shows it is none."""
+    return [
+        "".join(one["data"]["text/html"])
+        for cell in found.cells
+        for one in cell.get("outputs", ())
+        if one["output_type"] == "execute_result" and "class='sgdynamics-result'" in one["data"].get("text/html", "")
+    ]
+
+
+@pytest.mark.parametrize("name", run_notebooks.NAMES)
+def test_each_shows_a_result_with_its_picture_and_its_table(name):
+    results = shown(stored(name))
+    assert results, f"no cell of {name} ends with a result: let one show what the text talks about"
+    for one in results:
+        (picture,) = re.findall(r"<img [^>]*src='data:image/png;base64,([^']+)'", one)
+        assert base64.b64decode(picture).startswith(b"\x89PNG")
+        rows = re.findall(r"<tr>(.*?)</tr>", one.partition("<table")[2].partition("</table>")[0])
+        assert len(rows) >= 3, "a table of one save point or none"
+        assert "nan" not in "".join(rows)
+
+
+def test_a_notebook_without_a_result_is_noticed():
+    """Neither printed text, nor a picture, nor a Dataset as xarray shows it is one."""
+    found = stored("first_steps")
+    assert shown(found)
+    for cell in found.cells:
+        for one in cell.get("outputs", ()):
+            if "text/html" in one.get("data", {}):
+                one["data"]["text/html"] = "<div><pre>&lt;xarray.Dataset&gt;</pre></div>"
+    assert not shown(found)
 
 
 @pytest.mark.slow  # run by `make docs`, which makes the pages of them

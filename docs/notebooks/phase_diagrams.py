@@ -13,13 +13,20 @@ import sgdynamics as sgd
 # %% [markdown]
 # ## One point
 #
-# Three units learn a target made of two. We say that the network *has learned* once its excess risk, what is above the
-# noise of the labels, has fallen by 90%. `exit_time` finds when:
+# Three units learn a target made of two:
 
 # %%
 problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="erf", noise=0.01)
 algorithm = sgd.OnePassSGD(lr=1.0)
 start = sgd.random_start(problem, dimension=1000, seed=0)
+sgd.solve_ode(problem, algorithm, start, times=np.linspace(0, 150, 61))
+
+# %% [markdown]
+# The risk falls fast, and then rests on a plateau where all units do the same: their overlaps with both units of the
+# target stay close. We say that the network *has learned* once its excess risk, what is above the noise of the labels,
+# has fallen by 90%: the fast part. `exit_time` finds when:
+
+# %%
 one = sgd.exit_time(problem, algorithm, start, threshold=0.9, max_time=150)
 print(f"t = {one.mean:.1f}, that is {one.alpha[0]:.1f} examples for each dimension")
 

@@ -37,6 +37,11 @@ late = theory.isel(time=slice(-12, None))
 slope = sgd.fit_exponent(late, y="risk", x="step")
 print(f"risk ~ steps^{slope.exponent:.3f}; predicted -(2·0.3 + 1.2 - 1)/1.2 = {-0.8 / 1.2:.3f}")
 print(f"error of the bins: {theory.attrs['error_binning']:.1g} of the risk")
+theory
+
+# %% [markdown]
+# A straight line on both logarithmic axes is a power law. Its clock is t = lr steps/D, where `per="trace"` takes the sum
+# of all variances for D.
 
 # %% [markdown]
 # ## Runs of SGD
