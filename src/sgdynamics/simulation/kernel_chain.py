@@ -192,22 +192,14 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
     *first, one, other = _loaded(values_ref, here, sum(sizes) + 2)
     begin, keys = tuple(first), (_as_whole(one), _as_whole(other))
 
-    def shared() -> dict[int, np.ndarray]:
-        found, first = {}, 0
-        for one in plan.parts.shared:
-            kind = plan.program.kinds[one]
-            size = int(np.prod(kind.shape))
-            found[one] = unrolled.arranged([shared_ref[first + k].astype(kind.dtype) for k in range(size)], kind.shape)
-            first += size
-        return found
-
     def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         index, values = carry
         turn = random_numbers(plan, keys, index, [free_ref[k] for k in range(int(np.prod(plan.chi)))])
         edges = np.cumsum([0, *sizes])
         own = [unrolled.arranged(list(values[low:high]), one.shape) for low, high, one in zip(edges, edges[1:], kinds, strict=False)]
         own += [unrolled.arranged(turn.normals, (plan.normals,)), unrolled.arranged(turn.lengths, plan.chi), unrolled.arranged([index], ())]
-        given = shared() | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
+        common = unrolled.read_before(plan.program, plan.parts, lambda k: shared_ref[k])
+        given = common | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         found = unrolled.run(plan.program, plan.parts.after, given)
         return index + 1, tuple(jnp.broadcast_to(one, (LANES,)).astype(jnp.float64) for array in found for one in array.reshape(-1))
 
@@ -299,12 +291,7 @@ def advance(
     shared = (numbers, sizes, given)
     lane = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), every)
     plan = planned(grouping, see, shared, lane)
-    arrays = unrolled.computed_before(plan.program, plan.parts, dict(zip(plan.program.inputs, jax.tree.leaves(shared), strict=False)))
-    flat = (
-        jnp.concatenate([jnp.zeros(1), *(jnp.ravel(jnp.asarray(one)).astype(jnp.float64) for one in arrays)])[1:]
-        if arrays
-        else jnp.zeros(1)
-    )
+    flat = unrolled.numbers_before(plan.program, plan.parts, jax.tree.leaves(shared))
     runs = keys.shape[0]
     filled = -(-runs // LANES) * LANES
     # all that a run has is read at one place and written at one: keys beside the numbers, and the last good step

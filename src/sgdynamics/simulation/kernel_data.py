@@ -153,16 +153,7 @@ def _sums_kernel(plan: Plan, laid: Tiling, shapes: tuple[Any, Any], selects: boo
     width, dtype = w_ref.shape[1], w_ref.dtype
     w = [_row(every(0), w_ref, k) for k in range(width)]
 
-    def shared(run: Whole) -> dict[int, np.ndarray]:
-        found, first = {}, 0
-        for one in plan.parts.shared:
-            kind = plan.program.kinds[one]
-            size = math.prod(kind.shape)
-            found[one] = unrolled.arranged([shared_ref[run, first + k].astype(kind.dtype) for k in range(size)], kind.shape)
-            first += size
-        return found
-
-    common = shared(run)
+    common = unrolled.read_before(plan.program, plan.parts, lambda k: shared_ref[run, k])
 
     def read(number: Whole) -> tuple[Any, Any, list[Any]]:
         """All of a tile that is in memory: which of its samples there are, inputs, and numbers of the samples."""
@@ -258,9 +249,7 @@ def sums(structure: Structure, mode: str, parameters: Numbers, data: Tree, rows:
     plan = planned(structure, shape, jax.ShapeDtypeStruct((width,), dtype), own)
 
     def flat(head: Float[Numeric, " p"]) -> Float[Numeric, " numbers"]:
-        leaves = jax.tree.leaves((parameters, head))
-        arrays = unrolled.computed_before(plan.program, plan.parts, dict(zip(plan.program.inputs, leaves, strict=False)))
-        return jnp.concatenate([jnp.zeros(1), *(jnp.ravel(jnp.asarray(one)).astype(jnp.float64) for one in arrays)])[bool(arrays) :]
+        return unrolled.numbers_before(plan.program, plan.parts, jax.tree.leaves((parameters, head)))
 
     kinds = jax.tree.leaves(own)
     per_sample = [leaf.reshape(runs, samples, -1) for leaf in jax.tree.leaves((data.signals, data.given))]

@@ -9,6 +9,7 @@ computed from the same numbers before is not computed again.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.arrays import Function, Given, Numeric, Tree, Whole
 from sgdynamics.simulation.special import erf, erfc
@@ -166,6 +168,24 @@ def computed_before(program: Program, parts: Split, values: dict[int, Any]) -> l
         )
         values |= dict(zip(equation.outputs, found if equation.primitive.multiple_results else [found], strict=True))
     return [values[one] for one in parts.shared]
+
+
+def numbers_before(program: Program, parts: Split, inputs: Sequence[Any]) -> Float[Numeric, " numbers"]:
+    """The same as one array of numbers, for a kernel to read; a zero where there are none. `inputs`: the values that are shared."""
+    arrays = computed_before(program, parts, dict(zip(program.inputs, inputs, strict=False)))
+    found = jnp.concatenate([jnp.zeros(1), *(jnp.ravel(jnp.asarray(one)).astype(jnp.float64) for one in arrays)])
+    return found[bool(arrays) :]
+
+
+def read_before(program: Program, parts: Split, number: Function) -> dict[int, np.ndarray]:
+    """The shared arrays, inside a kernel: `number(k)` reads number k of `numbers_before`."""
+    found, first = {}, 0
+    for one in parts.shared:
+        kind = program.kinds[one]
+        size = math.prod(kind.shape)
+        found[one] = arranged([number(first + k).astype(kind.dtype) for k in range(size)], kind.shape)
+        first += size
+    return found
 
 
 def run(program: Program, equations: Sequence[Equation], values: dict[int, np.ndarray]) -> list[np.ndarray]:
