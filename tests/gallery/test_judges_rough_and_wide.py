@@ -114,6 +114,12 @@ def errors(first, coordinate):
     return made
 
 
+def unequal(data, *runs):
+    """Fewer runs of some algorithms: NaN beyond."""
+    there = xr.DataArray(np.arange(data.sizes["run"]), dims="run") < xr.DataArray(list(runs), dims="algorithm")
+    return data.assign({name: data[name].where(there).transpose(*data[name].dims) for name in ("mse_own", "mse_run")})
+
+
 RIDGES = errors([[0.3, 0.35, 0.2], [0.3, 0.35, 0.2], [0.3, 0.2, 0.3]], {"ridge": [0.0, 0.1, 1.0]})
 GRADIENTS = errors([[0.3, 0.3, 0.2], [0.3, 0.2, 0.3]], {"gradient": ["rescaled", "not rescaled"]})
 
@@ -279,6 +285,12 @@ def noisier(factor, *names):
 
 
 DMFT_ERRORS = ("m_error", "m_dmft_error", "loss_error", "loss_dmft_error")
+WRONG_RIDGES = {
+    "(B.8) is .02 off": put("mse_run", lambda values: values + 0.02),
+    "SGD gains nothing from lambda = 1": rows("mse_own", [2, 1, 2]),
+    "p-SGD is best at lambda = 1": rows("mse_own", [2, 2, 0]),
+    "no second descent": lambda data: data.assign(mse_own=data.mse_own.isel(time=[0, 1, 3, 3]).assign_coords(t=data.t)),
+}
 TABLE = {
     "1": (rough.warm_starts, stored("1"), {
         "DMFT has m .05 too high": put("m_dmft", lambda m: m + 0.05 * (m > m[:, :1])),
@@ -326,12 +338,8 @@ TABLE = {
         "the plateau of GD is the same at every N": put("m", lambda m: np.where([[[True], [False]]], 0.3, m)),
         "p-SGD as GD": lambda data: data.assign(m_end=data.m_end.isel(algorithm=[0, 0]).assign_coords(algorithm=["GD", "p-SGD"])),
     }, noisier(50, "growth_error")),
-    "b1": (rough.ridges, RIDGES, {
-        "(B.8) is .02 off": put("mse_run", lambda values: values + 0.02),
-        "SGD gains nothing from lambda = 1": rows("mse_own", [2, 1, 2]),
-        "p-SGD is best at lambda = 1": rows("mse_own", [2, 2, 0]),
-        "no second descent": lambda data: data.assign(mse_own=data.mse_own.isel(time=[0, 1, 3, 3]).assign_coords(t=data.t)),
-    }, few(5)),
+    "b1": (rough.ridges, RIDGES, WRONG_RIDGES, few(5)),
+    "b1, fewer runs of GD and SGD": (rough.ridges, lambda: unequal(RIDGES(), 30, 30, 60), WRONG_RIDGES, few(5)),
     "b2": (rough.rescaled_gradient, GRADIENTS, {
         "(B.8) is .02 off": put("mse_run", lambda values: values + 0.02),
         "exchanged": rows("mse_own", [1, 0]),
@@ -442,6 +450,33 @@ def test_langevin_is_above_its_runs_at_n_1000_and_would_pass_on_them():
     data = stored("6")()
     assert rough.follows_dmft(data).holds is False
     assert rough.follows_dmft(data.assign(m_dmft=data.m_mean)).holds is True
+
+
+def test_runs_that_an_algorithm_has_not_count_for_nothing():
+    """The findings on errors with a ridge are those of its own runs, and their number."""
+    full = RIDGES()
+    few_of_all = full.isel(run=slice(0, 30))
+    assert rough.ridges(unequal(full, 30, 30, 30)) == rough.ridges(few_of_all)
+    assert rough.rescaled_gradient(unequal(GRADIENTS(), 30, 30, 30)) == rough.rescaled_gradient(GRADIENTS().isel(run=slice(0, 30)))
+    # SGD by its 30 runs, p-SGD by its 60
+    mixed = rough.ridges(unequal(full, 30, 30, 60)).findings
+    assert mixed[1] == rough.ridges(few_of_all).findings[1]
+    assert mixed[2] == rough.ridges(full).findings[2] != rough.ridges(few_of_all).findings[2]
+    # (B.8): as many points as ever, with errors by their own runs
+    assert mixed[0].statistic.split()[0] == rough.ridges(full).findings[0].statistic.split()[0] == "36"
+    assert rough.ridges(full).findings[0].seen < mixed[0].seen < rough.ridges(few_of_all).findings[0].seen
+
+
+def test_a_run_that_explodes_is_no_missing_one():
+    """An error that is not finite at the end contradicts what is said of the end."""
+    gone = RIDGES()
+    for name in ("mse_own", "mse_run"):
+        gone[name][0, 2, 7, 2:] = np.nan
+    formula, _, lower, *_ = rough.ridges(gone).findings
+    assert lower.statistic == "points that are not finite"
+    assert lower.holds is False
+    assert formula.holds is True
+    assert formula.statistic.startswith("34 points")  # the two times at which one is not there are left out
 
 
 def test_what_a_short_figure_cannot_say():

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import sgdynamics as sgd
 from sgdynamics.gallery import kept_data
 from sgdynamics.papers import rough_landscapes as paper
-from sgdynamics.papers.rough_landscapes import appendix_figures, main_figures, noise_figures, random_start_figure, style
+from sgdynamics.papers.rough_landscapes import appendix_figures, main_figures, noise_figures, pictures, random_start_figure, style
 from tests.conftest import Z
 
 
@@ -103,9 +104,9 @@ FULL_SIZE = {
     "5": ({1000}, {10.0}, {1000}, 1, {0.01}),
     "6": ({1000}, {10.0}, {1000}, 1, {0.01}),
     "7": ({100, 250, 500, 1000, 2500}, {10_000.0, 1000.0}, {200, 20}, 15, {0.01, 0.005}),
-    "b1": ({1000}, {1000.0}, {250}, 9, {0.01}),
+    "b1": ({1000}, {1000.0}, {250}, 24, {0.01}),  # batches of 250: two of GD and SGD, four of p-SGD
     "b2": ({1000}, {1000.0}, {250}, 6, {0.01}),
-    "b3": ({1000}, {100.0}, {250}, 12, {0.01, 0.001, 0.0005, 0.0001}),
+    "b3": ({1000}, {30.0}, {250}, 12, {0.01, 0.001, 0.0005, 0.0001}),
     "b4": ({1000}, {1000.0}, {50}, 4, {0.01}),
 }
 STORED = Path(__file__).parents[2] / "docs/gallery/full_size"
@@ -134,12 +135,19 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     assert {one[2] for one in asked} == runs
     assert len(asked) == curves
     assert {round(one[3], 9) for one in asked} == rates
-    # no set of runs is left out: each is in the data by its mean, its median or its runs (of those that may explode only the share is)
+    # no set of runs is left out: each is in the data by its mean, its median or its runs (of those that may explode only the share is, of
+    # those in batches the error of each run)
     kept = np.unique(np.concatenate([np.ravel(np.asarray(value, dtype=float)) for value in data.data_vars.values()]))
     drawn = [one for one in given if number != "4" or float(one.t[-1]) == 1000.0]
     for one in drawn:
         ends = one.m.values[:, -1]
-        assert any(np.isclose(kept, end, rtol=1e-12).any() for end in (ends.mean(), np.median(ends), ends[0]))
+        shown = (
+            (ends.mean(), np.median(ends), ends[0])
+            if number != "b1"
+            else paper.generalization_error(one.q.values, 1.0, one.m.values)[:, -1]
+        )
+        found = [np.isclose(kept, end, rtol=1e-12, atol=1e-15).any() for end in shown]
+        assert all(found) if number == "b1" else any(found)
     assert sum(len(ax.lines) for ax in fig.axes) >= len(drawn)
     again = sgd.load(sgd.save(data, tmp_path / "data.nc"))
     xr.testing.assert_identical(again, data)
@@ -161,6 +169,95 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
         assert "eta" in same or number in ("4", "b3")  # these have several, whose curves the data name
         assert set(stored.data_vars) <= set(data.data_vars)
         np.testing.assert_allclose(stored.t, data.t)
+
+
+def ridge_of(monkeypatch, batches, rescale=True):
+    """Errors with a ridge of runs that nobody ran, one of which explodes in the second batch of p-SGD; and what was asked for."""
+    asked = {}
+
+    def noted(one, t, dimension, seed):
+        name = type(one.algorithm).__name__
+        asked.setdefault(name, []).append((seed, one.start.M_blocks.ravel()))
+        found = made_up(one, t, dimension, [seed, len(name)])
+        if name == "PersistentSGD" and len(asked[name]) == 2:
+            found["m"][1, 3:] = found["q"][1, 3:] = math.nan
+        return found.astype(np.float32)
+
+    monkeypatch.setattr(appendix_figures, "runs_of", noted)
+    monkeypatch.setattr(appendix_figures, "TEST_SAMPLES", 20)
+    return appendix_figures._ridge(50, 4, style.log_times(10.0, 5), 0.1, rescale, 7, batches), asked
+
+
+def test_batches_of_runs_come_after_the_first_which_stays_what_it_is(monkeypatch):
+    single, first = ridge_of(monkeypatch, appendix_figures.ONE)
+    data, asked = ridge_of(monkeypatch, {"GD": 2, "SGD": 2, "p-SGD": 4})
+    xr.testing.assert_identical(data[["mse_run", "mse_own"]].isel(run=slice(0, 4)), single[["mse_run", "mse_own"]])
+    assert [len(one) for one in asked.values()] == [2, 2, 4]
+    for name, batches in asked.items():
+        seeds, starts = zip(*batches, strict=True)
+        assert seeds[0] == first[name][0][0]
+        np.testing.assert_array_equal(starts[0], first[name][0][1])
+        # paired: those of p-SGD, as far as there are any; and no start twice
+        for (seed, begin), (other, begin_other) in zip(batches, asked["PersistentSGD"], strict=False):
+            assert seed == other
+            np.testing.assert_array_equal(begin, begin_other)
+        assert len(np.unique(np.concatenate(starts))) == 4 * len(batches)
+    # no seed serves twice: those of starts are one below those of runs, those of fresh samples 100 and more above the figure's
+    used = [7 + 100 + 3 + number for number in range(3)] + [seed - less for seed, _ in asked["PersistentSGD"] for less in (0, 1)]
+    assert len(set(used)) == len(used)
+
+
+def test_means_are_over_the_runs_that_an_algorithm_has(monkeypatch):
+    data, _ = ridge_of(monkeypatch, {"GD": 2, "SGD": 2, "p-SGD": 4})
+    there = np.isfinite(data["mse_own"])
+    np.testing.assert_array_equal(there.isel(time=0).sum("run"), [8, 8, 16])
+    np.testing.assert_array_equal(there.isel(time=-1).sum("run"), [8, 8, 15])  # one has exploded
+    np.testing.assert_array_equal(there, np.isfinite(data["mse_run"]))
+    for name, kept in (("mse", "mse_run"), ("mse_formula_runs", "mse_own")):
+        for number, count in enumerate((8, 8, 16)):
+            np.testing.assert_allclose(data[name][number], np.nanmean(data[kept].values[number, :count], axis=0))
+    runs = there.sum("run").values
+    np.testing.assert_allclose(data["mse_error"], np.nanstd(data["mse_run"], axis=1, ddof=1) / np.sqrt(runs))
+
+
+def hidden_points(fig):
+    """Points of curves and error bars of a panel that lie behind its inset, its labels with it."""
+    FigureCanvasAgg(fig).draw()
+    for ax in fig.axes:
+        [inset] = ax.child_axes
+        box = inset.get_tightbbox()
+        parts = [line.get_xydata() for line in ax.lines] + [part for bars in ax.collections for part in bars.get_segments()]
+        points = [ax.transData.transform(np.asarray(part)) for part in parts]
+        between = np.linspace(0, 1, 20)[:, None, None]
+        all_points = np.concatenate([(one[:-1] + between * (one[1:] - one[:-1])).reshape(-1, 2) for one in points if len(one) > 1])
+        assert len(all_points) > 1000
+        yield int(np.sum([box.contains(*point) for point in all_points]))
+
+
+# errors of figure B.1 at N = 1000 at t = .01, .1, 1, 10, 30, 100, 1000: a ridge a block, an algorithm a row
+B1 = [
+    [[0.72, 0.59, 0.51, 0.54, 0.54, 0.53, 0.53], [0.72, 0.59, 0.51, 0.52, 0.52, 0.5, 0.49], [0.72, 0.62, 0.63, 0.66, 0.57, 0.36, 0.07]],
+    [[0.72, 0.59, 0.49, 0.48, 0.47, 0.45, 0.45], [0.72, 0.59, 0.49, 0.46, 0.44, 0.41, 0.4], [0.72, 0.62, 0.61, 0.58, 0.41, 0.17, 0.02]],
+    [[0.72, 0.58, 0.39, 0.21, 0.18, 0.17, 0.17], [0.72, 0.58, 0.38, 0.19, 0.15, 0.14, 0.13], [0.72, 0.6, 0.52, 0.26, 0.14, 0.12, 0.12]],
+]
+
+
+def ridge_curves():
+    """What figure B.1 draws, from these errors."""
+    t, known, dims = style.log_times(1000.0, 40), np.log([0.01, 0.1, 1, 10, 30, 100, 1000]), ("ridge", "algorithm", "time")
+    mse = np.array([[np.interp(np.log(t + 0.01), known, row) for row in block] for block in B1])
+    variables = {name: (dims, mse) for name in ("mse", "mse_formula", "mse_formula_runs")}
+    variables |= {"mse_error": (dims, 0.015 + 0 * mse), "loss": (dims, mse**2), "loss_error": (dims, 0.01 * mse)}
+    attrs = {"eta": 0.01, "N": 1000, "runs": 500, "runs_persistent": 1000}
+    return xr.Dataset(variables, {"t": ("time", t), "ridge": [0.0, 0.1, 1.0], "algorithm": list(style.THREE)}, attrs)
+
+
+def test_insets_hide_nothing():
+    stored = sgd.load(STORED / "rough_landscapes-b2.nc")
+    made = ridge_curves()
+    assert [*hidden_points(pictures.draw_b2(stored)), *hidden_points(pictures.draw_b1(made))] == [0] * 5
+    assert "500 runs (1000 of persistent SGD)" in pictures.draw_b1(made).get_suptitle()
+    assert "250 runs" in pictures.draw_b2(stored).get_suptitle()
 
 
 # the figures

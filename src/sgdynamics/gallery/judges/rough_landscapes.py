@@ -291,57 +291,66 @@ def persistence(data: xr.Dataset) -> Judgement:
 
 
 def _formula(data: xr.Dataset) -> Finding:
-    """(B.8) of each run is its error on fresh samples, at all times and curves: these have samples of their own."""
-    gap = np.moveaxis((data.mse_run - data.mse_own).values, data.mse_run.dims.index("run"), 0)
-    flat = gap.reshape(len(gap), -1)
-    flat = flat[:, flat.std(axis=0) > 1e-12]
-    found = mean_over_runs(flat)
-    worst = float(np.abs(found.value).max())
-    claim = f"(B.8) is the mean squared error of each run (measured less (B.8) at most {worst:.4f})"
-    return agreement(claim, found.value, found.error, 0.0, scale=0.05, runs=found.runs, correlation="independent")
+    """(B.8) of each run is its error on fresh samples, at all times and curves: these have samples of their own.
+
+    Algorithms may have fewer runs than others (NaN from the start on); times at which a run has exploded (NaN later) are left out.
+    """
+    gap = (data.mse_run - data.mse_own).transpose("run", ..., "time").values
+    each = np.ma.masked_array(gap, np.broadcast_to(np.isnan(gap[..., :1]), gap.shape))
+    mean, spread, count = (np.asarray(part).reshape(-1) for part in (each.mean(axis=0), each.std(axis=0, ddof=1), each.count(axis=0)))
+    keep = spread > 1e-12
+    claim = f"(B.8) is the mean squared error of each run (measured less (B.8) at most {np.abs(mean[keep]).max():.4f})"
+    error, runs = spread[keep] / np.sqrt(count[keep]), int(count[keep].min())
+    return agreement(claim, mean[keep], error, 0.0, scale=0.05, runs=runs, correlation="independent")
+
+
+def _own(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
+    """(B.8) of each run of an algorithm (run, time), the error without the noise of a test set: runs that it has not are NaN at once."""
+    each = data.mse_own.sel(algorithm=algorithm, **where).transpose("run", "time").values
+    return each[np.isfinite(each[:, 0])]
 
 
 def _ends(data: xr.Dataset, algorithm: str, **where: Any) -> np.ndarray:
-    """(B.8) of each run at the end: the error without the noise of a test set."""
-    return data.mse_own.sel(algorithm=algorithm, **where).isel(time=-1).values
+    return _own(data, algorithm, **where)[:, -1]
 
 
 @judge_of("figure_b1", "ridge in place of the sphere", "(B.8) gives the error; double descent in time at small ridge")
 def ridges(data: xr.Dataset) -> Judgement:
-    test, runs = _ordered(data), data.sizes["run"]
-    gain, gain_error = _mean_difference(_ends(data, "SGD", ridge=0.0), _ends(data, "SGD", ridge=1.0))
-    pairs = [_mean_difference(_ends(data, "p-SGD", ridge=1.0), _ends(data, "p-SGD", ridge=ridge)) for ridge in (0.0, 0.1)]
-    low, low_error = np.array(pairs).T
+    test, (sgd, persistent) = _ordered(data), ({at: _ends(data, name, ridge=at) for at in (0.0, 0.1, 1.0)} for name in ("SGD", "p-SGD"))
+    gain, gain_error = _mean_difference(sgd[0.0], sgd[1.0])
+    low, low_error = np.array([_mean_difference(persistent[1.0], persistent[ridge]) for ridge in (0.0, 0.1)]).T
+    lower = test("p-SGD has a lower error at lambda = 0 and .1 than at 1", low, low_error, scale=0.05, runs=len(persistent[1.0]))
     return _said(
         data,
         _formula(data),
-        _at_the_end(test("SGD has a lower error at lambda = 1 than at 0", gain, gain_error, scale=0.05, runs=runs), data),
-        _at_the_end(test("p-SGD has a lower error at lambda = 0 and .1 than at 1", low, low_error, scale=0.05, runs=runs), data),
+        _at_the_end(test("SGD has a lower error at lambda = 1 than at 0", gain, gain_error, scale=0.05, runs=len(sgd[0.0])), data),
+        _at_the_end(lower, data),
         *(_at_the_end(_double_descent(data, ridge), data) for ridge in (0.0, 0.1)),
     )
 
 
 def _double_descent(data: xr.Dataset, ridge: float) -> Finding:
     """The average error of an algorithm rises again: by the pair of times of the largest rise, of all pairs of all three (Bonferroni)."""
-    best, pairs = (-math.inf, math.nan), 0
+    best, pairs = (-math.inf, math.nan, 1), 0
     for name in SHARES:
-        each = data.mse_own.sel(algorithm=name, ridge=ridge).values
+        each = _own(data, name, ridge=ridge)
         mean = each.mean(axis=0)
         rise = mean[None, :] - mean[:, None]
         first, second = np.unravel_index(int(np.argmax(np.triu(rise, 1))), rise.shape)
-        best = max(best, _mean_difference(each[:, second], each[:, first]))
+        best = max(best, (*_mean_difference(each[:, second], each[:, first]), len(each)))
         pairs += len(mean) * (len(mean) - 1) // 2
     claim = f"double descent in time at lambda = {ridge:g}: an average error rises again"
-    return _ordered(data)(claim, best[0], best[1], scale=0.02, runs=data.sizes["run"], rate=RATE / pairs)
+    return _ordered(data)(claim, best[0], best[1], scale=0.02, runs=best[2], rate=RATE / pairs)
 
 
 @judge_of("figure_b2", "gradients divided by the batch fraction, and not", "dividing is better for p-SGD, not dividing for SGD")
 def rescaled_gradient(data: xr.Dataset) -> Judgement:
     test, findings = _ordered(data), [_formula(data)]
     for name, better, worse in (("p-SGD", "rescaled", "not rescaled"), ("SGD", "not rescaled", "rescaled")):
-        gain, error = _mean_difference(_ends(data, name, gradient=worse), _ends(data, name, gradient=better))
+        ends = _ends(data, name, gradient=worse), _ends(data, name, gradient=better)
+        gain, error = _mean_difference(*ends)
         words = "dividing by l" if better == "rescaled" else "not dividing by l"
-        findings.append(test(f"{words} is better for {name}", gain, error, scale=0.02, runs=data.sizes["run"]))
+        findings.append(test(f"{words} is better for {name}", gain, error, scale=0.02, runs=len(ends[0])))
     return _said(data, *findings)
 
 

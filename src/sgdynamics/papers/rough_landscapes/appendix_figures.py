@@ -6,6 +6,7 @@ Units, methods and sizes as in `main_figures`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,10 @@ ETA, ALPHA, WARM = 0.01, 3.0, 0.2
 NUMBERS: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}
 TEST_SAMPLES = 2000  # fresh ones, for each run and time
 RIDGES = (0.0, 0.1, 1.0)
-RIDGE_RUNS = 250  # of full-size figures B.1 and B.2
+RIDGE_RUNS = 250  # of full-size figures B.1 and B.2, in a batch
+ONE = {"GD": 1, "SGD": 1, "p-SGD": 1}
+BATCHES = {"GD": 2, "SGD": 2, "p-SGD": 4}  # of full-size figure B.1
+BETWEEN = 1000  # the seeds of one batch and the next: all others of a figure are less than 300 above its own
 PERSISTENCE = (0.05, 0.5, 2.0, 5.0)
 
 
@@ -43,12 +47,24 @@ def measured_error(m: np.ndarray, q: np.ndarray, seed: int, samples: int) -> np.
     return np.array(flat).reshape(m.shape)
 
 
-def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed: int) -> xr.Dataset:
-    """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the average overlaps."""
+def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed: int, batches: Mapping[str, int]) -> xr.Dataset:
+    """Test error and loss of the three algorithms with a ridge: averages of runs, and (B.8) at the average overlaps.
+
+    An algorithm has as many batches of `count` runs as `batches` says: a batch of one number has the same data sets and starts whatever
+    the algorithm and the ridge. Single runs are NaN past those that an algorithm has.
+    """
     each, curves = [], len(THREE) * [*RIDGES, 0.5].index(ridge) + (100 if rescale else 200)
+    most = count * max(batches.values())
+
+    def padded(found: xr.DataArray) -> np.ndarray:
+        return np.pad(found.values, ((0, most - found.sizes["run"]), (0, 0)), constant_values=np.nan)
+
     for number, name in enumerate(THREE):
-        one = setting(ALPHA, ETA, WARM, name, ridge=ridge, dimension=N, seed=seed, runs=count, rescale=rescale, **NUMBERS[name])
-        found = runs_of(one, t, N, seed + 1)
+        parts = []
+        for first in range(seed, seed + BETWEEN * batches[name], BETWEEN):
+            one = setting(ALPHA, ETA, WARM, name, ridge=ridge, dimension=N, seed=first, runs=count, rescale=rescale, **NUMBERS[name])
+            parts.append(runs_of(one, t, N, first + 1))
+        found = xr.concat(parts, "run").astype(np.float64)  # pieces may be kept in float32
         found["mse_run"] = (("run", "time"), measured_error(found["m"].values, found["q"].values, seed + curves + number, TEST_SAMPLES))
         found["mse_own"] = (("run", "time"), generalization_error(found["q"].values, 1.0, found["m"].values))
         means = {key: average(abs(found[key]) if key == "m" else found[key]) for key in ("m", "q", "loss", "mse_run", "mse_own")}
@@ -60,8 +76,8 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
                     "mse_error": ("time", means["mse_run"][1], {"long_name": "its standard error"}),
                     "mse_formula": ("time", at_means, {"long_name": "(B.8) at the average overlaps"}),
                     "mse_formula_runs": ("time", means["mse_own"][0], {"long_name": "(B.8) of each run, averaged"}),
-                    "mse_run": (("run", "time"), found["mse_run"].values, {"long_name": "mean squared error of each run, fresh samples"}),
-                    "mse_own": (("run", "time"), found["mse_own"].values, {"long_name": "(B.8) of each run"}),
+                    "mse_run": (("run", "time"), padded(found["mse_run"]), {"long_name": "mean squared error of each run, fresh samples"}),
+                    "mse_own": (("run", "time"), padded(found["mse_own"]), {"long_name": "(B.8) of each run"}),
                     "loss": ("time", means["loss"][0], {"long_name": "average training loss"}),
                     "loss_error": ("time", means["loss"][1], {"long_name": "its standard error"}),
                     "m": ("time", means["m"][0], {"long_name": "average |m|"}),
@@ -99,7 +115,12 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     -----
     The paper's figure B.1: alpha = 3, m0 = .2, N = 1000, eta = .01, l = .5, 250 runs (t <= 1000 and tau = 1 here, as in figure 2; the
     caption has neither). The error is measured on fresh samples. (B.8) is drawn as the average over runs and, as in the paper, at the
-    average overlaps ``|m|`` and q, which is another number where runs differ (some recovered, some not). Quick: N = 100, 16 runs, t <= 30.
+    average overlaps ``|m|`` and q, which is another number where runs differ (some recovered, some not).
+
+    Here p-SGD has 1000 runs, GD and SGD have 500: the paper's 250 decide neither whether p-SGD has a lower error at lambda = 0 than at 1
+    (it is by .046 with a standard error of .015: at lambda = 0 a tenth of the runs has not recovered, with a large error), nor whether
+    there is double descent at lambda = .1. Runs of one number have the same data set and start in all curves; ``mse_run`` and ``mse_own``
+    are NaN past the runs of an algorithm. Quick: N = 100, 16 runs, t <= 30.
 
     Examples
     --------
@@ -108,10 +129,12 @@ def figure_b1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 16, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
-    data = xr.concat([_ridge(N, count, t, ridge, True, seed) for ridge in RIDGES], "ridge").assign_coords(ridge=list(RIDGES))
+    batches = ONE if quick else BATCHES
+    data = xr.concat([_ridge(N, count, t, ridge, True, seed, batches) for ridge in RIDGES], "ridge").assign_coords(ridge=list(RIDGES))
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name}: " + ", ".join(f"{float(v):.3f}" for v in last.sel(algorithm=name)) for name in THREE)
-    data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs = {"alpha": ALPHA, "eta": ETA, "m0": WARM, "l": 0.5, "tau": 1.0, "N": N, "seed": seed, "units": UNITS}
+    data.attrs |= {"runs": count * batches["GD"], "runs_persistent": count * batches["p-SGD"]}  # GD and SGD have the same number
     data.attrs |= {
         "claim": "(B.8) gives the error; SGD gains from lambda = 1, p-SGD is better at small lambda; double descent in time at lambda = 0 "
         "and .1",
@@ -154,7 +177,7 @@ def figure_b2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.whole("seed", seed, 0)
     N, count, end = (100, 64, 30.0) if quick else (1000, RIDGE_RUNS, 1000.0)
     t = log_times(end, 40)
-    data = xr.concat([_ridge(N, count, t, 0.5, rescale, seed) for rescale in (True, False)], "gradient")
+    data = xr.concat([_ridge(N, count, t, 0.5, rescale, seed, ONE) for rescale in (True, False)], "gradient")
     data = data.assign_coords(gradient=["rescaled", "not rescaled"])
     last = data["mse"].isel(time=-1)
     shown = "; ".join(f"{name} {float(last.sel(algorithm=name)[0]):.3f}, {float(last.sel(algorithm=name)[1]):.3f}" for name in THREE)
@@ -186,8 +209,11 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005, .0001 (tau = 1 and t <= 100 here;
-    the caption has neither). All runs of a number have the same data set and start, so that differences between algorithms are paired.
+    The paper's figure B.3: alpha = 3, m0 = .2, l = .5, N = 1000, 250 runs, eta = .01, .001, .0005, .0001 (tau = 1 and t <= 30 here; the
+    caption has neither). That is late enough for the largest differences to GD: at eta = .01 the runs of figure 2, which go on to
+    t = 1000, have that of p-SGD at t = .46 (.20; above half of it from t = .07 to 5.6; .02 at t = 30) and that of SGD at t = .02 (.012);
+    in the quick figure they are at t = .3 to .4 and .02 to .04 at every eta.
+    All runs of a number have the same data set and start, so that differences between algorithms are paired.
     Quick: N = 100, 24 runs, eta = .02, .005, .00125, t <= 10.
 
     Examples
@@ -196,7 +222,7 @@ def figure_b3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.whole("seed", seed, 0)
     rates = (0.02, 0.005, 0.00125) if quick else (0.01, 0.001, 0.0005, 0.0001)
-    N, count, end = (100, 24, 10.0) if quick else (1000, 250, 100.0)
+    N, count, end = (100, 24, 10.0) if quick else (1000, 250, 30.0)
     t = log_times(end, 30, grid=rates[0])
     variables: dict[str, Any] = {}
     found: dict[str, list[xr.Dataset]] = {}

@@ -244,26 +244,48 @@ def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
 
 def draw_b1(data: xr.Dataset) -> Any:
     """Errors with every ridge."""
-    fig = figure(3, 1.3)
+    fig, top = figure(3, 1.3), HEAD * float(data["mse"].max())
     for number, ax in enumerate(fig.subplots(1, 3, sharey=True)):
-        _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {float(data['ridge'][number]):g}", number == 2)
+        _draw_ridge(ax, data.isel(ridge=number), rf"$\lambda$ = {float(data['ridge'][number]):g}", number == 2, top)
     _finish_ridge(fig, data, "Ridge")
     return fig
 
 
 def draw_b2(data: xr.Dataset) -> Any:
     """Errors with the gradient divided by the batch fraction, and not."""
-    fig = figure(2, 1.3)
+    fig, top = figure(2, 1.3), HEAD * float(data["mse"].max())
     for number, ax in enumerate(fig.subplots(1, 2, sharey=True)):
         title = r"gradient divided by $\ell$" if number == 0 else r"gradient not divided by $\ell$"
-        _draw_ridge(ax, data.isel(gradient=number), title, number == 0)
+        _draw_ridge(ax, data.isel(gradient=number), title, number == 0, top)
     _finish_ridge(fig, data, r"Ridge $\lambda$ = 0.5")
     return fig
 
 
-def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
-    inset = ax.inset_axes((0.13, 0.12, 0.4, 0.36))
+# insets of B.1 and B.2 (left, bottom, width, height in a panel): curves that fall late leave the first free, others the second
+CORNERS = ((0.13, 0.11, 0.34, 0.3), (0.65, 0.66, 0.33, 0.26))
+AROUND = (0.12, 0.09, 0.02, 0.08)  # their labels: left, below, right, above
+HEAD = 1.22  # of the largest mean squared error: room for an inset above curves that fall
+
+
+def _free_corner(ax: Axes, t: np.ndarray, data: xr.Dataset) -> tuple[float, float, float, float]:
+    """The place of an inset in which the fewest points of the curves and their error bars lie."""
+    curves = [data[name] for name in ("mse_formula", "mse_formula_runs", "mse")]
+    curves += [data["mse"] + sign * data["mse_error"] for sign in (-1, 1)]
+    points = np.concatenate([np.stack([np.broadcast_to(t, one.shape), one.values], axis=-1).reshape(-1, 2) for one in curves])
+    x, y = (ax.transScale + ax.transLimits).transform(points).T
+    left, below, right, above = AROUND
+
+    def hidden(box: tuple[float, float, float, float]) -> int:
+        x0, y0, width, height = box
+        return int(np.sum((x > x0 - left) & (x < x0 + width + right) & (y > y0 - below) & (y < y0 + height + above)))
+
+    return min(CORNERS, key=hidden)
+
+
+def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool, top: float) -> None:
     t = data["t"].values + data.attrs["eta"]
+    ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, xlim=(t[0] / 1.6, t[-1] * 1.6), ylim=(0, top))
+    inset = ax.inset_axes(_free_corner(ax, t, data))
     for name in THREE:
         one = data.sel(algorithm=name)
         style = {"fmt": MARKS[name], "ms": 3.5, "lw": 0.8, "color": COLORS[name]}
@@ -274,14 +296,15 @@ def _draw_ridge(ax: Axes, data: xr.Dataset, title: str, labels: bool) -> None:
         inset.plot(t, one["loss"], color=COLORS[name], ls=LINES[name], lw=1.2)
         low, high = ((one["loss"] + sign * one["loss_error"]).values for sign in (-1, 1))
         inset.fill_between(t, low, high, color=COLORS[name], alpha=0.2, lw=0)
-    ax.set(xscale="log", xlabel=r"$t + \eta$", title=title, ylim=(0, None))
     inset.set(xscale="log", yscale="log")
     inset.set_title("training loss", fontsize="small", pad=2)
     inset.tick_params(labelsize="x-small")
 
 
 def _finish_ridge(fig: Any, data: xr.Dataset, title: str) -> None:
-    size = rf"$\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs"
+    runs, persistent = data.attrs["runs"], data.attrs.get("runs_persistent", data.attrs["runs"])
+    counted = f"{runs} runs" + (f" ({persistent} of persistent SGD)" if persistent != runs else "")
+    size = rf"$\eta$ = {data.attrs['eta']}, $\ell$ = 0.5, $\tau$ = 1, $N$ = {data.attrs['N']}, {counted}"
     fig.axes[0].set_ylabel("mean squared error")
     # below all panels: curves and insets leave no room
     handles, labels = next(found for ax in fig.axes if (found := ax.get_legend_handles_labels())[0])
