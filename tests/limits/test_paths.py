@@ -58,6 +58,7 @@ def cholesky(S, squares, tolerance):
 def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
     monkeypatch.setitem(engine.CHUNK, "cpu", 32)
+    monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
     monkeypatch.setattr(engine, "new_basis", cholesky)
     problem = sgd.TeacherStudent(
         width=width, teacher_width=1, activation="erf", head="trained", noise=0.1, weight_decay=0.1, covariance=covariance

@@ -37,6 +37,7 @@ from sgdynamics.limits.paths import (
     chunks_for,
     cut,
     first_places,
+    has_few_rows,
     observe,
     widened,
 )  # fmt: skip
@@ -215,7 +216,7 @@ class Sweep:
         drawn = (*points.first(), points.directions(), origins)
         sets = self.replicates if jax.default_backend() != "cpu" else 1
         numbers = (self.parameters, self.algorithm, T[0], L[0], begin.a[0])
-        chunks = chunks_for(setup, self.inputs)
+        chunks = chunks_for(setup, self.inputs, has_few_rows(setup))
         groups = []
         for first in range(0, self.replicates, sets):
             part = tuple(value[first : first + sets] for value in drawn)

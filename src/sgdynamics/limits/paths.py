@@ -37,6 +37,8 @@ LEAST_FREE = 2  # paths span at most their number over this: beyond, what they s
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
 CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
+FEW_ROWS = 4  # so many products with what is known are sums on a CPU, in half the time of a product of matrices that has few rows
+FEW_ROWS_CHUNK = 4096  # paths at a time there: they need not be in the innermost cache, and there are fewer calls
 
 
 class Sums(NamedTuple):
@@ -166,11 +168,17 @@ def cut(paths: Paths, chunks: int, lead: int) -> Paths:
     return paths._replace(**{name: jax.tree.map(last if name in _LAST else first, getattr(paths, name)) for name in _BY_CHUNK})
 
 
-def chunks_for(setup: Setup, inputs: int) -> int:
-    """How many chunks so many inputs of a set of paths are cut into."""
+def has_few_rows(setup: Setup) -> bool:
+    """Whether a step's products with what is known have so few rows that they are sums."""
+    return jax.default_backend() == "cpu" and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
+
+
+def chunks_for(setup: Setup, inputs: int, few: bool = False) -> int:
+    """How many chunks so many inputs of a set of paths are cut into; few: products are sums."""
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
-    size = min(n, max(2, CHUNK.get(jax.default_backend(), WIDE_CHUNK) // tokens))
+    most = FEW_ROWS_CHUNK if few else CHUNK.get(jax.default_backend(), WIDE_CHUNK)
+    size = min(n, max(2, most // tokens))
     size = 1 << (size.bit_length() - 1)
     return n // size
 
@@ -366,10 +374,19 @@ def _visit(
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
 
-    def product(one: Numeric, other: Numeric) -> Any:
-        # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
-        two = jnp.concatenate([one, one]) if len(one) == 1 else one
-        return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
+    few = has_few_rows(setup)
+
+    def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m inputs"]:
+        if few:
+            one = jax.lax.optimization_barrier(one)  # or what makes a row is made again for each number of the sum
+            return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row[:, None] * known, axis=0) for row in one]))
+        return jnp.matmul(one.astype(known.dtype), known, precision="highest").astype(wide)
+
+    def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m rows"]:
+        if few:
+            one = jax.lax.optimization_barrier(one)
+            return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row * known, axis=1) for row in one]))
+        return jnp.matmul(one.astype(known.dtype), known.T, precision="highest").astype(wide)
 
     def stored(value: Numeric) -> Any:
         return value.astype(storage).astype(wide)
@@ -402,7 +419,7 @@ def _visit(
     # rows that this pass makes or moves are not in the memory that was read: their products stand beside
     left = jnp.concatenate([right, g]) if sample.correlated else right
     gram = left @ jnp.concatenate([right, *rows]).T
-    sums = (product(right, P.T), product(g, A.T).reshape(s, blocks, -1), gram, head)
+    sums = (along(right, P), along(g, A).reshape(s, blocks, -1), gram, head)
     # the last new A as they now are: read here, where the chunk is, or all of A is copied before it is written to
     last = jax.lax.dynamic_slice(A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)).astype(wide)
     return sums, (rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)), fields[:, :p], g)
