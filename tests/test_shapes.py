@@ -36,7 +36,7 @@ def test_shapes_are_those_of_the_signatures(problems, least):
 
 # shapes that are wrong: file, what stands there, in its place, and who finds it
 WRONG = [
-    ("compressed.py", 'T: Float[Numeric, "blocks p K"]', 'T: Float[Numeric, "blocks p p"]', "initial_rows"),
+    ("compressed.py", 'T: Float[Numeric, "blocks rows K"]', 'T: Float[Numeric, "blocks rows rows"]', "initial_rows"),
     ("conditioning.py", '-> Float[Numeric, "inputs p"]:', '-> Float[Numeric, "p inputs"]:', "fields_of"),
     ("gaussian/closed.py", 'q1: Float[Numeric, " m"]', 'q1: Float[Numeric, " n"]', "erf_moments"),
 ]

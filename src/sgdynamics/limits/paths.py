@@ -376,17 +376,22 @@ def _visit(
 
     few = has_few_rows(setup)
 
+    def multiplied(one: Numeric, other: Numeric) -> Any:
+        # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
+        two = jnp.concatenate([one, one]) if len(one) == 1 else one
+        return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
+
     def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m inputs"]:
         if few:
             one = jax.lax.optimization_barrier(one)  # or what makes a row is made again for each number of the sum
             return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row[:, None] * known, axis=0) for row in one]))
-        return jnp.matmul(one.astype(known.dtype), known, precision="highest").astype(wide)
+        return multiplied(one, known)
 
     def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m rows"]:
         if few:
             one = jax.lax.optimization_barrier(one)
             return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row * known, axis=1) for row in one]))
-        return jnp.matmul(one.astype(known.dtype), known.T, precision="highest").astype(wide)
+        return multiplied(one, known.T)
 
     def stored(value: Numeric) -> Any:
         return value.astype(storage).astype(wide)

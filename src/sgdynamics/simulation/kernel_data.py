@@ -127,7 +127,7 @@ def listed(selected: Bool[Numeric, "runs n"]) -> tuple[Int[Numeric, "runs chunks
     runs, samples = selected.shape
     used = jnp.pad(selected, ((0, 0), (0, -samples % CHUNK))).reshape(runs, -1, CHUNK)
     place = jnp.arange(CHUNK, dtype=jnp.int32)
-    # how many come before: a product, and then a sum, where a GPU would take four times as long to sort
+    # how many come before, by a product, and then a sum: a sort took a quarter of a step's time on an H200
     before = jnp.matmul(used.astype(jnp.float32), (place[:, None] < place).astype(jnp.float32), precision="highest").astype(jnp.int32)
     mine = (before[..., None, :] == place[:, None]) & used[..., None, :]
     return jnp.sum(jnp.where(mine, place, 0), axis=-1, dtype=jnp.int32), jnp.sum(used, axis=-1, dtype=jnp.int32)
