@@ -263,8 +263,12 @@ def lone_step(
     if grouping.inputs == 1 and kicks is None and len(grouping.wide):
         rows, x = facing(grouping, state.rows, x)
         state = state._replace(rows=rows)
-    state = one_step(grouping, (now, rates), rates["lr"] / dimension, state, (x, noise, part.outside, kicks), dimension, index)
-    state = state._replace(rows=fold(grouping, state.rows))
+    # lengths of rows do not change in a fold: taken before it, neither root waits for the other
+    late = grouping.structure.sphere and grouping.update is None
+    moving = replace(grouping, structure=replace(grouping.structure, sphere=False)) if late else grouping
+    state = one_step(moving, (now, rates), rates["lr"] / dimension, state, (x, noise, part.outside, kicks), dimension, index)
+    rows = fold(grouping, state.rows)
+    state = state._replace(rows=rows * jax.lax.rsqrt(jnp.sum(state.rows**2, axis=-1, keepdims=True)) if late else rows)
     if see is not None:
         seen = see(seen, index + 1, overlaps(grouping, parameters, state))
     return state, seen

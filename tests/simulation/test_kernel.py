@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.triton import lowering
 from scipy import special as scipy_special
 
 import sgdynamics as sgd
@@ -17,7 +18,7 @@ from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.precision import float64
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.random import run_keys
-from sgdynamics.simulation import kernel_chain, unrolled
+from sgdynamics.simulation import evaluated, kernel_chain, unrolled
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.kernel_chain import KernelChain, Lane, Turn
 from sgdynamics.simulation.running import first_passage, run
@@ -88,6 +89,38 @@ def test_numbers_as_jax_has_them(name: str) -> None:
 
 
 @float64
+def test_constants_are_what_jax_computes() -> None:
+    """Every primitive that is taken in NumPy, on numbers of several kinds and shapes: the same bits, shapes and kinds as JAX's own."""
+
+    def every(x: Any, i: Any) -> Any:
+        wide = jax.lax.broadcast_in_dim(x, (3, 2, 4), (2,)) * jax.lax.broadcasted_iota(np.float64, (3, 2, 4), 1)
+        chosen = jax.lax.select_n(i, x, 2 * x, x - 1), jnp.where(x > 0.1, x, -x)
+        several = jax.lax.concatenate([wide, wide + x], 1).reshape(6, 8), jax.lax.squeeze(x[None], (0,)).astype(np.int32)
+        return wide, chosen, several, x < i, i == 1, i != 2, i * 3 - 1, jnp.arange(5).astype(bool)
+
+    x, i = np.array([-0.3, 0.1, 0.7, 2.5]), np.array([0, 2, 1, 1], np.int32)
+    jaxpr, met = jax.make_jaxpr(every)(x, i).jaxpr, set()
+
+    def walked(jaxpr: Any, values: dict[Any, Any]) -> None:
+        for equation in jaxpr.eqns:
+            given = [np.asarray(one.val, one.aval.dtype) if hasattr(one, "val") else values[one] for one in equation.invars]
+            if "jaxpr" in equation.params:
+                inner = equation.params["jaxpr"]
+                walked(inner.jaxpr, inside := dict(zip(inner.jaxpr.invars, given, strict=True)))
+                expected = [inside[one] for one in inner.jaxpr.outvars]
+            else:
+                expected = [np.asarray(equation.primitive.bind(*map(jnp.asarray, given), **equation.params))]
+                (found,) = evaluated.evaluated(equation.primitive, equation.params, given)
+                np.testing.assert_array_equal(found, expected[0])
+                assert (found.dtype, found.shape) == (expected[0].dtype, expected[0].shape), equation
+                met.add(equation.primitive.name)
+            values |= dict(zip(equation.outvars, expected, strict=True))
+
+    walked(jaxpr, dict(zip(jaxpr.invars, (x, i), strict=True)))
+    assert met >= set(evaluated.IN_NUMPY)
+
+
+@float64
 def test_what_cannot_be_unrolled_is_named() -> None:
     draws = np.random.default_rng(0)
     for function, said in (
@@ -140,12 +173,44 @@ def test_a_step_is_that_of_the_chain(name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == "sphere" else pytest.mark.slow) for one in CASES])
 @float64
-def test_the_compiler_of_kernels_takes_it(name: str) -> None:
-    """Without a GPU a kernel can be made up to its compiler's own language, which lacks much that JAX has."""
+def test_a_lone_step_is_the_first_of_a_span(name: str) -> None:
+    """Pathwise, 1e-12: the frame may be turned before a step, and rows return to the sphere after the fold, where a span does neither."""
+    chain = made(name, 40)
+    state, _, turn = one_turn(chain, 1, 0)
+    grouping, numbers = chain.grouping, chain.numbers
+    state = jax.tree.map(lambda leaf: leaf[0], state)
+    parts = kernel_chain.compressed.in_shapes(jnp.asarray(turn.normals[0]), kernel_chain.compressed.span_shapes(grouping, 1))
+    free = kernel_chain.compressed.free_directions(grouping, jnp.asarray(chain.sizes))
+    draws = kernel_chain.compressed.span_draws(grouping, parts, jnp.asarray(turn.lengths), free)
+    many = jax.tree.map(lambda leaf: jnp.repeat(leaf, grouping.folds, axis=0), draws)
+    lone, _ = kernel_chain.compressed.lone_step(grouping, numbers, state, jax.tree.map(lambda leaf: leaf[0], draws), 0, None, None)
+    first, _ = kernel_chain.compressed.run_span(grouping, numbers, state, many, (0, 0, 1), None, None)
+    one, other = (chain.overlaps(jax.tree.map(lambda leaf: leaf[None], found)) for found in (lone, first))
+    begun = chain.overlaps(jax.tree.map(lambda leaf: leaf[None], state))
+    assert np.max(np.abs(np.asarray(one["M"] - begun["M"]))) > 1e-6
+    for key in one:
+        np.testing.assert_allclose(one[key], other[key], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == "sphere" else pytest.mark.slow) for one in CASES])
+@float64
+def test_the_compiler_of_kernels_takes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU a kernel can be made up to its compiler's own language, which lacks much that JAX has, and be verified there."""
+    verified, lower = [], lowering.lower_jaxpr_to_triton_module
+
+    def checked(*given: Any, **more: Any) -> Any:
+        found = lower(*given, **more)
+        verified.append(found.module.operation.verify())
+        return found
+
+    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", checked)
     chain = made(name, 40, runs=32)
     state, keys = chain.initial(np.arange(32)), run_keys(0, np.arange(32))
-    traced = kernel_chain.advance.trace(chain.grouping, None, False, chain.numbers, chain.sizes, state, keys, 0, 100, None, None)
+    ahead = chain.steps_ahead(32)
+    assert (ahead > 0) == (name != "batch 5"), "few numbers a step are made ahead"
+    traced = kernel_chain.advance.trace(chain.grouping, None, False, ahead, chain.numbers, chain.sizes, state, keys, 0, 100, None, None)
     assert "xla.gpu.triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert verified == [True] * (1 + (ahead > 0))
 
 
 @float64
@@ -171,8 +236,10 @@ def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
     return {key: np.asarray(value) for key, value in chain.overlaps(state).items()}
 
 
-def test_the_kernel_gives_the_same_numbers_however_it_is_cut() -> None:
-    """Save points, pieces and the number of runs change nothing; and the first step is that of its random numbers."""
+@pytest.mark.parametrize("ahead", [0, 128])
+def test_the_kernel_gives_the_same_numbers_however_it_is_cut(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save points, pieces and the number of runs change nothing; nor does it matter where random numbers are made."""
+    monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs: ahead if runs == 40 else 0)
     chain = made("square", 40, runs=40, interpret=True)
     often, _ = run(chain, 40, np.array([0, 1, 63, 70, 150]), 3, "", False)
     once, _ = run(chain, 40, np.array([0, 150]), 3, "", False)
@@ -184,9 +251,11 @@ def test_the_kernel_gives_the_same_numbers_however_it_is_cut() -> None:
     assert np.std(once["M"][:, -1]) > 0
 
 
+@pytest.mark.parametrize("ahead", [0, 64])
 @float64
-def test_first_passage_inside_the_kernel() -> None:
+def test_first_passage_inside_the_kernel(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step at which each run leaves is the first after which its risk, seen after every step, is below the level."""
+    monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs: ahead)
     problem, algorithm, given = CASES["square"]()
     begin = sgd.start(problem, **given)
     watch, shared = dynamics_of("exit_time by runs", problem, algorithm).watched("risk", begin, 40)
@@ -219,8 +288,10 @@ def test_a_watch_that_cannot_be_unrolled_goes_the_other_way() -> None:
     assert "sort" in str(chain.against(_See(watch, between=False), jax.tree.map(lambda one: one[:1], seen), shared))
 
 
-def test_runs_that_diverge_are_marked() -> None:
+@pytest.mark.parametrize("ahead", [0, 64])
+def test_runs_that_diverge_are_marked(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate far past stability: runs end, at a step that is a multiple of the span, and the others go on."""
+    monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs: ahead)
     problem = sgd.TeacherStudent(width=1)
     begin = broadcast_runs(sgd.start(problem, M=[[0.4]], Q=[[1.0]]), 40)
     chain = KernelChain(problem, sgd.OnePassSGD(lr=3.0), begin, 40, problem.block_dimensions(40), True)

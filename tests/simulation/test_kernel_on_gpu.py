@@ -92,3 +92,14 @@ def test_the_same_numbers_however_it_is_cut() -> None:
     for name in once:
         # the products of rows are summed in another order for another number of runs
         np.testing.assert_allclose(often[name][:77, -1], once[name][:, -1], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["square", "erf", "own", "sphere", "head", "blocks", "momentum"])
+def test_the_same_numbers_wherever_they_are_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit: random numbers made where they are used, and a block of steps ahead with several steps in the loop."""
+    found = []
+    for ahead in (0, 256):
+        monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs, ahead=ahead: ahead)
+        found.append(run(made(name, 1000, runs=100), 100, np.array([0, 3001]), 0, "", False)[0])
+    for key, value in found[0].items():
+        np.testing.assert_array_equal(found[1][key], value)

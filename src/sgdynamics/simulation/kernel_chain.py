@@ -1,9 +1,9 @@
 """The exact chain as one GPU kernel: rows stay in registers, and the steps are a loop inside.
 
 Each lane of the kernel is one run. A step of one run is traced once from the chain's own definition (`compressed.lone_step`) with the
-user's loss in it, and unrolled (`unrolled.py`); random numbers are made where they are used, from a counter: number j of step s of a run
-is a hash of (its two random 64-bit keys, s, j), so that neither the number of runs nor pieces nor save points change it. A fold ends
-every step.
+user's loss in it, and unrolled (`unrolled.py`). Random numbers are a hash of a counter (`kernel_draws.py`), so that neither the number of
+runs nor pieces nor save points change them: many runs make them where they are used, few runs have them made ahead. A fold ends every
+step.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from sgdynamics.arrays import Keys, Numeric, Scalar, Tree, Whole
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.random import GOLDEN, MIXED, attempt, chi_length, turn
 from sgdynamics.simulation import unrolled
 from sgdynamics.simulation.exact import LARGEST, ExactChain
+from sgdynamics.simulation.kernel_draws import LANES, Draws, as_whole, made_ahead, random_numbers, read_ahead, rounded
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
-LANES = 32  # runs of one program: one warp, so that no thread waits for another
 SPAN = 64  # steps between two looks at whether a run has left or diverged
-TO_UNIT = 2.0**-53
+MOST_AHEAD, LEAST_AHEAD = 1024, 256  # steps whose random numbers are made ahead; where there is room for fewer, none are
+ROOM_AHEAD = 1 << 29  # bytes for them
+MOST_NUMBERS = 16  # of a step: more have no place in registers while they are on their way
+MOST_TOGETHER, OPERATIONS_TOGETHER = 8, 1500  # steps whose numbers, made ahead, are read at once: memory takes longer than a short step
 MOST_OPERATIONS = 12_000  # of a step: compilation takes a minute there, and grows with their square
 
 
@@ -103,86 +105,31 @@ class Plan(NamedTuple):
     program: unrolled.Program
     parts: unrolled.Split
     shared: int  # how many inputs all runs share
-    normals: int
-    proposals: int  # the first of the normals that chi variables are proposed from
-    chi: tuple[int, int]
+    draws: Draws
+
+
+def draws_of(grouping: compressed.Grouping) -> Draws:
+    """The random numbers of a step."""
+    counts = [int(np.prod(shape)) for shape in compressed.span_shapes(grouping, 1)]
+    return Draws(sum(counts), sum(counts[:3]), (len(grouping.wide), grouping.columns))
 
 
 def planned(grouping: compressed.Grouping, see: See | None, shared: tuple[Any, ...], lane: Lane) -> Plan:
     """Trace a step; lane: shapes of one run."""
-    counts = [int(np.prod(shape)) for shape in compressed.span_shapes(grouping, 1)]
-    normals = sum(counts)
-    chi = (len(grouping.wide), grouping.columns)
-    turn = Turn(jax.ShapeDtypeStruct((normals,), np.float64), jax.ShapeDtypeStruct(chi, np.float64), jax.ShapeDtypeStruct((), np.int64))
+    draws = draws_of(grouping)
+    normals, lengths = (jax.ShapeDtypeStruct(shape, np.float64) for shape in ((draws.normals,), draws.chi))
+    turn = Turn(normals, lengths, jax.ShapeDtypeStruct((), np.int64))
     program = unrolled.traced(partial(one_step, grouping, see), shared, lane, turn)
     count = len(jax.tree.leaves(shared))
-    return Plan(program, unrolled.split(program, set(program.inputs[:count])), count, normals, sum(counts[:3]), chi)
+    return Plan(program, unrolled.split(program, set(program.inputs[:count])), count, draws)
 
 
-def _signed(number: int) -> np.int64:
-    """The compiler of kernels takes no unsigned constants of 64 bits."""
-    return np.uint64(number).astype(np.int64)
-
-
-def _right(z: Numeric, count: int) -> Any:
-    return jax.lax.shift_right_logical(z, jnp.full_like(z, count))
-
-
-def bits(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
-    """64 random bits: SplitMix64's mix of a counter, twice, with a key of the run before each."""
-    z = keys[0] + counter * _signed(GOLDEN)
-    for key in (keys[1], None):
-        for shift, factor in zip((30, 27), MIXED, strict=True):
-            z = (z ^ _right(z, shift)) * _signed(factor)
-        z = z ^ _right(z, 31)
-        z = z if key is None else z ^ key
-    return z
-
-
-def uniform(keys: tuple[Any, Any], counter: Numeric | Whole) -> Any:
-    """In (0, 1), never 0 or 1."""
-    return (_right(bits(keys, counter), 11).astype(jnp.float64) + 0.5) * TO_UNIT
-
-
-def two_normals(keys: tuple[Any, Any], counter: Numeric | Whole) -> tuple[Any, Any]:
-    """By Box and Muller."""
-    radius = jnp.sqrt(-2.0 * jnp.log(uniform(keys, counter)))
-    along, across = turn(uniform(keys, counter + 1))
-    return radius * along, radius * across
-
-
-def random_numbers(plan: Plan, keys: tuple[Any, Any], index: Whole, free: list[Any]) -> Turn:
-    """The normals of a step, and its chi variables by Marsaglia and Tsang's rejection, with as many attempts as the slowest lane needs."""
-    pairs, chis = -(-plan.normals // 2), len(free)
-    counter = index * np.int64(2 * pairs + chis)
-    normals = [one for pair in range(pairs) for one in two_normals(keys, counter + np.int64(2 * pair))][: plan.normals]
-    proposals = normals[plan.proposals : plan.proposals + chis]
-    tried = [
-        attempt(one, x, uniform(keys, counter + np.int64(2 * pairs + k))) for k, (one, x) in enumerate(zip(free, proposals, strict=True))
-    ]
-
-    def again(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        count, values, good = carry
-        other = (keys[0], bits(keys, ~count))  # what is drawn again has keys of its own
-        places = [counter + np.int64(3 * k) for k in range(chis)]
-        made = [attempt(one, two_normals(other, at)[0], uniform(other, at + np.int64(2))) for one, at in zip(free, places, strict=True)]
-        values = tuple(jnp.where(fine > 0, old, new[0]) for old, fine, new in zip(values, good, made, strict=True))
-        return count + 1, values, tuple(jnp.where(new[1], 1, fine) for fine, new in zip(good, made, strict=True))
-
-    def open_ones(carry: tuple[Any, ...]) -> Any:
-        return sum(jnp.sum(1 - one) for one in carry[2]) > 0
-
-    if not chis:
-        return Turn(normals, [], index)
-    begin = (np.int64(0), tuple(one for one, _ in tried), tuple(jnp.where(fine, 1, 0) for _, fine in tried))
-    _, values, _ = jax.lax.while_loop(open_ones, again, begin)
-    return Turn(normals, [chi_length(one, value, x) for one, value, x in zip(free, values, proposals, strict=True)], index)
-
-
-def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
-    """All steps of the runs of one program; values: one row a number of the lane, one column a run."""
-    shared_ref, free_ref, when_ref, values_ref, made_ref = refs
-    here = pl.ds(pl.program_id(0) * LANES, LANES)
+def _kernel(plan: Plan, lane: Lane, ahead: int, together: int, *refs: Any) -> None:
+    """All steps of the runs of one program; values: one row a number of the lane, one column a run. ahead: steps with numbers made, and
+    together: how many of these are in the loop."""
+    shared_ref, free_ref, when_ref, values_ref, *numbers_ref, made_ref = refs
+    group = pl.program_id(0)
+    here = pl.ds(group * LANES, LANES)
     since, end = when_ref[0], when_ref[1]
     kinds = jax.tree.leaves(lane)
     sizes = [int(np.prod(one.shape)) for one in kinds]
@@ -190,18 +137,31 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
     left = _place_of_left(lane)
 
     *first, one, other = _loaded(values_ref, here, sum(sizes) + 2)
-    begin, keys = tuple(first), (_as_whole(one), _as_whole(other))
+    begin, keys = tuple(first), (as_whole(one), as_whole(other))
 
-    def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        index, values = carry
-        turn = random_numbers(plan, keys, index, [free_ref[k] for k in range(int(np.prod(plan.chi)))])
+    def step(index: Whole, values: tuple[Any, ...], drawn: list[Any]) -> tuple[Any, ...]:
+        normals, lengths = drawn[: plan.draws.normals], drawn[plan.draws.normals :]
         edges = np.cumsum([0, *sizes])
         own = [unrolled.arranged(list(values[low:high]), one.shape) for low, high, one in zip(edges, edges[1:], kinds, strict=False)]
-        own += [unrolled.arranged(turn.normals, (plan.normals,)), unrolled.arranged(turn.lengths, plan.chi), unrolled.arranged([index], ())]
+        shapes = ((plan.draws.normals,), plan.draws.chi, ())
+        own += [unrolled.arranged(some, shape) for some, shape in zip((normals, lengths, [index]), shapes, strict=True)]
         common = unrolled.read_before(plan.program, plan.parts, lambda k: shared_ref[k])
         given = common | dict(zip(plan.program.inputs[plan.shared :], own, strict=True))
         found = unrolled.run(plan.program, plan.parts.after, given)
-        return index + 1, tuple(jnp.broadcast_to(one, (LANES,)).astype(jnp.float64) for array in found for one in array.reshape(-1))
+        return tuple(jnp.broadcast_to(one, (LANES,)).astype(jnp.float64) for array in found for one in array.reshape(-1))
+
+    def steps(count: int, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        """So many steps; numbers that were made ahead are read before the first."""
+        index, values = carry
+        if ahead:
+            read = [read_ahead(plan.draws, ahead, numbers_ref[0], group, (index - since).astype(jnp.int32) + k) for k in range(count)]
+        for k in range(count):
+            free = [free_ref[j] for j in range(plan.draws.lengths)]
+            drawn = read[k] if ahead else [rounded(one, when_ref[2]) for one in random_numbers(plan.draws, keys, index, free)]
+            # else a product that ends a step and a sum that begins the next are one operation where they stand side by side
+            values = step(index, values if k == 0 else tuple(rounded(one, when_ref[2]) for one in values), drawn)
+            index = index + 1
+        return index, values
 
     def fine(values: tuple[Any, ...]) -> Any:
         # comparisons, not a maximum, which may lose a NaN
@@ -218,7 +178,8 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
     def span(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         index, good, values, _ = carry
         stop = jnp.minimum((index // SPAN + 1) * SPAN, end)
-        index, values = jax.lax.while_loop(lambda carry: carry[0] < stop, step, (index, values))
+        for count in (together, 1) if together > 1 else (1,):
+            index, values = jax.lax.while_loop(lambda carry, last=stop - count: carry[0] <= last, partial(steps, count), (index, values))
         good = jnp.where(fine(values) > 0, index, good)
         return index, good, values, lively(values, good, index)
 
@@ -227,10 +188,6 @@ def _kernel(plan: Plan, lane: Lane, *refs: Any) -> None:
     # where a run has gone on to the end of its program's steps, it has to the end of all of them
     good = jnp.where(carry[1] == carry[0], end, carry[1])
     _stored(made_ref, here, (*carry[2], good.astype(jnp.float64)))
-
-
-def _as_whole(bits: Numeric) -> Any:
-    return jax.lax.bitcast_convert_type(bits, jnp.int64)
 
 
 def _loaded(ref: Any, here: Any, count: int) -> tuple[Any, ...]:
@@ -272,11 +229,12 @@ def of_runs(grouping: compressed.Grouping, state: Rows, seen: Tree) -> Lane:
     return Lane(packed(grouping, state.rows), state.head, state.scalars, state.squares, seen)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def advance(
     grouping: compressed.Grouping,
     see: See | None,
     interpret: bool,
+    ahead: int,
     numbers: tuple[Any, Any, Scalar],
     sizes: Numeric,
     state: Rows,
@@ -298,19 +256,42 @@ def advance(
     places = jax.lax.bitcast_convert_type(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint64))(keys), jnp.float64)
     columns = [jnp.reshape(leaf, (runs, -1)).astype(jnp.float64) for leaf in jax.tree.leaves(every)]
     values = jnp.pad(jnp.concatenate([*columns, places], axis=1).T, ((0, 0), (0, filled - runs)), mode="edge")
-    made = pl.pallas_call(
-        partial(_kernel, plan, lane),
-        out_shape=jax.ShapeDtypeStruct((len(values) - 1, filled), jnp.float64),
-        grid=(filled // LANES,),
-        interpret=interpret,
-        compiler_params=None if interpret else triton.CompilerParams(num_warps=1, num_stages=1),
-        name="chain",
-    )(
-        flat,
-        jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64),
-        jnp.stack([jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64)]),
-        values,
-    )
+    free = jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64)
+    left, together = _place_of_left(lane), _together(plan, lane) if ahead else 1
+
+    def chain(since: Whole, end: Whole, values: Numeric, *more: Numeric) -> Any:
+        return pl.pallas_call(
+            partial(_kernel, plan, lane, ahead, together),
+            out_shape=jax.ShapeDtypeStruct((len(values) - 1, filled), jnp.float64),
+            grid=(filled // LANES,),
+            interpret=interpret,
+            compiler_params=None if interpret else triton.CompilerParams(num_warps=1, num_stages=1),
+            name="chain",
+        )(flat, free, _when(since, end), values, *more)
+
+    def going(index: Whole, values: Numeric, good: Numeric) -> Any:
+        """Of each program, how many of its runs go on."""
+        there = good == index if left is None else (good == index) & (values[left] < 0)
+        return jnp.sum(there.reshape(-1, LANES), axis=1, dtype=jnp.int32)
+
+    def block(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        index, values, good, lively = carry
+        stop = jnp.minimum(index + ahead, end)
+        numbers = made_ahead(plan.draws, ahead, interpret, free, _when(index, stop), lively, as_whole(values[-2:]))
+        made = chain(index, stop, values, numbers)
+        # what was good before a block that it did not begin well stays
+        good, values = jnp.where(good == index, made[-1].astype(jnp.int64), good), values.at[:-2].set(made[:-1])
+        return stop, values, good, going(stop, values, good)
+
+    since, end = jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64)
+    if ahead:
+        good = jnp.full(filled, since)
+        carry = (since, values, good, going(since, values, good))
+        index, values, good, _ = jax.lax.while_loop(lambda carry: (carry[0] < end) & (jnp.sum(carry[3]) > 0), block, carry)
+        made, good = values[:-2], jnp.where(good == index, end, good)  # what has left is at the end where it is now
+    else:
+        made = chain(since, end, values)
+        made, good = made[:-1], made[-1].astype(jnp.int64)
     leaves, first = [], 0
     for leaf in jax.tree.leaves(every):
         size = int(np.prod(leaf.shape[1:]))
@@ -318,7 +299,12 @@ def advance(
         first += size
     found = jax.tree.unflatten(jax.tree.structure(every), leaves)
     state = Rows(unpacked(grouping, found.rows), found.head, found.scalars, found.squares, state.signals)
-    return state, made[-1, :runs].astype(jnp.int64), found.seen
+    return state, good[:runs], found.seen
+
+
+def _when(since: Whole, end: Whole) -> Any:
+    """Steps for a kernel: where it begins and ends; and a 0 that its compiler does not know."""
+    return jnp.stack([jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64), jnp.zeros((), jnp.int64)])
 
 
 class KernelChain(ExactChain):
@@ -344,8 +330,14 @@ class KernelChain(ExactChain):
         return self.parameters, self.algorithm, self.dimension
 
     def advance(self, state: Rows, keys: Keys, since: int, end: int, watch: Watched = UNSEEN) -> Advanced:
-        when = np.int64(since), np.int64(end)
-        return advance(self.grouping, watch.see, self.interpret, self.numbers, self.sizes, state, keys, *when, watch.seen, watch.given)
+        fixed = self.grouping, watch.see, self.interpret, self.steps_ahead(len(keys))
+        return advance(*fixed, self.numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
+
+    def steps_ahead(self, runs: int) -> int:
+        """Steps whose random numbers are made ahead; 0 where runs make their own, as so many do that the device has no thread left."""
+        count = draws_of(self.grouping).count
+        steps = min(MOST_AHEAD, ROOM_AHEAD // (8 * count * -(-runs // LANES) * LANES)) // SPAN * SPAN
+        return steps if count <= MOST_NUMBERS and steps >= LEAST_AHEAD else 0
 
     @property
     def grain(self) -> int:
@@ -392,7 +384,7 @@ def _against(grouping: compressed.Grouping, see: See | None, *kinds: tuple[Any, 
 def _operations(plan: Plan, lane: Lane) -> int:
     """How many operations a step has once it is unrolled."""
     own = [jax.ShapeDtypeStruct((int(np.prod(one.shape)), LANES), np.float64) for one in jax.tree.leaves(lane)]
-    own += [jax.ShapeDtypeStruct((size, LANES), np.float64) for size in (plan.normals, int(np.prod(plan.chi)))]
+    own += [jax.ShapeDtypeStruct((size, LANES), np.float64) for size in (plan.draws.normals, plan.draws.lengths)]
     kinds = [*jax.tree.leaves(lane), *(plan.program.kinds[one] for one in plan.program.inputs[-3:-1])]
     common = [plan.program.kinds[one] for one in plan.parts.shared]
 
@@ -403,6 +395,11 @@ def _operations(plan: Plan, lane: Lane) -> int:
         return [one for array in unrolled.run(plan.program, plan.parts.after, values) for one in array.reshape(-1)]
 
     return len(jax.make_jaxpr(step)(own, common, jax.ShapeDtypeStruct((), np.int64)).jaxpr.eqns)
+
+
+def _together(plan: Plan, lane: Lane) -> int:
+    """How many steps with numbers made ahead the kernel's loop has: as many as compile fast."""
+    return max(2 ** int(np.log2(min(MOST_TOGETHER, OPERATIONS_TOGETHER / _operations(plan, lane)))), 1)
 
 
 def exact_chain(problem: Problem, algorithm: OnePassSGD, begin: Start, dimension: int, sizes: np.ndarray) -> ExactChain:

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.arrays import Function, Given, Numeric, Tree, Whole
+from sgdynamics.simulation.evaluated import evaluated
 from sgdynamics.simulation.special import erf, erfc
 
 MOST_CHOICES = 64  # values of an index that is not known beforehand: one selection each
@@ -95,7 +96,7 @@ class Program:
                 closed = hasattr(inner, "jaxpr")
                 found = self.take_in(inner.jaxpr if closed else inner, inner.consts if closed else (), inputs)
             elif not any(isinstance(one, int) for one in inputs):
-                found = _evaluated(equation.primitive, equation.params, inputs)
+                found = evaluated(equation.primitive, equation.params, inputs)
             else:
                 found = [self.new(one.aval) for one in equation.outvars]
                 self.equations.append(Equation(equation.primitive, inputs, found, equation.params))
@@ -124,13 +125,6 @@ def _drop_unused(program: Program) -> None:
             kept.append(equation)
             wanted |= {one for one in equation.inputs if isinstance(one, int)}
     program.equations = kept[::-1]
-
-
-def _evaluated(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> list[np.ndarray]:
-    """What depends on nothing."""
-    with jax.ensure_compile_time_eval():
-        found = primitive.bind(*(jnp.asarray(one) for one in inputs), **params)
-        return [np.asarray(one) for one in (found if primitive.multiple_results else [found])]
 
 
 class Split(NamedTuple):
@@ -249,7 +243,7 @@ def _unrolled(equation: Equation, inputs: list[np.ndarray], kinds: list[Any]) ->
     name, params = equation.primitive.name, equation.params
     if all(_known(one) for value in inputs for one in value.reshape(-1)):
         arrays = [np.array(value.tolist(), dtype=value.reshape(-1)[0].dtype if value.size else np.float64) for value in inputs]
-        return [_objects(one) for one in _evaluated(equation.primitive, params, arrays)]
+        return [_objects(one) for one in evaluated(equation.primitive, params, arrays)]
     if name in SPECIAL:
         return [_each(lambda one: one if _known(one) else _once(name, "", SPECIAL[name], (one,)), inputs)]
     if name in ONE_BY_ONE or name in SAME_AS:
@@ -282,7 +276,7 @@ def _bound(primitive: Any, params: dict[str, Any], *numbers: Any) -> Any:
     if any(one is None for one in numbers):
         raise NotUnrolled(FACTOR)
     if all(_known(one) for one in numbers):
-        return _evaluated(primitive, params, [np.asarray(one) for one in numbers])[0][()]
+        return evaluated(primitive, params, [np.asarray(one) for one in numbers])[0][()]
     shape = np.broadcast_shapes(*(np.shape(one) for one in numbers))
     return _once(
         primitive.name,
@@ -412,7 +406,7 @@ def _moved_to(equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...
             asked.append(np.array(value.tolist(), dtype=value.reshape(-1)[0].dtype if value.size else np.int64))
     places = _places(equation.primitive.name, equation.params, asked)
     if places is None:
-        places = _evaluated(equation.primitive, equation.params, asked)
+        places = evaluated(equation.primitive, equation.params, asked)
     every = np.concatenate([np.empty(1, dtype=object), *pool])
     if any(np.any((one < 1) | (one >= first)) for one in places):
         raise NotUnrolled(f"{equation.primitive.name} out of bounds")

@@ -29,7 +29,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Parameters
     ----------
     quick : bool, default False
-        A smaller size, in about half a minute.
+        A smaller size, in about a minute.
     seed : int, default 0
         Of the random numbers.
 
@@ -52,7 +52,7 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = sgd.papers.several_inputs.figure_3(quick=True)  # doctest: +SKIP
     """
     seed = checks.whole("seed", seed, 0)
-    runs = (256, 256, 768)  # exits of exponent 3 scatter far more
+    runs = (256, 256, 1536)  # exits of exponent 3 scatter far more
     short, long = ((20, 36, 64), (100, 400, 1600)) if quick else ((20, 36, 64, 128, 256), (100, 400, 1600, 6400))
     d_ode = np.geomspace(16, 16 * 4**6, 13)
     ode, law = np.zeros((3, len(d_ode))), np.zeros((3, len(d_ode)))
