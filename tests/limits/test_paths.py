@@ -10,6 +10,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import numbers_of_step
+from sgdynamics.limits import path_plan, path_state
 from sgdynamics.limits import paths as engine
 from sgdynamics.limits.dmft import Points, Sweep
 from sgdynamics.limits.forgetting import merged
@@ -21,7 +22,7 @@ STEPS, PATHS = 6, 128
 def one_after_the_other(sweep, group, steps):
     """The former scheme, in NumPy: rows of W after so many steps, from the same start and normals."""
     setup, (parameters, algorithm, sizes, tolerance) = sweep.setup, sweep.numbers
-    paths = jax.tree.map(lambda leaf: leaf[0], engine.cut(group.paths, 1, 1))
+    paths = jax.tree.map(lambda leaf: leaf[0], path_state.cut(group.paths, 1, 1))
     p, n = setup.structure.width, sweep.inputs
     A, P = np.asarray(paths.A[0])[:, : setup.first], np.zeros((0, n))
     W, head = np.asarray(paths.rows)[..., : setup.first], np.asarray(paths.head)
@@ -59,7 +60,7 @@ def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
     monkeypatch.setitem(engine.CHUNK, "cpu", 32)
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
-    monkeypatch.setattr(engine, "new_basis", cholesky)
+    monkeypatch.setattr(path_plan, "new_basis", cholesky)
     problem = sgd.TeacherStudent(
         width=width, teacher_width=1, activation="erf", head="trained", noise=0.1, weight_decay=0.1, covariance=covariance
     )

@@ -27,20 +27,9 @@ from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.arrays import Numbers, Numeric, Tree
 from sgdynamics.controls import numbers_at
 from sgdynamics.limits.forgetting import Memory, forgotten
-from sgdynamics.limits.paths import (
-    DIRECTIONS,
-    LEAST_FREE,
-    Paths,
-    Places,
-    advanced,
-    blank,
-    chunks_for,
-    cut,
-    first_places,
-    has_few_rows,
-    observe,
-    widened,
-)  # fmt: skip
+from sgdynamics.limits.path_plan import LEAST_FREE
+from sgdynamics.limits.path_state import Paths, Places, blank, cut, first_places, observe, widened
+from sgdynamics.limits.paths import DIRECTIONS, advanced, chunks_for, has_few_rows
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.progress import Meter

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from sgdynamics import checks
 from sgdynamics.arrays import Numeric
 from sgdynamics.conditioning import Setup
-from sgdynamics.limits.paths import Paths, Places
+from sgdynamics.limits.path_state import Paths, Places
 
 LEAST_BINS = 4  # of steps
 SINGULAR = 1e-10  # eigenvalues of sums of gradients, scaled to length 1, below this share are rounding

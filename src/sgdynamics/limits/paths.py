@@ -8,7 +8,7 @@ what the last pass has summed, a = <P, g>, z = <P, Z>, U = <A, g>, g g^T, g Z^T,
 
 and then one pass over the paths, a chunk of them at a time, so that all that is known of a chunk is read once: P_new, A_new, the fields,
 the next g and Z, and their sums. A single projection leaves rounding that grows; the second one, P_new <- N (P_new - <P, P_new> P), needs
-a sum of this pass, and is made first thing in the next (it is linear in P: `_Plan.along` holds it).
+a sum of this pass, and is made first thing in the next (it is linear in P: `Plan.along` holds it).
 On a CPU chunks go one after the other, small enough for its cache; elsewhere all at once, in products that are parallel over chunks.
 Numbers depend on path and direction alone, by a counter: they are drawn where they are used, whatever the chunks.
 """
@@ -22,155 +22,41 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.epochs import Visits
-from sgdynamics.algorithms.fixed_data import kick_size, next_selection, numbers_of_step
-from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.arrays import DType, Numbers, Numeric, Scalar, Tree, Whole
-from sgdynamics.conditioning import LARGEST, Known, Setup, look, observe_fields
+from sgdynamics.algorithms.fixed_data import next_selection, numbers_of_step
+from sgdynamics.arrays import Numeric, Tree, Whole
+from sgdynamics.conditioning import Setup, look
+from sgdynamics.limits.kernel_products import combined, summed
+from sgdynamics.limits.path_plan import Plan, planned, still
+from sgdynamics.limits.path_state import Paths, Places, Sums
 from sgdynamics.random import normals_at, uniforms_at
 from sgdynamics.samples.spectrum import spread as input_spread
+from sgdynamics.shapes import power_of_two
+from sgdynamics.simulation.unrolled import has_kernels
 
-LEAST_FREE = 2  # paths span at most their number over this: beyond, what they span is not few beside them
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
 CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
 FEW_ROWS = 4  # so many products with what is known are sums on a CPU, in half the time of a product of matrices that has few rows
 FEW_ROWS_CHUNK = 4096  # paths at a time there: they need not be in the innermost cache, and there are fewer calls
-
-
-class Sums(NamedTuple):
-    """What a pass over the paths sums up."""
-
-    P: Float[Numeric, "columns room"]  # <P, .> of gradients, of the last new P, of normals
-    A: Float[Numeric, "spanned blocks room"]  # <A, g>
-    g: Float[Numeric, "spanned spanned"]
-    gZ: Float[Numeric, "spanned normals blocks"]
-    Z: Float[Numeric, "normals blocks"]
-    new: Float[Numeric, "spanned spanned"]  # of the last new P, with each other
-    head: Float[Numeric, " p"]
-
-
-class Paths(NamedTuple):
-    """One set of paths: what is known of their data, the weights in it, and what the last pass has left for the next step.
-
-    Paths are cut into chunks; P, A and normals are kept in the dtype of storage, all else in float64.
-    """
-
-    P: Float[Array, "chunks room inputs"]  # orthonormal rows over all chunks; zero where there is none
-    A: Float[Array, "chunks blocks room inputs"]
-    rows: Float[Numeric, "p blocks room"]
-    head: Float[Numeric, " p"]
-    spanned: Whole  # directions in P
-    opened: Whole  # directions in A
-    drawn: Whole  # directions that were ever opened by gradients
-    selected: Bool[Numeric, "chunks n"]
-    signals: Float[Numeric, "chunks inputs K"]
-    given: Tree  # what the loss takes beside them, (chunks, n, ...)
-    quasi: Float[Numeric, "chunks directions blocks inputs"]  # normals of the first directions
-    origins: Any  # (3,) uint64: where the counters of normals, of those of white noise, and of uniforms begin
-    fields: Float[Numeric, "chunks inputs p"]
-    g: Float[Numeric, "chunks spanned inputs"]
-    Z: Float[Numeric, "chunks normals blocks inputs"]
-    sums: Sums
-    reach: Float[Numeric, "spanned blocks"]  # how far the last new directions reach along the last new P
-    change: Any = None  # (p, blocks, room): how rows change with a small kick, where that is asked for
-    past: Any = None  # (slots, p, 1 + blocks, room): gradients of steps in P, and in the directions; where memory is bounded
-
-
-class Places(NamedTuple):
-    """Where things stand in memory, the same for all sets of paths that go together."""
-
-    spanned: Whole  # the first free row of P
-    opened: Whole  # and of A
-    last_spanned: Whole  # where the last new ones begin
-    last_opened: Whole
-    noted: Whole  # steps in `past`
-    settled: Any  # whether the sums are those of the weights
-
-
-class _Plan(NamedTuple):
-    """A step as small matrices: what a pass makes of P, A, g and Z."""
-
-    along: Float[Numeric, "columns room"]  # rows of the corrected last P, a, and z, as combinations of P
-    turn: Float[Numeric, "spanned spanned"]  # T
-    over: Float[Numeric, "normals spanned blocks"]  # parts of Z along new P that are taken off
-    far: Float[Numeric, "spanned blocks"]  # f, 0 where nothing opens
-    rest: Float[Numeric, "normals blocks"]  # what brings the rest of Z to its length, 0 where nothing opens
-    reach: Float[Numeric, "spanned blocks"]  # f of the last ones, which the second projection moves
-    rows: Float[Numeric, "p blocks room"]
-    head: Float[Numeric, " p"]
-    change: Any
-    past: Any  # (p, 1 + blocks, room)
-    found: Whole  # new directions in P
-
-
-def blank(setup: Setup, known: Known, quasi: Numeric, origins: Numeric, storage: DType, slots: int) -> Paths:
-    """One set of paths from `conditioning.initial`, with nothing summed yet; in one chunk."""
-    s, z, blocks, room = setup.spanned, setup.normals, setup.structure.blocks, known.P.shape[0]
-    n, p = known.P.shape[1], setup.structure.width
-    columns = 2 * s + z * blocks
-    sums = Sums(
-        jnp.zeros((columns, room)),
-        jnp.zeros((s, blocks, room)),
-        jnp.zeros((s, s)),
-        jnp.zeros((s, z, blocks)),
-        jnp.zeros((z, blocks)),
-        jnp.zeros((s, s)),
-        jnp.zeros(p),
-    )
-    return Paths(
-        P=jnp.zeros((1, room, n), storage),
-        A=known.A.astype(storage)[None],
-        rows=known.rows,
-        head=known.head,
-        spanned=jnp.asarray(known.spanned, jnp.int64),
-        opened=jnp.asarray(known.opened, jnp.int64),
-        drawn=jnp.zeros((), jnp.int64),
-        selected=known.selected[None],
-        signals=known.signals[None],
-        given=jax.tree.map(lambda leaf: leaf[None], known.given),
-        quasi=quasi[None].astype(storage),
-        origins=origins,
-        fields=jnp.zeros((1, n, p)),
-        g=jnp.zeros((1, s, n)),
-        Z=jnp.zeros((1, z, blocks, n), storage),
-        sums=sums,
-        reach=jnp.zeros((s, blocks)),
-        past=jnp.zeros((slots, p, 1 + blocks, room)) if slots else None,
-    )
-
-
-def first_places(setup: Setup) -> Places:
-    count, none = np.int64(setup.first), np.int64(0)
-    return Places(none, count, none, count, none, np.bool_(False))
-
-
-_BY_CHUNK = ("P", "A", "selected", "signals", "given", "quasi", "fields", "g", "Z")
-_LAST = ("P", "A", "quasi", "g", "Z")  # whose paths are in the last axis
-
-
-def cut(paths: Paths, chunks: int, lead: int) -> Paths:
-    """The same paths in another number of chunks, which stand after `lead` axes."""
-
-    def last(leaf: Numeric) -> Numeric:
-        moved = jnp.moveaxis(leaf, lead, -2)
-        moved = moved.reshape(*moved.shape[:-2], chunks, moved.shape[-2] * moved.shape[-1] // chunks)
-        return jnp.moveaxis(moved, -2, lead)
-
-    def first(leaf: Numeric) -> Numeric:
-        return leaf.reshape(*leaf.shape[:lead], chunks, -1, *leaf.shape[lead + 2 :])
-
-    if paths.P.shape[lead] == chunks:
-        return paths
-    return paths._replace(**{name: jax.tree.map(last if name in _LAST else first, getattr(paths, name)) for name in _BY_CHUNK})
+STREAMED = ""  # "kernel": on a GPU they are kernels of our own, which nobody has timed there yet; "interpret": the same without a GPU
 
 
 def has_few_rows(setup: Setup) -> bool:
     """Whether a step's products with what is known have so few rows that they are sums."""
-    return jax.default_backend() == "cpu" and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
+    return jax.default_backend() == "cpu" and _rows_of_products(setup) <= FEW_ROWS
+
+
+def _rows_of_products(setup: Setup) -> int:
+    return 2 * setup.spanned + setup.normals * setup.structure.blocks
+
+
+def _streams(setup: Setup, inputs: int) -> bool:
+    """Whether they are kernels of our own, which read the rows in use alone."""
+    few = _rows_of_products(setup) <= FEW_ROWS and setup.structure.blocks == 1 and inputs == power_of_two(inputs)
+    return few and (STREAMED == "interpret" or (STREAMED == "kernel" and has_kernels()))
 
 
 def chunks_for(setup: Setup, inputs: int, few: bool = False) -> int:
@@ -181,141 +67,6 @@ def chunks_for(setup: Setup, inputs: int, few: bool = False) -> int:
     size = min(n, max(2, most // tokens))
     size = 1 << (size.bit_length() - 1)
     return n // size
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def widened(paths: Paths, room: int, lead: int) -> Paths:
-    """The same with memory for more directions."""
-    more = room - paths.P.shape[lead + 1]
-
-    def padded(leaf: Numeric, axis: int) -> Numeric:
-        return jnp.pad(leaf, [(0, more if place == axis % leaf.ndim else 0) for place in range(leaf.ndim)])
-
-    sums = paths.sums._replace(P=padded(paths.sums.P, -1), A=padded(paths.sums.A, -1))
-    changed = {name: None if (leaf := getattr(paths, name)) is None else padded(leaf, -1) for name in ("rows", "change", "past")}
-    return paths._replace(P=padded(paths.P, -2), A=padded(paths.A, -2), sums=sums, **changed)
-
-
-def observe(setup: Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
-    """M, Q (block by block), a and the mean loss over the paths, of one set."""
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (paths.fields, paths.signals, paths.given))
-    return observe_fields(setup, parameters, paths.rows, paths.head, *flat)
-
-
-def new_basis(S: Float[Numeric, "spanned spanned"], squares: Float[Numeric, " spanned"], tolerance: Scalar) -> tuple[Any, Any]:
-    """T with T S T^T = 1 on what is left of gradients, the largest parts first, and which of its rows are above the tolerance.
-
-    Eigenvectors, not one gradient after the other: where gradients are nearly parallel, what is left of each is mostly rounding.
-    """
-    size = jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
-    S = S / (size[:, None] * size)
-    values, vectors = jnp.linalg.eigh(S) if len(S) > 1 else (S[0], jnp.ones((1, 1)))
-    values, vectors = values[::-1], vectors[:, ::-1]
-    there = values > tolerance**2
-    return (vectors / size[:, None] * jnp.where(there, jnp.where(there, values, 1.0) ** -0.5, 0.0)).T, there
-
-
-def _inverse_factor(gram: Float[Numeric, "m m"]) -> Float[Numeric, "m m"]:
-    """N with N gram N^T = 1."""
-    if len(gram) == 1:
-        return gram**-0.5
-    return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(gram), jnp.eye(len(gram)), lower=True)
-
-
-def _plan(setup: Setup, given: tuple[Any, ...], paths: Paths, places: Places, number: Whole, n: int) -> tuple[_Plan, Any]:
-    """The step of one set of paths, from the sums of the last pass; and whether its numbers are finite."""
-    parameters, algorithm, sizes, tolerance = given
-    parameters, algorithm = numbers_of_step(parameters, algorithm, number)
-    s, z, blocks, p = setup.spanned, setup.normals, setup.structure.blocks, setup.structure.width
-    room = paths.rows.shape[-1]
-    slot = jnp.arange(room)
-    spread = input_spread(parameters)
-
-    # the second projection of the last new P: rows of `second` are what they become, in P
-    columns, q = paths.sums.P, paths.sums.P[s : 2 * s] * (slot < places.last_spanned)
-    gram = paths.sums.new - q @ q.T
-    there = jnp.diagonal(gram) > 0.25  # of unit length, or zero
-    both = there[:, None] & there
-    back = _inverse_factor(jnp.where(both, gram, 0.0) + jnp.diag(jnp.where(there, 0.0, 1.0))) * both
-    second = jax.lax.dynamic_update_slice(-back @ q, back, (0, places.last_spanned))
-
-    def projected(sums: Float[Numeric, "m room"]) -> Float[Numeric, "m room"]:
-        """<P, .> with the last new P corrected."""
-        return jax.lax.dynamic_update_slice(sums, sums @ second.T, (0, places.last_spanned))
-
-    def combined(sums: Float[Numeric, "m room"]) -> Float[Numeric, "m room"]:
-        """What combines the corrected P, as a combination of those in memory."""
-        part = jax.lax.dynamic_slice(sums, (0, places.last_spanned), (len(sums), s))
-        rest = jax.lax.dynamic_update_slice(sums, jnp.zeros_like(part), (0, places.last_spanned))
-        return rest + part @ second
-
-    a, zP = projected(columns[:s]), projected(columns[2 * s :])
-    moved = jax.lax.dynamic_slice(a - columns[:s], (0, places.last_spanned), (s, s))  # (gradient, last new P)
-    U = jax.lax.dynamic_slice(paths.sums.A, (0, 0, places.last_opened), (s, blocks, s))
-    U = jax.lax.dynamic_update_slice(
-        paths.sums.A, U + spread[:, None] * jnp.einsum("gs,sb->gbs", moved, paths.reach), (0, 0, places.last_opened)
-    )
-
-    # new directions
-    S = paths.sums.g - a @ a.T
-    turn, opens = new_basis(S, jnp.diagonal(paths.sums.g), tolerance)
-    index = jnp.arange(s)
-    left = (jnp.full(blocks, True) & (paths.spanned + index < n // LEAST_FREE)[:, None]) & opens[:, None]
-    if setup.visited:
-        left = left & (sizes - (paths.opened + index)[:, None] > 0)
-    opens = jnp.any(left, axis=1)
-    found = jnp.sum(opens)
-    turn = jnp.where(opens[:, None], turn, 0.0)
-    zP = zP.reshape(z, blocks, room)
-    gZ = paths.sums.gZ - jnp.einsum("gk,zbk->gzb", a, zP)
-    on_new, B = jnp.einsum("sg,gzb->zsb", turn, gZ), turn @ S
-    lower = jnp.concatenate([jnp.tril(jnp.ones((s, s))), jnp.ones((setup.white, s))])
-    over = on_new * lower[:, :, None]
-    square = paths.sums.Z - jnp.sum(zP**2, axis=-1) - jnp.sum(over**2, axis=1)
-    wide = (n - (paths.spanned + index[:z])[:, None] - 1.0) if setup.visited else jnp.full((z, 1), float(n))
-    rest = jnp.sqrt(jnp.maximum(wide, 0.0) / jnp.where(square > 0, square, 1.0))
-    far = jnp.sqrt(jnp.maximum(sizes - (paths.opened + index)[:, None], 0.0)) if setup.visited else jnp.sqrt(sizes) * jnp.ones((s, 1))
-    far = jnp.where(left, far, 0.0)
-    rest = jnp.concatenate([jnp.where(left, rest[:s], 0.0), rest[s:]])
-    beyond = gZ[:, :s] - jnp.einsum("isb,sg->gib", over[:s], B)
-    U_new = spread[:, None] * (jnp.einsum("ib,ig->gbi", far, B) + jnp.einsum("ib,gib->gbi", rest[:s], beyond))
-    gradient = jax.lax.dynamic_update_slice(U, U_new, (0, 0, places.opened + setup.white))
-
-    kick = None
-    if setup.hot:  # along a known direction it is of order d^-1/2: kept here, it would be noise of the number of paths
-        amount = kick_size(algorithm, jnp.sum(sizes)) * jnp.sqrt(sizes)
-        each = jnp.moveaxis(amount[:, None, None] * jnp.eye(p), 0, 1)
-        kick = jax.lax.dynamic_update_slice(jnp.zeros((p, blocks, room)), each, (0, 0, places.opened)).reshape(p, -1)
-    stride = Stride(algorithm["lr"], algorithm["head_rate"], parameters["weight_decay"], setup.structure)
-    flat, pulls = paths.rows.reshape(p, -1), (gradient[:p].reshape(p, -1), paths.sums.head)
-    rows, head = stride.move(flat, paths.head, pulls, kick, None)
-    change = response(paths.rows, paths.change, stride, gradient, kick) if setup.probed else None
-    past = None
-    if paths.past is not None:
-        past = jnp.concatenate([jax.lax.dynamic_update_slice(a, B.T, (0, places.spanned))[:p, None], gradient[:p]], axis=1)
-    along = jnp.concatenate([second, combined(a), combined(zP.reshape(z * blocks, room))])
-    fine = jnp.all(jnp.abs(rows) < LARGEST) & jnp.all(jnp.abs(head) < LARGEST)
-    return _Plan(along, turn, over, far, rest, paths.reach, rows.reshape(paths.rows.shape), head, change, past, found), fine
-
-
-def response(rows: Numeric, change: Numeric, stride: Stride, gradient: Numeric, kick: Numeric | None) -> Float[Numeric, "p blocks room"]:
-    """The change of first order beside the rows after the step."""
-    p = rows.shape[0]
-    kept = 1 - stride.size * stride.weight_decay
-    change = change * kept - stride.size * gradient[p:]
-    if not stride.structure.sphere:
-        return change
-    # the kick is across the rows: returning to the sphere shortens it as it shortens them
-    free = rows * kept - stride.size * gradient[:p]
-    free = free if kick is None else free + kick.reshape(free.shape)
-    return change / jnp.sqrt(jnp.sum(free**2, axis=(1, 2), keepdims=True))
-
-
-def _still(plan: _Plan, paths: Paths, settled: Bool[Numeric, ""]) -> _Plan:
-    """The plan, or where the sums are not those of the weights yet, the one that changes nothing and only sums."""
-    rows, head, change, past = paths.rows, paths.head, paths.change, plan.past
-    nothing = jax.tree.map(jnp.zeros_like, plan)._replace(rows=rows, head=head, change=change, past=past)
-    return jax.tree.map(lambda one, other: jnp.where(settled, one, other), plan, nothing)
 
 
 class _Part(NamedTuple):
@@ -363,7 +114,7 @@ def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[N
 
 
 def _visit(
-    setup: Setup, numbers: tuple[Any, ...], plan: _Plan, places: Places, P: Numeric, A: Numeric, part: _Part
+    setup: Setup, numbers: tuple[Any, ...], plan: Plan, places: Places, P: Numeric, A: Numeric, part: _Part
 ) -> tuple[tuple[Any, ...], tuple[_Rows, Any, Any]]:
     """One chunk: sums over it, and new rows of P and A, the fields and the next gradients."""
     parameters, algorithm, samples = numbers
@@ -374,20 +125,25 @@ def _visit(
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
 
-    few = has_few_rows(setup)
+    few, streams = has_few_rows(setup), _streams(setup, inputs)
+    of_P, of_A = places.spanned, places.opened  # rows in use
 
     def multiplied(one: Numeric, other: Numeric) -> Any:
         # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
         two = jnp.concatenate([one, one]) if len(one) == 1 else one
         return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
 
-    def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m inputs"]:
+    def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"], used: Whole) -> Float[Numeric, "m inputs"]:
+        if streams:
+            return combined(one, known, used, STREAMED == "interpret")
         if few:
             one = jax.lax.optimization_barrier(one)  # or what makes a row is made again for each number of the sum
             return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row[:, None] * known, axis=0) for row in one]))
         return multiplied(one, known)
 
-    def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m rows"]:
+    def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"], used: Whole) -> Float[Numeric, "m rows"]:
+        if streams:
+            return summed(one, known, used, STREAMED == "interpret")
         if few:
             one = jax.lax.optimization_barrier(one)
             return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row * known, axis=1) for row in one]))
@@ -400,7 +156,7 @@ def _visit(
         mixed = sample.mixed_inputs(parameters, vectors.reshape(-1, inputs)).reshape(vectors.shape)
         return stored(input_spread(parameters)[:, None] * mixed).reshape(-1, inputs)
 
-    found = product(plan.along, P)
+    found = product(plan.along, P, of_P)
     second = stored(found[:s])
     shift = second - jax.lax.dynamic_slice(P, (places.last_spanned, 0), (s, inputs)).astype(wide)
     inner = sample.mixed_inputs(parameters, part.g)
@@ -416,7 +172,7 @@ def _visit(
         return jnp.swapaxes(jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2).reshape(len(both), -1)
 
     fresh = [at(places.last_opened, s), at(places.opened + setup.white, s), at(places.opened, setup.white)]
-    fields = product(both.reshape(len(both), -1), A)
+    fields = product(both.reshape(len(both), -1), A, of_A)
     fields = (fields + _small(jnp.concatenate(fresh, axis=1), jnp.concatenate([moved, opened, rows.white]))).T
     g, head = look(setup, parameters, algorithm, part.used, samples, fields, part.signals, plan.head, part.given)
     right = jnp.concatenate([sample.mixed_inputs(parameters, g), new, part.Z_next.astype(wide).reshape(z * blocks, inputs)])
@@ -424,7 +180,7 @@ def _visit(
     # rows that this pass makes or moves are not in the memory that was read: their products stand beside
     left = jnp.concatenate([right, g]) if sample.correlated else right
     gram = left @ jnp.concatenate([right, *rows]).T
-    sums = (along(right, P), along(g, A).reshape(s, blocks, -1), gram, head)
+    sums = (along(right, P, of_P), along(g, A, of_A).reshape(s, blocks, -1), gram, head)
     # the last new A as they now are: read here, where the chunk is, or all of A is copied before it is written to
     last = jax.lax.dynamic_slice(A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)).astype(wide)
     return sums, (rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)), fields[:, :p], g)
@@ -458,7 +214,7 @@ def _patched(setup: Setup, places: Places, sums: tuple[Any, ...]) -> Sums:
     return Sums(on_P, on_A, with_itself[:s, :s], gZ, Z, with_itself[s : 2 * s, s : 2 * s], head)
 
 
-def _pass(setup: Setup, given: tuple[Any, ...], plan: _Plan, paths: Paths, places: Places, more: tuple[Any, ...]) -> Paths:
+def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places: Places, more: tuple[Any, ...]) -> Paths:
     """One set of paths after the plan."""
     number, common, visits = more
     chunks, inputs = paths.P.shape[0], paths.P.shape[-1]
@@ -565,8 +321,8 @@ def advanced(
     def go(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         number, paths, places, good = carry
         settled = places.settled
-        plans, fine = together(lambda one: _plan(setup, given, one, places, number, n), sets)(paths)
-        plans = together(lambda plan, one: _still(plan, one, settled), sets)(plans, paths)
+        plans, fine = together(lambda one: planned(setup, given, one, places, number, n), sets)(paths)
+        plans = together(lambda plan, one: still(plan, one, settled), sets)(plans, paths)
         common = jnp.max(plans.found)
         visits = None
         if visited is not None:
