@@ -67,7 +67,7 @@ def bandwidth() -> float:
     return 5 * values.nbytes / (time.perf_counter() - began)
 
 
-def measured(source: Path | None, case: str, size: str, dtype: str, more: list[str]) -> dict[str, float]:
+def measured(source: Path | None, more: list[str], case: str, size: str, dtype: str) -> dict[str, float]:
     """The same in a process of its own, with the library from there."""
     environment = dict(os.environ)
     if source is not None:
@@ -92,7 +92,10 @@ def main() -> None:
     if given.inner:
         if given.streamed:
             from sgdynamics.limits import paths
+            from sgdynamics.simulation.unrolled import has_kernels
 
+            if not has_kernels():
+                raise SystemExit("--streamed: these kernels need an NVIDIA GPU")
             paths.STREAMED = "kernel"
         print(json.dumps(solved(given.inner, *SIZES[given.size][given.inner], given.dtype)))
         return
@@ -103,7 +106,8 @@ def main() -> None:
         paths, steps = SIZES[given.size][case]
         sources = [own] if given.against is None else [own, given.against]
         more = ["--streamed"] if given.streamed else []
-        runs = [[measured(one, case, given.size, given.dtype, more if one == own else []) for one in sources] for _ in range(given.runs)]
+        options = [more, []]
+        runs = [[measured(*one, case, given.size, given.dtype) for one in zip(sources, options, strict=False)] for _ in range(given.runs)]
         best = [min((run[place] for run in runs), key=lambda one: one["seconds"]) for place in range(len(sources))]
         rank, p = best[0]["rank"], WIDTHS[case]
         filling = min(1.0, rank / (p * steps))

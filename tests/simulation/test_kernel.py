@@ -62,7 +62,8 @@ FUNCTIONS: dict[str, Any] = {
     "products": lambda A, x, i: (A @ x.T, jnp.einsum("ij,kj->ik", x, A), jnp.outer(x[0], x[1]), jnp.linalg.norm(x)),
     "sums": lambda A, x, i: (jnp.cumsum(x, axis=1), x.sum(axis=0), jnp.prod(x), x.max(axis=1), jnp.var(x), x.min()),
     "places": lambda A, x, i: (x[:, i], jax.lax.dynamic_slice(x, (0, i), (3, 1)), jnp.argmax(x, axis=1), A[1, i], x.at[i % 1].get()),
-    "moves": lambda A, x, i: (x.at[1].add(x[0]).at[:, 2].set(3.0), jnp.flip(x), jnp.roll(x, 1), jnp.tile(x, 2), jnp.split(x, [1], axis=1)),
+    "moves": lambda A, x, i: (x.at[1].add(x[0]).at[:, 2].set(3.0), jnp.flip(x), jnp.roll(x, 1), jnp.tile(x, 2), jnp.ravel(x, order="F")),
+    "parts": lambda A, x, i: (jnp.split(x, [1], axis=1), jnp.concatenate([x, A]), jnp.stack([x, A], axis=1)),
     "choices": lambda A, x, i: (jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), jnp.clip(x, -0.1, 0.1), jnp.any(x > 1), jnp.all(x > 0)),
     "loops": lambda A, x, i: jax.lax.scan(lambda sum_, row: (0.5 * sum_ + row, sum_), jnp.zeros(4), x),
     "lookup": lambda A, x, i: jnp.searchsorted(jnp.array([-0.5, 0.0, 0.4]), x[0, 0], side="right"),
@@ -96,7 +97,8 @@ def test_constants_are_what_jax_computes() -> None:
         wide = jax.lax.broadcast_in_dim(x, (3, 2, 4), (2,)) * jax.lax.broadcasted_iota(np.float64, (3, 2, 4), 1)
         chosen = jax.lax.select_n(i, x, 2 * x, x - 1), jnp.where(x > 0.1, x, -x)
         several = jax.lax.concatenate([wide, wide + x], 1).reshape(6, 8), jax.lax.squeeze(x[None], (0,)).astype(np.int32)
-        return wide, chosen, several, x < i, i == 1, i != 2, i * 3 - 1, jnp.arange(5).astype(bool)
+        turned = jnp.ravel(wide, order="F"), wide.transpose(2, 0, 1)[1:3, ::2], jax.lax.expand_dims(x, (0, 2)), (x * 1e300).astype(np.int32)
+        return wide, chosen, several, turned, x < i, i == 1, i != 2, i * 3 - 1, jnp.arange(5).astype(bool)
 
     x, i = np.array([-0.3, 0.1, 0.7, 2.5]), np.array([0, 2, 1, 1], np.int32)
     jaxpr, met = jax.make_jaxpr(every)(x, i).jaxpr, set()
@@ -117,7 +119,7 @@ def test_constants_are_what_jax_computes() -> None:
             values |= dict(zip(equation.outvars, expected, strict=True))
 
     walked(jaxpr, dict(zip(jaxpr.invars, (x, i), strict=True)))
-    assert met >= set(evaluated.IN_NUMPY)
+    assert met >= set(evaluated.IN_NUMPY) - {"expand_dims"}  # which JAX writes as others
 
 
 @float64
@@ -238,17 +240,33 @@ def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("ahead", [0, 128])
 def test_the_kernel_gives_the_same_numbers_however_it_is_cut(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save points, pieces and the number of runs change nothing; nor does it matter where random numbers are made."""
+    """Save points, pieces and the number of runs change nothing; nor does it matter where random numbers are made, but that a processor
+    rounds in other places where several steps are in one loop (a GPU does not, which its own test asks for)."""
     monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs: ahead if runs == 40 else 0)
+    rounding = 1e-14 if ahead else 0.0
     chain = made("square", 40, runs=40, interpret=True)
     often, _ = run(chain, 40, np.array([0, 1, 63, 70, 150]), 3, "", False)
     once, _ = run(chain, 40, np.array([0, 150]), 3, "", False)
     few, diverged = run(made("square", 40, runs=33, interpret=True), 33, np.array([0, 150]), 3, "", False)
     for name in once:
-        np.testing.assert_array_equal(often[name][:, -1], once[name][:, -1])
-        np.testing.assert_array_equal(few[name], once[name][:33])
+        np.testing.assert_allclose(often[name][:, -1], once[name][:, -1], rtol=rounding, atol=0)
+        np.testing.assert_allclose(few[name], once[name][:33], rtol=rounding, atol=0)
     assert np.all(diverged < 0)
     assert np.std(once["M"][:, -1]) > 0
+
+
+@pytest.mark.parametrize("ahead", [0, 64])
+def test_a_spectrum_of_small_blocks_has_a_kernel(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block is compressed: no chi variables, no fold. Overlaps after some steps are finite, and move."""
+    monkeypatch.setattr(KernelChain, "steps_ahead", lambda self, runs: ahead)
+    problem = sgd.TeacherStudent(width=1, activation="erf", covariance=sgd.Spectrum(np.linspace(0.5, 2.0, 3), np.ones(3, int)))
+    begin = broadcast_runs(sgd.random_start(problem, dimension=3, seed=0), 33)
+    chain = KernelChain(problem, sgd.OnePassSGD(lr=0.05), begin, 3, problem.block_dimensions(3), True)
+    assert chain.against() is None
+    saved, diverged = run(chain, 33, np.array([0, 70]), 0, "", False)
+    assert np.all(diverged < 0)
+    assert np.std(saved["M"][:, -1]) > 0
+    assert np.all(np.isfinite(saved["Q"]))
 
 
 @pytest.mark.parametrize("ahead", [0, 64])
@@ -295,12 +313,13 @@ def test_runs_that_diverge_are_marked(ahead: int, monkeypatch: pytest.MonkeyPatc
     problem = sgd.TeacherStudent(width=1)
     begin = broadcast_runs(sgd.start(problem, M=[[0.4]], Q=[[1.0]]), 40)
     chain = KernelChain(problem, sgd.OnePassSGD(lr=3.0), begin, 40, problem.block_dimensions(40), True)
-    saved, diverged = run(chain, 40, np.array([0, 300]), 0, "", False)
+    saved, diverged = run(chain, 40, np.array([0, 10, 300]), 0, "", False)
     gone = diverged >= 0
     assert np.all(np.isnan(saved["M"][gone, -1]))
     assert np.all(np.isfinite(saved["M"][~gone]))
     assert gone.any()
     assert np.all(diverged[gone] < 300)
+    assert np.all(np.isin(diverged[gone], [0, 10, 64, 128, 192, 256]))
 
 
 @pytest.mark.slow

@@ -41,7 +41,9 @@ CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
 FEW_ROWS = 4  # so many products with what is known are sums on a CPU, in half the time of a product of matrices that has few rows
 FEW_ROWS_CHUNK = 4096  # paths at a time there: they need not be in the innermost cache, and there are fewer calls
-STREAMED = ""  # "kernel": on a GPU they are kernels of our own, which nobody has timed there yet; "interpret": the same without a GPU
+# products of so few rows by kernels of our own: "kernel" on a GPU, where nobody has timed them yet, "interpret" anywhere; read when
+# `advanced` is traced
+STREAMED = ""
 
 
 def has_few_rows(setup: Setup) -> bool:

@@ -30,6 +30,11 @@ def _chosen(_: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> np.ndar
     return found
 
 
+def _sliced(params: dict[str, Any], value: np.ndarray) -> np.ndarray:
+    strides = params["strides"] or (1,) * value.ndim
+    return value[tuple(slice(*one) for one in zip(params["start_indices"], params["limit_indices"], strides, strict=True))]
+
+
 # primitives that are short in NumPy: on a GPU JAX compiles a program for each shape that it meets
 IN_NUMPY: dict[str, Callable[..., Any]] = {
     "add": lambda _, one, other: one + other,
@@ -42,17 +47,26 @@ IN_NUMPY: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _spread,
     "iota": _counted,
     "select_n": _chosen,
-    "reshape": lambda params, one: one.reshape(params["new_sizes"]),
+    "reshape": lambda params, one: one.transpose(params["dimensions"] or range(one.ndim)).reshape(params["new_sizes"]),
     "convert_element_type": lambda params, one: one.astype(params["new_dtype"]),
     "squeeze": lambda params, one: np.squeeze(one, params["dimensions"]),
+    "expand_dims": lambda params, one: np.expand_dims(one, params["dimensions"]),
+    "transpose": lambda params, one: one.transpose(params["permutation"]),
+    "slice": _sliced,
     "concatenate": lambda params, *ones: np.concatenate(ones, params["dimension"]),
 }
 
 
+def _cut_short(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether numbers become whole ones: what does not fit goes to the nearest end in JAX, and anywhere in NumPy."""
+    return primitive.name == "convert_element_type" and inputs[0].dtype.kind == "f" and np.dtype(params["new_dtype"]).kind in "iu"
+
+
 def evaluated(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> list[np.ndarray]:
     """What depends on nothing."""
-    if primitive.name in IN_NUMPY and all(isinstance(one, np.ndarray) for one in inputs):
-        return [np.asarray(IN_NUMPY[primitive.name](params, *inputs))]
+    if primitive.name in IN_NUMPY and all(isinstance(one, np.ndarray) for one in inputs) and not _cut_short(primitive, params, inputs):
+        with np.errstate(all="ignore"):  # as in JAX, what is not finite is no news
+            return [np.asarray(IN_NUMPY[primitive.name](params, *inputs))]
     with jax.ensure_compile_time_eval():
         found = primitive.bind(*(jnp.asarray(one) for one in inputs), **params)
         return [np.asarray(one) for one in (found if primitive.multiple_results else [found])]

@@ -1,4 +1,4 @@
-"""The exact chain as one GPU kernel: rows stay in registers, and the steps are a loop inside.
+"""The exact chain as a GPU kernel: rows stay in registers, and the steps are a loop inside.
 
 Each lane of the kernel is one run. A step of one run is traced once from the chain's own definition (`compressed.lone_step`) with the
 user's loss in it, and unrolled (`unrolled.py`). Random numbers are a hash of a counter (`kernel_draws.py`), so that neither the number of
@@ -31,8 +31,9 @@ from sgdynamics.simulation.kernel_draws import LANES, Draws, as_whole, made_ahea
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 SPAN = 64  # steps between two looks at whether a run has left or diverged
-MOST_AHEAD, LEAST_AHEAD = 1024, 256  # steps whose random numbers are made ahead; where there is room for fewer, none are
-ROOM_AHEAD = 1 << 29  # bytes for them
+MOST_AHEAD, LEAST_AHEAD = 4096, 256  # steps whose random numbers are made ahead; where there is room for fewer, none are
+ROOM_AHEAD, SHARE_AHEAD = 1 << 31, 1 / 16  # bytes for them at most, and their share of the device's memory
+MOST_RUNS_AHEAD = 1 << 15  # as measured on an H200: twice as many keep the device busy by themselves
 MOST_NUMBERS = 16  # of a step: more have no place in registers while they are on their way
 MOST_TOGETHER, OPERATIONS_TOGETHER = 8, 1500  # steps whose numbers, made ahead, are read at once: memory takes longer than a short step
 MOST_OPERATIONS = 12_000  # of a step: compilation takes a minute there, and grows with their square
@@ -256,7 +257,8 @@ def advance(
     places = jax.lax.bitcast_convert_type(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint64))(keys), jnp.float64)
     columns = [jnp.reshape(leaf, (runs, -1)).astype(jnp.float64) for leaf in jax.tree.leaves(every)]
     values = jnp.pad(jnp.concatenate([*columns, places], axis=1).T, ((0, 0), (0, filled - runs)), mode="edge")
-    free = jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64)
+    # one more, as a kernel takes no array without numbers
+    free = jnp.append(jnp.ravel(compressed.free_directions(grouping, jnp.asarray(sizes))).astype(jnp.float64), 0.0)
     left, together = _place_of_left(lane), _together(plan, lane) if ahead else 1
 
     def chain(since: Whole, end: Whole, values: Numeric, *more: Numeric) -> Any:
@@ -276,11 +278,12 @@ def advance(
 
     def block(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         index, values, good, lively = carry
-        stop = jnp.minimum(index + ahead, end)
+        stop = jnp.minimum(index // SPAN * SPAN + ahead, end)  # looks at runs are at multiples of a span, whatever is made ahead
         numbers = made_ahead(plan.draws, ahead, interpret, free, _when(index, stop), lively, as_whole(values[-2:]))
         made = chain(index, stop, values, numbers)
-        # what was good before a block that it did not begin well stays
-        good, values = jnp.where(good == index, made[-1].astype(jnp.int64), good), values.at[:-2].set(made[:-1])
+        # what was not fine when a block began keeps its last good step
+        last, values = made[-1].astype(jnp.int64), values.at[:-2].set(made[:-1])
+        good = jnp.where((good == index) | (last >= index), last, good)
         return stop, values, good, going(stop, values, good)
 
     since, end = jnp.asarray(since, jnp.int64), jnp.asarray(end, jnp.int64)
@@ -334,18 +337,19 @@ class KernelChain(ExactChain):
         return advance(*fixed, self.numbers, self.sizes, state, keys, np.int64(since), np.int64(end), watch.seen, watch.given)
 
     def steps_ahead(self, runs: int) -> int:
-        """Steps whose random numbers are made ahead; 0 where runs make their own, as so many do that the device has no thread left."""
+        """Steps whose random numbers are made ahead. 0, and runs make their own, where they are so many that the device is busy, where a
+        step takes many numbers, and where memory has no room for them."""
         count = draws_of(self.grouping).count
-        steps = min(MOST_AHEAD, ROOM_AHEAD // (8 * count * -(-runs // LANES) * LANES)) // SPAN * SPAN
-        return steps if count <= MOST_NUMBERS and steps >= LEAST_AHEAD else 0
+        room = min(ROOM_AHEAD, SHARE_AHEAD * _memory())
+        steps = int(min(MOST_AHEAD, room / (8 * count * -(-runs // LANES) * LANES))) // SPAN * SPAN
+        return steps if runs <= MOST_RUNS_AHEAD and count <= MOST_NUMBERS and steps >= LEAST_AHEAD else 0
 
     @property
     def grain(self) -> int:
         return SPAN
 
     def largest_group(self) -> int:
-        stats = jax.local_devices()[0].memory_stats() or {}
-        return max(LANES, int(stats.get("bytes_limit", LEAST_MEMORY) / 4 / self.bytes_a_run()))
+        return max(LANES, int(_memory() / 4 / self.bytes_a_run()))
 
     def bytes_a_run(self, steps: float = 0.0) -> float:
         # rows with their new columns, the same in the kernel's order, and both once more when they are made
@@ -366,6 +370,12 @@ class KernelChain(ExactChain):
 
 
 LEAST_MEMORY = 1 << 30  # where a device does not say how much it has
+
+
+def _memory() -> int:
+    """Bytes of the device."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit", LEAST_MEMORY)
 
 
 @cache

@@ -138,7 +138,7 @@ def read_ahead(draws: Draws, steps: int, ref: Any, group: Whole, at: Whole) -> l
 
 
 def made_ahead(draws: Draws, steps: int, interpret: bool, free: Numeric, when: Numeric, lively: Numeric, keys: Numeric) -> Any:
-    """The numbers of up to so many steps (a multiple of a tile) of all runs: (32 runs, steps, numbers; runs).
+    """The numbers of up to so many steps (a multiple of a tile) of all runs: 32 runs a row, and (their group, step, number) in order.
 
     when: the first step, and the one that ends it. lively: of each 32 runs, how many go on.
     """

@@ -212,6 +212,11 @@ def _objects(values: Given) -> np.ndarray:
     return found
 
 
+def _numbers(values: np.ndarray) -> np.ndarray:
+    """The way back, where all are known; lists would lose the shape of an array that has none."""
+    return np.array(values.tolist(), dtype=values.reshape(-1)[0].dtype if values.size else np.float64).reshape(values.shape)
+
+
 def has_kernels() -> bool:
     """Whether this machine runs kernels of our own."""
     device = jax.local_devices()[0]
@@ -242,8 +247,7 @@ def _known(one: Any) -> bool:
 def _unrolled(equation: Equation, inputs: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
     name, params = equation.primitive.name, equation.params
     if all(_known(one) for value in inputs for one in value.reshape(-1)):
-        arrays = [np.array(value.tolist(), dtype=value.reshape(-1)[0].dtype if value.size else np.float64) for value in inputs]
-        return [_objects(one) for one in evaluated(equation.primitive, params, arrays)]
+        return [_objects(one) for one in evaluated(equation.primitive, params, [_numbers(value) for value in inputs])]
     if name in SPECIAL:
         return [_each(lambda one: one if _known(one) else _once(name, "", SPECIAL[name], (one,)), inputs)]
     if name in ONE_BY_ONE or name in SAME_AS:
@@ -403,37 +407,12 @@ def _moved_to(equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...
             pool.append(value.reshape(-1))
             first += value.size
         else:
-            asked.append(np.array(value.tolist(), dtype=value.reshape(-1)[0].dtype if value.size else np.int64))
-    places = _places(equation.primitive.name, equation.params, asked)
-    if places is None:
-        places = evaluated(equation.primitive, equation.params, asked)
+            asked.append(_numbers(value))
+    places = evaluated(equation.primitive, equation.params, asked)
     every = np.concatenate([np.empty(1, dtype=object), *pool])
     if any(np.any((one < 1) | (one >= first)) for one in places):
         raise NotUnrolled(f"{equation.primitive.name} out of bounds")
     return [every[np.ravel(one)].reshape(np.shape(one)) for one in places]
-
-
-def _places(name: str, params: dict[str, Any], asked: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Where numbers go, by NumPy where that is known: one call of JAX each would take most of the time."""
-    value = asked[0]
-    if name in ("reshape", "squeeze", "expand_dims"):
-        if name == "reshape":
-            return [value.reshape(params["new_sizes"])]
-        dimensions = tuple(params["dimensions"])
-        return [np.squeeze(value, dimensions) if name == "squeeze" else np.expand_dims(value, dimensions)]
-    if name == "transpose":
-        return [value.transpose(params["permutation"])]
-    if name == "broadcast_in_dim":
-        shape, into = [1] * len(params["shape"]), params["broadcast_dimensions"]
-        for size, axis in zip(value.shape, into, strict=True):
-            shape[axis] = size
-        return [np.broadcast_to(value.reshape(shape), params["shape"])]
-    if name == "slice":
-        strides = params["strides"] or (1,) * value.ndim
-        return [value[tuple(slice(*one) for one in zip(params["start_indices"], params["limit_indices"], strides, strict=True))]]
-    if name == "concatenate":
-        return [np.concatenate(asked, axis=params["dimension"])]
-    return None
 
 
 def _linear(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
