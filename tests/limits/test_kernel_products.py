@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.triton import lowering
 
 import sgdynamics as sgd
 from sgdynamics.limits import paths
 from sgdynamics.limits.kernel_products import combined, summed
 from sgdynamics.precision import float64
+from tests.simulation.kernel_cases import verified
 
 
 @pytest.mark.parametrize(
@@ -39,20 +37,13 @@ def test_products_are_those_of_matrices(m: int, rows: int, used: int, inputs: in
 
 @float64
 def test_the_compiler_of_kernels_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    verified, lower = [], lowering.lower_jaxpr_to_triton_module
-
-    def checked(*given: Any, **more: Any) -> Any:
-        found = lower(*given, **more)
-        verified.append(found.module.operation.verify())
-        return found
-
-    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", checked)
+    kernels = verified(monkeypatch)
     known, one, weights = jnp.ones((2, 70, 1024)), jnp.ones((2, 3, 70)), jnp.ones((2, 3, 1024))
     both = jax.jit(
         lambda one, weights, known, n: (jax.vmap(combined, (0, 0, None))(one, known, n), jax.vmap(summed, (0, 0, None))(weights, known, n))
     )
     assert "xla.gpu.triton" in both.trace(one, weights, known, 50).lower(lowering_platforms=("cuda",)).as_text()
-    assert verified == [True, True]
+    assert kernels == [True, True]
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax._src.pallas.triton import lowering
 
 import sgdynamics as sgd
 from sgdynamics.problems.starts import broadcast_runs
@@ -64,6 +66,19 @@ CASES: dict[str, Any] = {
     "mixture": lambda: (_mixture(), sgd.OnePassSGD(lr=0.5), {**TWO, "a": [0.6, -0.4]}),
     "momentum": lambda: (_student(), sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(0.5)), TWO),
 }
+
+
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One entry for each kernel that is made from here on, in its compiler's own language: whether that takes it."""
+    found, lower = [], lowering.lower_jaxpr_to_triton_module
+
+    def checked(*given: Any, **more: Any) -> Any:
+        result = lower(*given, **more)
+        found.append(result.module.operation.verify())
+        return result
+
+    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", checked)
+    return found
 
 
 def made(name: str, dimension: int, runs: int = 1, interpret: bool = False) -> KernelChain:

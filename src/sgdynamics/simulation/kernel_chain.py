@@ -33,7 +33,7 @@ from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watc
 SPAN = 64  # steps between two looks at whether a run has left or diverged
 MOST_AHEAD, LEAST_AHEAD = 4096, 256  # steps whose random numbers are made ahead; where there is room for fewer, none are
 ROOM_AHEAD, SHARE_AHEAD = 1 << 31, 1 / 16  # bytes for them at most, and their share of the device's memory
-MOST_RUNS_AHEAD = 1 << 15  # as measured on an H200: twice as many keep the device busy by themselves
+MOST_RUNS_AHEAD = 1 << 15  # where they gain on an H200 at widths 1, 2, 4; four times as many take as long either way at width 1
 MOST_NUMBERS = 16  # of a step: more have no place in registers while they are on their way
 MOST_TOGETHER, OPERATIONS_TOGETHER = 8, 1500  # steps whose numbers, made ahead, are read at once: memory takes longer than a short step
 MOST_OPERATIONS = 12_000  # of a step: compilation takes a minute there, and grows with their square

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.arrays import Function, Given, Numeric, Tree, Whole
+from sgdynamics.arrays import DType, Function, Given, Numeric, Tree, Whole
 from sgdynamics.simulation.evaluated import evaluated
 from sgdynamics.simulation.special import erf, erfc
 
@@ -212,9 +212,9 @@ def _objects(values: Given) -> np.ndarray:
     return found
 
 
-def _numbers(values: np.ndarray) -> np.ndarray:
-    """The way back, where all are known; lists would lose the shape of an array that has none."""
-    return np.array(values.tolist(), dtype=values.reshape(-1)[0].dtype if values.size else np.float64).reshape(values.shape)
+def _numbers(values: np.ndarray, none: DType = np.float64) -> np.ndarray:
+    """The way back, where all are known; lists would lose the shape of an array that has none, whose kind is then `none`."""
+    return np.array(values.tolist(), dtype=values.reshape(-1)[0].dtype if values.size else none).reshape(values.shape)
 
 
 def has_kernels() -> bool:
@@ -407,7 +407,7 @@ def _moved_to(equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...
             pool.append(value.reshape(-1))
             first += value.size
         else:
-            asked.append(_numbers(value))
+            asked.append(_numbers(value, np.int64))
     places = evaluated(equation.primitive, equation.params, asked)
     every = np.concatenate([np.empty(1, dtype=object), *pool])
     if any(np.any((one < 1) | (one >= first)) for one in places):
