@@ -3,7 +3,6 @@
     python benchmarks/dmft_speed.py --against PATH        PATH: the src folder of another checkout; ratios of the fastest of three runs each
     python benchmarks/dmft_speed.py --size gpu            sizes for a GPU: 1.05e6 paths x 1000 steps, p = 8 with 65536 x 300
     python benchmarks/dmft_speed.py --case GD --runs 1    one case alone
-    python benchmarks/dmft_speed.py --size gpu --streamed products of few rows by kernels of our own
 
 Each checkout runs in a process of its own, one after the other, and again in turn: what else runs on the machine hits both. Bytes are those
 of one read of P and A a step, at the directions in use (the mean over steps, from the rank); seconds are of the whole solution, whose
@@ -67,12 +66,12 @@ def bandwidth() -> float:
     return 5 * values.nbytes / (time.perf_counter() - began)
 
 
-def measured(source: Path | None, more: list[str], case: str, size: str, dtype: str) -> dict[str, float]:
+def measured(source: Path | None, case: str, size: str, dtype: str) -> dict[str, float]:
     """The same in a process of its own, with the library from there."""
     environment = dict(os.environ)
     if source is not None:
         environment["PYTHONPATH"] = str(source)
-    command = [sys.executable, __file__, "--inner", case, "--size", size, "--dtype", dtype, *more]
+    command = [sys.executable, __file__, "--inner", case, "--size", size, "--dtype", dtype]
     made = subprocess.run(command, env=environment, capture_output=True, text=True)
     if made.returncode:
         raise RuntimeError(made.stderr[-2000:])
@@ -86,17 +85,9 @@ def main() -> None:
     parser.add_argument("--case", choices=sorted(WIDTHS), action="append")
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--streamed", action="store_true")
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inner:
-        if given.streamed:
-            from sgdynamics.limits import paths
-            from sgdynamics.simulation.unrolled import has_kernels
-
-            if not has_kernels():
-                raise SystemExit("--streamed: these kernels need an NVIDIA GPU")
-            paths.STREAMED = "kernel"
         print(json.dumps(solved(given.inner, *SIZES[given.size][given.inner], given.dtype)))
         return
     own = Path(__file__).resolve().parents[1] / "src"
@@ -105,9 +96,7 @@ def main() -> None:
     for case in given.case or list(WIDTHS):
         paths, steps = SIZES[given.size][case]
         sources = [own] if given.against is None else [own, given.against]
-        more = ["--streamed"] if given.streamed else []
-        options = [more, []]
-        runs = [[measured(*one, case, given.size, given.dtype) for one in zip(sources, options, strict=False)] for _ in range(given.runs)]
+        runs = [[measured(source, case, given.size, given.dtype) for source in sources] for _ in range(given.runs)]
         best = [min((run[place] for run in runs), key=lambda one: one["seconds"]) for place in range(len(sources))]
         rank, p = best[0]["rank"], WIDTHS[case]
         filling = min(1.0, rank / (p * steps))

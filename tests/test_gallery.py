@@ -161,6 +161,7 @@ def test_full_size_verdicts_are_those_of_the_stored_data():
 # what the curves of a figure show at the last time; |m| where nothing is said
 CURVES = {"1": ["m_dmft"], "5": ["m_dmft"], "6": ["m_dmft"], "b2": ["mse", "mse_formula", "mse_formula_runs"]}
 CURVES["4"] = ["m_batch", "m_persistence", "m_temperature"]
+CURVES["b3"] = ["m", "loss"]
 FORMULAS = ["annealed", "quenched", "corrected"]
 
 

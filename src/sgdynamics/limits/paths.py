@@ -28,41 +28,25 @@ from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import next_selection, numbers_of_step
 from sgdynamics.arrays import Numeric, Tree, Whole
 from sgdynamics.conditioning import Setup, look
-from sgdynamics.limits.kernel_products import combined, summed
 from sgdynamics.limits.path_plan import Plan, planned, still
 from sgdynamics.limits.path_state import Paths, Places, Sums
 from sgdynamics.random import normals_at, uniforms_at
 from sgdynamics.samples.spectrum import spread as input_spread
-from sgdynamics.shapes import power_of_two
-from sgdynamics.simulation.unrolled import has_kernels
 
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
 CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
-FEW_ROWS = 4  # so many products with what is known are sums on a CPU, in half the time of a product of matrices that has few rows
-FEW_ROWS_CHUNK = 4096  # paths at a time there: they need not be in the innermost cache, and there are fewer calls
-# products of so few rows by kernels of our own: "kernel" on a GPU, where nobody has timed them yet, "interpret" anywhere; read when
-# `advanced` is traced
-STREAMED = ""
+FEW_ROWS = 4  # so many rows go one by one on a CPU: products with vectors take half the time of one of matrices that has few rows
+FEW_ROWS_CHUNK = 1024  # paths at a time there: with more, XLA makes a product with a vector in another way, ten times slower
 
 
 def has_few_rows(setup: Setup) -> bool:
-    """Whether a step's products with what is known have so few rows that they are sums."""
-    return jax.default_backend() == "cpu" and _rows_of_products(setup) <= FEW_ROWS
-
-
-def _rows_of_products(setup: Setup) -> int:
-    return 2 * setup.spanned + setup.normals * setup.structure.blocks
-
-
-def _streams(setup: Setup, inputs: int) -> bool:
-    """Whether they are kernels of our own, which read the rows in use alone."""
-    few = _rows_of_products(setup) <= FEW_ROWS and setup.structure.blocks == 1 and inputs == power_of_two(inputs)
-    return few and (STREAMED == "interpret" or (STREAMED == "kernel" and has_kernels()))
+    """Whether a step's products with what is known have so few rows that they are made row by row."""
+    return jax.default_backend() == "cpu" and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
 
 
 def chunks_for(setup: Setup, inputs: int, few: bool = False) -> int:
-    """How many chunks so many inputs of a set of paths are cut into; few: products are sums."""
+    """How many chunks so many inputs of a set of paths are cut into; few: products are made row by row."""
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
     most = FEW_ROWS_CHUNK if few else CHUNK.get(jax.default_backend(), WIDE_CHUNK)
@@ -127,29 +111,18 @@ def _visit(
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
 
-    few, streams = has_few_rows(setup), _streams(setup, inputs)
-    of_P, of_A = places.spanned, places.opened  # rows in use
+    few = has_few_rows(setup)
 
     def multiplied(one: Numeric, other: Numeric) -> Any:
         # one row twice: a product with a vector alone would be a loop of XLA's own, many times slower on a CPU
         two = jnp.concatenate([one, one]) if len(one) == 1 else one
         return jnp.matmul(two.astype(other.dtype), other, precision="highest").astype(wide)[: len(one)]
 
-    def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"], used: Whole) -> Float[Numeric, "m inputs"]:
-        if streams:
-            return combined(one, known, used, STREAMED == "interpret")
-        if few:
-            one = jax.lax.optimization_barrier(one)  # or what makes a row is made again for each number of the sum
-            return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row[:, None] * known, axis=0) for row in one]))
-        return multiplied(one, known)
+    def product(one: Float[Numeric, "m rows"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m inputs"]:
+        return row_by_row(one, known) if few else multiplied(one, known)
 
-    def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"], used: Whole) -> Float[Numeric, "m rows"]:
-        if streams:
-            return summed(one, known, used, STREAMED == "interpret")
-        if few:
-            one = jax.lax.optimization_barrier(one)
-            return jax.lax.optimization_barrier(jnp.stack([jnp.sum(row * known, axis=1) for row in one]))
-        return multiplied(one, known.T)
+    def along(one: Float[Numeric, "m inputs"], known: Float[Numeric, "rows inputs"]) -> Float[Numeric, "m rows"]:
+        return product(one, known.T)
 
     def stored(value: Numeric) -> Any:
         return value.astype(storage).astype(wide)
@@ -158,7 +131,7 @@ def _visit(
         mixed = sample.mixed_inputs(parameters, vectors.reshape(-1, inputs)).reshape(vectors.shape)
         return stored(input_spread(parameters)[:, None] * mixed).reshape(-1, inputs)
 
-    found = product(plan.along, P, of_P)
+    found = product(plan.along, P)
     second = stored(found[:s])
     shift = second - jax.lax.dynamic_slice(P, (places.last_spanned, 0), (s, inputs)).astype(wide)
     inner = sample.mixed_inputs(parameters, part.g)
@@ -174,18 +147,33 @@ def _visit(
         return jnp.swapaxes(jax.lax.dynamic_slice(both, (0, 0, place), (len(both), blocks, count)), 1, 2).reshape(len(both), -1)
 
     fresh = [at(places.last_opened, s), at(places.opened + setup.white, s), at(places.opened, setup.white)]
-    fields = product(both.reshape(len(both), -1), A, of_A)
+    fields = product(both.reshape(len(both), -1), A)
     fields = (fields + _small(jnp.concatenate(fresh, axis=1), jnp.concatenate([moved, opened, rows.white]))).T
     g, head = look(setup, parameters, algorithm, part.used, samples, fields, part.signals, plan.head, part.given)
     right = jnp.concatenate([sample.mixed_inputs(parameters, g), new, part.Z_next.astype(wide).reshape(z * blocks, inputs)])
 
     # rows that this pass makes or moves are not in the memory that was read: their products stand beside
     left = jnp.concatenate([right, g]) if sample.correlated else right
-    gram = left @ jnp.concatenate([right, *rows]).T
-    sums = (along(right, P, of_P), along(g, A, of_A).reshape(s, blocks, -1), gram, head)
+    made = jnp.concatenate([right, *rows])
+    gram = row_by_row(left, made.T) if few else left @ made.T
+    sums = (along(right, P), along(_once(g, places) if few else g, A).reshape(s, blocks, -1), gram, head)
     # the last new A as they now are: read here, where the chunk is, or all of A is copied before it is written to
     last = jax.lax.dynamic_slice(A.reshape(blocks, -1, inputs), (0, places.last_opened, 0), (blocks, s, inputs)).astype(wide)
     return sums, (rows._replace(moved=last + jnp.swapaxes(moved.reshape(s, blocks, inputs), 0, 1)), fields[:, :p], g)
+
+
+def _once(value: Numeric, places: Places) -> Numeric:
+    """The same, computed once: a single row would be computed again for each number of its product with a matrix.
+
+    XLA does not know that no place is below 0, and has no barrier left where it decides on that.
+    """
+    return jax.lax.cond(places.spanned >= 0, lambda: value, lambda: jnp.zeros_like(value))
+
+
+def row_by_row(one: Float[Numeric, "m k"], other: Float[Numeric, "k n"]) -> Float[Numeric, "m n"]:
+    """A product of few rows as products with vectors."""
+    one = jax.lax.optimization_barrier(one)  # or XLA takes several rows apart, and computes each again for each number of the product
+    return jax.lax.optimization_barrier(jnp.concatenate([jnp.matmul(row[None], other) for row in one]))
 
 
 def _small(one: Float[Numeric, "m k"], other: Float[Numeric, "k inputs"]) -> Float[Numeric, "m inputs"]:
@@ -236,7 +224,8 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places
     parts = _Part(used, paths.signals, paths.given, paths.g, paths.Z, Z)
     visit = partial(_visit, setup, (*after, chunks * n))
     flat = paths.A.reshape(chunks, -1, inputs)  # as an axis of its own, a single block makes XLA copy all of A
-    if jax.default_backend() == "cpu" and chunks > 1:
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu:
 
         def one(sums: Tree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
             found, seen = visit(plan, places, *chunk)
@@ -251,16 +240,21 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places
         sums, (rows, fields, g) = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
 
-    def placed(known: Numeric, rows: Numeric, place: Whole) -> Any:
+    def placed(known: Numeric, rows: Numeric, place: Whole, once: Numeric) -> Any:
+        place = place if on_cpu else place + _none(once)  # there what goes through the chunks has read all
         start = (0,) * (known.ndim - 2) + (place, 0)
         return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
 
     def by_block(part: Numeric) -> Any:
         return jnp.swapaxes(part.reshape(chunks, -1, setup.structure.blocks, inputs), 1, 2)
 
-    P = placed(placed(paths.P, rows.second, places.last_spanned), rows.new, places.spanned)
-    A = placed(placed(paths.A, rows.moved, places.last_opened), by_block(rows.opened), places.opened + setup.white)
-    A = placed(A, by_block(rows.white), places.opened) if setup.hot else A
+    # all of A and P is read before anything is written, and A before P: what is added to A depends on what P has been
+    read = jnp.stack([jnp.sum(one) for one in sums[:3]])
+    A = placed(paths.A, rows.moved, places.last_opened, read)
+    A = placed(A, by_block(rows.opened), places.opened + setup.white, read)
+    A = placed(A, by_block(rows.white), places.opened, read) if setup.hot else A
+    written = jax.lax.dynamic_slice(A, (0, 0, places.last_opened, 0), (1, 1, 1, 1))
+    P = placed(placed(paths.P, rows.second, places.last_spanned, written), rows.new, places.spanned, written)
     past = paths.past
     if past is not None:
         past = jnp.where(places.settled, jax.lax.dynamic_update_slice(past, plan.past[None], (places.noted, 0, 0, 0)), past)
@@ -281,6 +275,14 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places
         sums=_patched(setup, places, sums),
         reach=plan.far,
     )
+
+
+def _none(once: Numeric) -> Int[Numeric, ""]:
+    """0, which XLA does not know before these numbers are there.
+
+    A place that depends on them is written to after they are made, in place; or XLA may copy all of the array first, in every step.
+    """
+    return jnp.minimum(jnp.sum(jnp.isfinite(once)), 0)
 
 
 def together(function: Callable[..., Any], sets: int) -> Any:
