@@ -252,6 +252,20 @@ def ridge_curves():
     return xr.Dataset(variables, {"t": ("time", t), "ridge": [0.0, 0.1, 1.0], "algorithm": list(style.THREE)}, attrs)
 
 
+def test_double_descent_at_a_small_ridge_is_of_average_overlaps():
+    """At N = 1000: of (B.8) at lambda = 0 both ways, at .1 only where it is taken at the average overlaps."""
+    stored = sgd.load(STORED / "rough_landscapes-b1.nc")
+
+    def rise(name, ridge):
+        curves = stored[name].sel(ridge=ridge).transpose("algorithm", "time").values
+        return float(np.max(curves - np.minimum.accumulate(curves, axis=1)))
+
+    assert rise("mse_formula", 0.0) > rise("mse_formula_runs", 0.0) > 0.03
+    assert rise("mse_formula", 0.1) > 0.01 > 0.002 > rise("mse_formula_runs", 0.1)
+    assert float(np.abs(stored["mse"] - stored["mse_formula_runs"]).max()) < 0.004
+    assert float((stored["mse_formula"] - stored["mse"]).max()) > 0.07
+
+
 def test_insets_hide_nothing():
     stored = sgd.load(STORED / "rough_landscapes-b2.nc")
     made = ridge_curves()

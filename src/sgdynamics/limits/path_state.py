@@ -54,6 +54,28 @@ class Paths(NamedTuple):
     past: Any = None  # (slots, p, 1 + blocks, room): gradients of steps in P, and in the directions; where memory is bounded
 
 
+class Apart(NamedTuple):
+    """P or A of one set of paths as an array a chunk, (room, inputs), blocks of A one after the other, without leading axes.
+
+    What is a part of a larger array, or has an axis of one, XLA copies in every step on a CPU before it multiplies.
+    """
+
+    chunks: tuple[Float[Array, "room inputs"], ...]
+
+
+def apart(paths: Paths) -> Paths:
+    """One set of paths, in a leading axis, with P and A chunk by chunk."""
+    inputs = paths.P.shape[-1]
+    P, A = (Apart(tuple(chunk.reshape(-1, inputs) for chunk in known[0])) for known in (paths.P, paths.A))
+    return paths._replace(P=P, A=A)
+
+
+def joined(paths: Paths, blocks: int) -> Paths:
+    """What `apart` has taken apart."""
+    P, A = (jnp.stack(known.chunks)[None] for known in (paths.P, paths.A))
+    return paths._replace(P=P, A=A.reshape(*A.shape[:2], blocks, -1, A.shape[-1]))
+
+
 class Places(NamedTuple):
     """Where things stand in memory, the same for all sets of paths that go together."""
 

@@ -9,7 +9,8 @@ what the last pass has summed, a = <P, g>, z = <P, Z>, U = <A, g>, g g^T, g Z^T,
 and then one pass over the paths, a chunk of them at a time, so that all that is known of a chunk is read once: P_new, A_new, the fields,
 the next g and Z, and their sums. A single projection leaves rounding that grows; the second one, P_new <- N (P_new - <P, P_new> P), needs
 a sum of this pass, and is made first thing in the next (it is linear in P: `Plan.along` holds it).
-On a CPU chunks go one after the other, small enough for its cache; elsewhere all at once, in products that are parallel over chunks.
+On a CPU chunks go one after the other, small enough for its cache, or, where few of them are multiplied row by row, each as an array of its
+own; elsewhere all at once, in products that are parallel over chunks.
 Numbers depend on path and direction alone, by a counter: they are drawn where they are used, whatever the chunks.
 """
 
@@ -26,10 +27,10 @@ from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import next_selection, numbers_of_step
-from sgdynamics.arrays import Numeric, Tree, Whole
+from sgdynamics.arrays import Function, Numeric, Tree, Whole
 from sgdynamics.conditioning import Setup, look
 from sgdynamics.limits.path_plan import Plan, planned, still
-from sgdynamics.limits.path_state import Paths, Places, Sums
+from sgdynamics.limits.path_state import Apart, Paths, Places, Sums, apart, joined
 from sgdynamics.random import normals_at, uniforms_at
 from sgdynamics.samples.spectrum import spread as input_spread
 
@@ -38,6 +39,7 @@ CHUNK = {"cpu": 256}  # paths at a time; other machines:
 WIDE_CHUNK = 1024
 FEW_ROWS = 4  # so many rows go one by one on a CPU: products with vectors take half the time of one of matrices that has few rows
 FEW_ROWS_CHUNK = 1024  # paths at a time there: with more, XLA makes a product with a vector in another way, ten times slower
+MOST_APART = 8  # chunks, each of which is compiled for itself
 
 
 def has_few_rows(setup: Setup) -> bool:
@@ -79,7 +81,7 @@ class _Rows(NamedTuple):
 def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[Numeric, "chunks normals blocks inputs"]:
     """Normals of the next directions, from the quasi-random ones as long as there are any, and of white noise."""
     blocks, tokens = setup.structure.blocks, setup.structure.sample.inputs_a_sample
-    chunks, inputs, table = paths.P.shape[0], paths.P.shape[-1], paths.quasi.shape[1] // (2 if setup.hot else 1)
+    (chunks, inputs), table = paths.g.shape[::2], paths.quasi.shape[1] // (2 if setup.hot else 1)
     n = inputs // tokens
     low = 2 * jnp.arange(chunks * n // 2).astype(jnp.uint64).reshape(chunks, 1, 1, 1, n // 2)
 
@@ -96,7 +98,7 @@ def _normals(setup: Setup, paths: Paths, drawn: Whole, number: Whole) -> Float[N
     found = kind(paths.origins[0], drawn, setup.spanned, paths.quasi[:, :table])
     if setup.hot:
         found = jnp.concatenate([found, kind(paths.origins[1], number * setup.white, setup.white, paths.quasi[:, table:])], axis=1)
-    return found.astype(paths.P.dtype)
+    return found.astype(paths.Z.dtype)
 
 
 def _visit(
@@ -204,10 +206,76 @@ def _patched(setup: Setup, places: Places, sums: tuple[Any, ...]) -> Sums:
     return Sums(on_P, on_A, with_itself[:s, :s], gZ, Z, with_itself[s : 2 * s, s : 2 * s], head)
 
 
+def _one_by_one(visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part) -> tuple[Any, ...]:
+    """Sums, P, A, fields and gradients of a pass through chunks that are apart: no order among them, so that cores share them."""
+    P, A, seen = [], [], []
+    for number, known in enumerate(zip(paths.P.chunks, paths.A.chunks, strict=True)):
+        seen.append(visit(plan, places, *known, jax.tree.map(lambda leaf, number=number: leaf[number], parts)))
+        new = _written(setup, places, *known, *seen[-1], late=True)
+        P.append(new[0])
+        A.append(new[1])
+    sums = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(sums for sums, _ in seen))
+    fields, g = (jnp.stack([made[which] for _, made in seen]) for which in (1, 2))
+    return sums, Apart(tuple(P)), Apart(tuple(A)), fields, g
+
+
+def _all_chunks(visit: Function, setup: Setup, plan: Plan, paths: Paths, places: Places, parts: _Part) -> tuple[Any, ...]:
+    """The same of chunks in an axis: one after the other on a CPU, elsewhere all at once."""
+    chunks, inputs = paths.g.shape[::2]
+    flat = paths.A.reshape(chunks, -1, inputs)  # as an axis of its own, a single block makes XLA copy all of A
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu:
+
+        def one(sums: Tree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
+            found, seen = visit(plan, places, *chunk)
+            return jax.tree.map(jnp.add, sums, found), seen
+
+        shapes = jax.eval_shape(lambda: visit(plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, flat, parts)))[0])
+        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        sums, made = jax.lax.scan(one, none, (paths.P, flat, parts))
+    else:
+        # small matrices once for each chunk: products are then parallel over chunks, and P is not turned around for them
+        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), plan)
+        sums, made = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
+        sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
+    P, A = _written(setup, places, paths.P, paths.A, sums, made, late=not on_cpu)  # there what goes through the chunks has read all
+    return sums, P, A, *made[1:]
+
+
+def _written(
+    setup: Setup, places: Places, P: Numeric, A: Numeric, sums: tuple[Any, ...], made: tuple[Any, ...], late: bool
+) -> tuple[Any, Any]:
+    """P and A with the rows of a pass; late: XLA has to be told that all of P and A is read first."""
+    rows, blocks = made[0], setup.structure.blocks
+    room, inputs = P.shape[-2:]
+
+    def placed(known: Numeric, rows: Numeric, place: Whole, once: Numeric) -> Any:
+        start = (0,) * (known.ndim - 2) + (place + _none(once) if late else place, 0)
+        return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
+
+    def on_A(known: Numeric, rows: Float[Numeric, "*chunks blocks m inputs"], place: Whole, once: Numeric) -> Any:
+        if known.ndim > 2:
+            return placed(known, rows, place, once)
+        for block in range(blocks):
+            known = placed(known, rows[block], block * room + place, once)
+        return known
+
+    def by_block(part: Numeric) -> Any:
+        return jnp.swapaxes(part.reshape(*part.shape[:-2], -1, blocks, inputs), -3, -2)
+
+    # all of A and P is read before anything is written, and A before P: what is added to A depends on what P has been
+    read = jnp.stack([jnp.sum(one) for one in sums[:3]])
+    A = on_A(A, rows.moved, places.last_opened, read)
+    A = on_A(A, by_block(rows.opened), places.opened + setup.white, read)
+    A = on_A(A, by_block(rows.white), places.opened, read) if setup.hot else A
+    written = jax.lax.dynamic_slice(A, (0,) * (A.ndim - 2) + (places.last_opened, 0), (1,) * A.ndim)
+    return placed(placed(P, rows.second, places.last_spanned, written), rows.new, places.spanned, written), A
+
+
 def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places: Places, more: tuple[Any, ...]) -> Paths:
     """One set of paths after the plan."""
     number, common, visits = more
-    chunks, inputs = paths.P.shape[0], paths.P.shape[-1]
+    chunks, inputs = paths.g.shape[::2]
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
     ahead = number + places.settled
@@ -223,38 +291,8 @@ def _pass(setup: Setup, given: tuple[Any, ...], plan: Plan, paths: Paths, places
     used = visits if setup.visited else selected
     parts = _Part(used, paths.signals, paths.given, paths.g, paths.Z, Z)
     visit = partial(_visit, setup, (*after, chunks * n))
-    flat = paths.A.reshape(chunks, -1, inputs)  # as an axis of its own, a single block makes XLA copy all of A
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu:
-
-        def one(sums: Tree, chunk: tuple[Any, Any, _Part]) -> tuple[Any, Any]:
-            found, seen = visit(plan, places, *chunk)
-            return jax.tree.map(jnp.add, sums, found), seen
-
-        shapes = jax.eval_shape(lambda: visit(plan, places, *jax.tree.map(lambda leaf: leaf[0], (paths.P, flat, parts)))[0])
-        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        sums, (rows, fields, g) = jax.lax.scan(one, none, (paths.P, flat, parts))
-    else:
-        # small matrices once for each chunk: products are then parallel over chunks, and P is not turned around for them
-        each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (chunks, *jnp.shape(leaf))), plan)
-        sums, (rows, fields, g) = jax.vmap(visit, in_axes=(0, None, 0, 0, 0))(each, places, paths.P, flat, parts)
-        sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
-
-    def placed(known: Numeric, rows: Numeric, place: Whole, once: Numeric) -> Any:
-        place = place if on_cpu else place + _none(once)  # there what goes through the chunks has read all
-        start = (0,) * (known.ndim - 2) + (place, 0)
-        return jax.lax.dynamic_update_slice(known, rows.astype(known.dtype), start)
-
-    def by_block(part: Numeric) -> Any:
-        return jnp.swapaxes(part.reshape(chunks, -1, setup.structure.blocks, inputs), 1, 2)
-
-    # all of A and P is read before anything is written, and A before P: what is added to A depends on what P has been
-    read = jnp.stack([jnp.sum(one) for one in sums[:3]])
-    A = placed(paths.A, rows.moved, places.last_opened, read)
-    A = placed(A, by_block(rows.opened), places.opened + setup.white, read)
-    A = placed(A, by_block(rows.white), places.opened, read) if setup.hot else A
-    written = jax.lax.dynamic_slice(A, (0, 0, places.last_opened, 0), (1, 1, 1, 1))
-    P = placed(placed(paths.P, rows.second, places.last_spanned, written), rows.new, places.spanned, written)
+    through = _one_by_one if _is_apart(paths.P) else _all_chunks
+    sums, P, A, fields, g = through(visit, setup, plan, paths, places, parts)
     past = paths.past
     if past is not None:
         past = jnp.where(places.settled, jax.lax.dynamic_update_slice(past, plan.past[None], (places.noted, 0, 0, 0)), past)
@@ -285,13 +323,20 @@ def _none(once: Numeric) -> Int[Numeric, ""]:
     return jnp.minimum(jnp.sum(jnp.isfinite(once)), 0)
 
 
+def _is_apart(leaf: Tree) -> bool:
+    return isinstance(leaf, Apart)
+
+
 def together(function: Callable[..., Any], sets: int) -> Any:
     """A function of one set of paths, for several in a leading axis; of one alone, without the axis, whose products are slow on a CPU."""
     if sets > 1:
         return jax.vmap(function)
 
+    def each(change: Function, tree: Tree) -> Any:
+        return jax.tree.map(lambda leaf: leaf if _is_apart(leaf) else change(leaf), tree, is_leaf=_is_apart)
+
     def alone(*given: Tree) -> Any:
-        return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], given)))
+        return each(lambda leaf: leaf[None], function(*each(lambda leaf: leaf[0], given)))
 
     return alone
 
@@ -314,6 +359,8 @@ def advanced(
     """
     room, sets, chunks = paths.P.shape[2], paths.P.shape[0], paths.P.shape[1]
     n = paths.P.shape[1] * paths.P.shape[3]  # inputs
+    split = sets == 1 and chunks <= MOST_APART and has_few_rows(setup)
+    paths = apart(paths) if split else paths
 
     def fits(carry: tuple[Any, ...]) -> Any:
         number, paths, places, _ = carry
@@ -346,4 +393,4 @@ def advanced(
         return number, paths, later, jnp.where(fine | ~settled, number, good)
 
     number, paths, places, good = jax.lax.while_loop(fits, go, (number, paths, places, good))
-    return paths, places, number, good
+    return joined(paths, setup.structure.blocks) if split else paths, places, number, good

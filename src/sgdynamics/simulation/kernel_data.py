@@ -127,10 +127,16 @@ def listed(selected: Bool[Numeric, "runs n"]) -> tuple[Int[Numeric, "runs chunks
     runs, samples = selected.shape
     used = jnp.pad(selected, ((0, 0), (0, -samples % CHUNK))).reshape(runs, -1, CHUNK)
     place = jnp.arange(CHUNK, dtype=jnp.int32)
-    # how many come before, by a product, and then a sum: a sort took a quarter of a step's time on an H200
+    # how many come before, by a product: a sort took a quarter of a step's time on an H200, and a sum over pairs a fifth
     before = jnp.matmul(used.astype(jnp.float32), (place[:, None] < place).astype(jnp.float32), precision="highest").astype(jnp.int32)
-    mine = (before[..., None, :] == place[:, None]) & used[..., None, :]
-    return jnp.sum(jnp.where(mine, place, 0), axis=-1, dtype=jnp.int32), jnp.sum(used, axis=-1, dtype=jnp.int32)
+    every = jnp.arange(used.size, dtype=jnp.int32).reshape(used.shape)
+    into = jnp.where(used, every - place + before, used.size + every)  # past the end, each at a place of its own, where nothing is written
+    found = (
+        jnp.zeros(used.size, jnp.int32)
+        .at[into.reshape(-1)]
+        .set(jnp.broadcast_to(place, used.shape).reshape(-1), mode="drop", unique_indices=True)
+    )
+    return found.reshape(used.shape), jnp.sum(used, axis=-1, dtype=jnp.int32)
 
 
 def _row(tile: Tile, ref: Tree, number: int) -> Any:

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 QUICK = Sizes({30: 32, 60: 32, 120: 32}, (ETA,), 120.0, 120.0, 0)
-FULL = Sizes({100: 200, 250: 200, 500: 200, 1000: 200, 2500: 20}, (ETA, ETA / 2), 10_000.0, 1000.0, 1 << 20)
+FULL = Sizes({100: 200, 250: 200, 500: 200, 1000: 200, 2500: 20}, (ETA, ETA / 2), 10_000.0, 1000.0, 1 << 19)
 
 
 def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -58,7 +58,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     -----
     Section 5.5: m0 = 0, l = .5, tau = 2, N = 100, 500, 1000, 2500. The caption is not in the text, so eta, the runs and the time are
     chosen here: eta = .01 and, for p-SGD, .005; 200 runs, 20 at N = 2500; N = 250 too; t <= 10000, of GD 1000. A recovery in a time like
-    log N needs an exponential growth of m at N -> infinity: DMFT from m0 = .02, .05, .1 to t = 100 (eta = .02, 2^20 paths) shows
+    log N needs an exponential growth of m at N -> infinity: DMFT from m0 = .02, .05, .1 to t = 100 (eta = .02, 2^19 paths) shows
     d ln m/dt. Quick: N = 30, 60, 120, 32 runs, t <= 120, eta = .01, no DMFT.
 
     Examples
