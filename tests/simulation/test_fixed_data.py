@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from sgdynamics import checks
 from sgdynamics.random import normals_and_uniforms, run_keys
 from sgdynamics.simulation import fixed_direct, running, stability
 from sgdynamics.simulation.fixed_direct import DirectFixedData
@@ -340,6 +341,21 @@ def test_stability_limit():
         assert (abs(h) > np.sqrt(limit * excess)) == leaves
 
 
+@pytest.mark.parametrize(("paces", "sizes"), [((1.0, 0.5, 0.25), [8, 4, 2]), ((1.0, 0.95, 0.95), [8, 8, 8])])
+def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes, monkeypatch):
+    """Half of the runs stop, three times, with 30 s left: a batch that took nearly as long when it was half as large stays."""
+    group = running._Group.__new__(running._Group)
+    group.simulator = type("Kept", (), {"keep": staticmethod(lambda state, index: state)})
+    group.batch, group.keys, group.state, group.larger = np.arange(16), np.arange(16), None, None
+    group.stopped, group.diverged, group.now = np.full(16, -1), np.full(16, -1), 0
+    found = []
+    for pace, lively in zip(paces, (8, 4, 2), strict=True):
+        group.stopped[lively:], group.paces = 0, [100.0, pace]
+        group.shrink(30.0)
+        found.append(len(group.batch))
+    assert found == sizes
+
+
 BAD = {
     "method": ({"method": "chain"}, "method = 'chain'.*choose one of"),
     "dtype": ({"dtype": "bfloat16"}, "dtype = 'bfloat16'"),
@@ -360,7 +376,8 @@ BAD = {
 def test_bad_input(name):
     changed, message = BAD[name]
     arguments = {"algorithm": sgd.GradientDescent(), "steps": [1], "dimension": D, "method": "direct"} | changed
-    begin = sphere_start(1)  # which compiles a program, if it is the first
+    begin = sphere_start(1)
+    checks.outside_jit("simulate")  # the first in a process compiles a program, of one number
 
     def refused():
         with pytest.raises(ValueError, match=message):

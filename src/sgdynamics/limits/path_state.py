@@ -33,8 +33,8 @@ class Paths(NamedTuple):
     Paths are cut into chunks; P, A and normals are kept in the dtype of storage, all else in float64.
     """
 
-    P: Float[Array, "chunks room inputs"]  # orthonormal rows over all chunks; zero where there is none
-    A: Float[Array, "chunks blocks room inputs"]
+    P: Any  # (chunks, room, inputs), or `Apart`: orthonormal rows over all chunks; zero where there is none
+    A: Any  # (chunks, blocks, room, inputs), or `Apart`
     rows: Float[Numeric, "p blocks room"]
     head: Float[Numeric, " p"]
     spanned: Whole  # directions in P

@@ -41,7 +41,7 @@ CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more 
 SHARE_OF_MEMORY = 0.5  # for the data sets of a group: finished runs leave by a copy of the others
 ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; another value makes other data
 COMPUTED = {"float16": "float32"}  # the precision of all but the inputs, where it is not theirs
-STRETCH = 16  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets
+STRETCH = 25  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets; divides CHECK_STEPS
 HALF_RANGE = (0.01, 1000.0)  # spreads of inputs that float16 holds: it has 11 bits from 6e-5 to 65504, and fewer below
 
 

@@ -22,6 +22,7 @@ SMALLEST_BATCH = 64  # runs below which dropping more saves nothing
 PIECE_SECONDS = 0.5  # how long one compiled call should run, so that progress shows and an interrupt is heard
 CHECK_STEPS = 100  # a run may stop early at multiples of this, whatever its save points
 COMPILE_SECONDS = 3.0  # what a batch of another size costs: it is made smaller where that saves more
+LEAST_GAIN = 0.1  # of what a smaller batch saves, however little the last one did: a pace is known to a few percent
 
 
 # (given, seen by one run, steps made, overlaps of that run) -> seen; hashable, for compiled code
@@ -158,6 +159,7 @@ class _Group:
         self.values: dict[str, np.ndarray] = {}
         self.now, self.piece = 0, simulator.grain
         self.paces: list[float] = []  # seconds a step of each piece with this batch
+        self.larger: tuple[int, float] | None = None  # the size of the last batch, and its pace
         if kept is None:
             self.state = simulator.initial(there)
             return
@@ -218,10 +220,15 @@ class _Group:
 
     def shrink(self, last: float) -> None:
         """A smaller batch for the runs that go on, where that pays over the steps up to `last`."""
-        pace = min(self.paces[1:], default=0.0)  # the first piece has compiled its program
-        index = _smaller(self.batch, self.going, pace * (last - self.now))
+        pace, gain = min(self.paces[1:], default=0.0), 1.0  # the first piece has compiled its program
+        if self.larger is not None:
+            # small runs take as long on a GPU however many they are: what the last smaller batch saved, of the share that it left out
+            size, before = self.larger
+            gain = max(LEAST_GAIN, (1 - pace / before) / (1 - len(self.batch) / size))
+        index = _smaller(self.batch, self.going, min(gain, 1.0) * pace * (last - self.now))
         if index is not None:
             self.state, self.keys = self.simulator.keep(self.state, index), self.keys[index]
+            self.larger = (len(self.batch), pace)
             self.batch, self.paces = self.batch[index], []
 
 
