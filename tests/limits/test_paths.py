@@ -129,6 +129,18 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-12, atol=1e-14)
 
 
+def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
+    """On an H200, which lends 104 GiB, 2^20 paths of 5000 directions in float32 (39 GiB) did not fit: their products were tried on copies."""
+    with jax.enable_x64(True):
+        sweep = Sweep(sgd.TeacherStudent(width=1), sgd.GradientDescent(0.1, 2.0), 1 << 18, 1, 0, 4, 1e-7, np.dtype("float32"))
+        held = 4 * sweep.held(5003)
+        for backend, copies in (("cpu", 2), ("gpu", 3)):
+            monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+            with pytest.raises(ValueError, match="directions"):
+                sweep.make_room(10**9, 5000, copies * held * 0.999e-9)
+            sweep.make_room(10**9, 5000, copies * held * 1.01e-9)
+
+
 def linear_epochs(**memory):
     """|w - w*|^2 after 20 epochs of 8 cells with replacement, gamma .3, alpha 1.5, noise .1."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
