@@ -130,7 +130,7 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
 
 
 def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
-    """On an H200, which lends 104 GiB, 2^20 paths of 5000 directions in float32 (39 GiB) did not fit: their products were tried on copies."""
+    """On an H200, which lends 104 GiB, 2^20 paths of 5000 directions in float32 (39 GiB) did not fit: products are tried on copies."""
     with jax.enable_x64(True):
         sweep = Sweep(sgd.TeacherStudent(width=1), sgd.GradientDescent(0.1, 2.0), 1 << 18, 1, 0, 4, 1e-7, np.dtype("float32"))
         held = 4 * sweep.held(5003)
