@@ -60,7 +60,7 @@ def cholesky(S, squares, tolerance):
 @pytest.mark.parametrize(("width", "covariance"), [(1, None), (1, [(0.5, 0.4), (2.0, 0.6)]), (3, [(0.5, 0.4), (2.0, 0.6)])])
 def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
-    monkeypatch.setitem(engine.CHUNK, "cpu", 32)
+    monkeypatch.setattr(engine, "CHUNK", 32)
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
     monkeypatch.setattr(path_plan, "new_basis", cholesky)
     problem = sgd.TeacherStudent(

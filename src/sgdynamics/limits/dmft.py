@@ -29,7 +29,7 @@ from sgdynamics.controls import numbers_at
 from sgdynamics.limits.forgetting import Memory, forgotten
 from sgdynamics.limits.path_plan import LEAST_FREE
 from sgdynamics.limits.path_state import Paths, Places, blank, cut, first_places, observe, widened
-from sgdynamics.limits.paths import DIRECTIONS, advanced, chunks_for, has_few_rows
+from sgdynamics.limits.paths import DIRECTIONS, advanced, chunks_for, largest_chunk
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor
 from sgdynamics.progress import Meter
@@ -206,7 +206,7 @@ class Sweep:
         drawn = (*points.first(), points.directions(), origins)
         sets = self.replicates if jax.default_backend() != "cpu" else 1
         numbers = (self.parameters, self.algorithm, T[0], L[0], begin.a[0])
-        chunks = chunks_for(setup, self.inputs, has_few_rows(setup))
+        chunks = chunks_for(setup, self.inputs, largest_chunk(setup))
         groups = []
         for first in range(0, self.replicates, sets):
             part = tuple(value[first : first + sets] for value in drawn)

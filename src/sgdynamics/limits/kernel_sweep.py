@@ -29,6 +29,8 @@ FEW_BLOCKS = 4  # from so many on this form is taken unless another is asked for
 # one order for all epochs, at 20 in the third)
 MOST_FRACTION = 0.5
 
+CHUNK = 256  # paths at a time on a CPU: they stay in its cache
+
 
 class NothingNew(ValueError):
     """Fields that follow from earlier ones: the kernel form has no derivatives in them."""
@@ -104,7 +106,7 @@ class KernelSweep(Sweep):
         drawn = (normals[:, 0], noise, uniform, origins_of(self.seed, self.replicates))
         sets = self.replicates if jax.default_backend() != "cpu" else 1
         numbers = (self.numbers[:3], start, begin.a[0])
-        fixed = (setup, room, chunks_for(setup, self.inputs), str(self.dtype))
+        fixed = (setup, room, chunks_for(setup, self.inputs, CHUNK), str(self.dtype))
         groups = []
         for first in range(0, self.replicates, sets):
             part = tuple(value[first : first + sets] for value in drawn)

@@ -9,8 +9,8 @@ what the last pass has summed, a = <P, g>, z = <P, Z>, U = <A, g>, g g^T, g Z^T,
 and then one pass over the paths, a chunk of them at a time, so that all that is known of a chunk is read once: P_new, A_new, the fields,
 the next g and Z, and their sums. A single projection leaves rounding that grows; the second one, P_new <- N (P_new - <P, P_new> P), needs
 a sum of this pass, and is made first thing in the next (it is linear in P: `Plan.along` holds it).
-On a CPU chunks go one after the other, small enough for its cache, or, where few of them are multiplied row by row, each as an array of its
-own; elsewhere all at once, in products that are parallel over chunks.
+On a CPU few chunks are arrays of their own, and many go one after the other; elsewhere all go at once, in products that are parallel over
+chunks.
 Numbers depend on path and direction alone, by a counter: they are drawn where they are used, whatever the chunks.
 """
 
@@ -35,7 +35,7 @@ from sgdynamics.random import normals_at, uniforms_at
 from sgdynamics.samples.spectrum import spread as input_spread
 
 DIRECTIONS = 30  # the first, which are seen through quasi-random normals
-CHUNK = {"cpu": 256}  # paths at a time; other machines:
+CHUNK = 1 << 14  # paths at a time on a CPU: so many, since a product of matrices cuts them for itself; on other machines:
 WIDE_CHUNK = 1024
 FEW_ROWS = 4  # so many rows go one by one on a CPU: products with vectors take half the time of one of matrices that has few rows
 FEW_ROWS_CHUNK = 1024  # paths at a time there: with more, XLA makes a product with a vector in another way, ten times slower
@@ -47,11 +47,16 @@ def has_few_rows(setup: Setup) -> bool:
     return jax.default_backend() == "cpu" and 2 * setup.spanned + setup.normals * setup.structure.blocks <= FEW_ROWS
 
 
-def chunks_for(setup: Setup, inputs: int, few: bool = False) -> int:
-    """How many chunks so many inputs of a set of paths are cut into; few: products are made row by row."""
+def largest_chunk(setup: Setup) -> int:
+    """Paths at a time on a CPU."""
+    return FEW_ROWS_CHUNK if has_few_rows(setup) else CHUNK
+
+
+def chunks_for(setup: Setup, inputs: int, largest: int) -> int:
+    """How many chunks so many inputs of a set of paths are cut into; largest: paths at a time on a CPU."""
     tokens = setup.structure.sample.inputs_a_sample
     n = inputs // tokens
-    most = FEW_ROWS_CHUNK if few else CHUNK.get(jax.default_backend(), WIDE_CHUNK)
+    most = largest if jax.default_backend() == "cpu" else WIDE_CHUNK
     size = min(n, max(2, most // tokens))
     size = 1 << (size.bit_length() - 1)
     return n // size
@@ -109,7 +114,7 @@ def _visit(
     s, z, blocks, p = setup.spanned, setup.normals, setup.structure.blocks, setup.structure.width
     sample = setup.structure.sample
     storage, wide = P.dtype, part.g.dtype
-    if jax.default_backend() == "cpu":  # in its cache, float64 costs nothing to read
+    if jax.default_backend() == "cpu":
         P, A = P.astype(wide), A.astype(wide)
     inputs = P.shape[-1]
 
@@ -359,7 +364,7 @@ def advanced(
     """
     room, sets, chunks = paths.P.shape[2], paths.P.shape[0], paths.P.shape[1]
     n = paths.P.shape[1] * paths.P.shape[3]  # inputs
-    split = sets == 1 and chunks <= MOST_APART and has_few_rows(setup)
+    split = sets == 1 and chunks <= MOST_APART
     paths = apart(paths) if split else paths
 
     def fits(carry: tuple[Any, ...]) -> Any:
