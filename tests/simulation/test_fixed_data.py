@@ -342,7 +342,7 @@ def test_stability_limit():
 
 
 @pytest.mark.parametrize(("paces", "sizes"), [((1.0, 0.5, 0.25), [8, 4, 2]), ((1.0, 0.95, 0.95), [8, 8, 8])])
-def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes, monkeypatch):
+def test_a_batch_shrinks_as_long_as_that_saves_time(paces, sizes):
     """Half of the runs stop, three times, with 30 s left: a batch that took nearly as long when it was half as large stays."""
     group = running._Group.__new__(running._Group)
     group.simulator = type("Kept", (), {"keep": staticmethod(lambda state, index: state)})

@@ -28,7 +28,6 @@ FEW_BLOCKS = 4  # from so many on this form is taken unless another is asked for
 # of the samples in a batch: beyond, gradients are too near to those of earlier steps (measured: .9 failed at 13 paths an input, and so did
 # one order for all epochs, at 20 in the third)
 MOST_FRACTION = 0.5
-
 CHUNK = 256  # paths at a time on a CPU: they stay in its cache
 
 

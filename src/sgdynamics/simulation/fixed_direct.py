@@ -33,7 +33,7 @@ from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation import kernel_data, unrolled
 from sgdynamics.simulation.direct import direct_overlaps, first_rows
 from sgdynamics.simulation.exact import LARGEST
-from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
+from sgdynamics.simulation.running import CHECK_STEPS, UNSEEN, Advanced, See, Simulator, Watched
 
 HIGHEST = jax.lax.Precision.HIGHEST  # a GPU would multiply float32 with 10 bits of mantissa
 SHARED = 0xFFFFFFFF  # a run number that no run has: whose data set all of them read
@@ -41,7 +41,7 @@ CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more 
 SHARE_OF_MEMORY = 0.5  # for the data sets of a group: finished runs leave by a copy of the others
 ROW_NUMBERS = 1 << 20  # normals drawn at a time while a data set is made; another value makes other data
 COMPUTED = {"float16": "float32"}  # the precision of all but the inputs, where it is not theirs
-STRETCH = 25  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets; divides CHECK_STEPS
+STRETCH = CHECK_STEPS // 4  # steps of a kernel for each decision of the host, which takes as long as a step of small data sets
 HALF_RANGE = (0.01, 1000.0)  # spreads of inputs that float16 holds: it has 11 bits from 6e-5 to 65504, and fewer below
 
 

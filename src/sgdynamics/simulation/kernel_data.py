@@ -129,7 +129,7 @@ def listed(selected: Bool[Numeric, "runs n"]) -> tuple[Int[Numeric, "runs chunks
     place = jnp.arange(CHUNK, dtype=jnp.int32)
     # how many come before, by a product: a sort took a quarter of a step's time on an H200, and a sum over pairs a fifth
     before = jnp.matmul(used.astype(jnp.float32), (place[:, None] < place).astype(jnp.float32), precision="highest").astype(jnp.int32)
-    every = jnp.arange(used.size, dtype=jnp.int32).reshape(used.shape)
+    every = jnp.arange(used.size, dtype=jnp.int32 if used.size < 1 << 30 else jnp.int64).reshape(used.shape)
     into = jnp.where(used, every - place + before, used.size + every)  # past the end, each at a place of its own, where nothing is written
     found = (
         jnp.zeros(used.size, jnp.int32)

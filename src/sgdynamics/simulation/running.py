@@ -221,7 +221,7 @@ class _Group:
     def shrink(self, last: float) -> None:
         """A smaller batch for the runs that go on, where that pays over the steps up to `last`."""
         pace, gain = min(self.paces[1:], default=0.0), 1.0  # the first piece has compiled its program
-        if self.larger is not None:
+        if self.larger is not None and self.larger[1] > 0:
             # small runs take as long on a GPU however many they are: what the last smaller batch saved, of the share that it left out
             size, before = self.larger
             gain = max(LEAST_GAIN, (1 - pace / before) / (1 - len(self.batch) / size))
