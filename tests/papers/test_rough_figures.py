@@ -110,8 +110,6 @@ FULL_SIZE = {
     "b4": ({1000}, {1000.0}, {50}, 4, {0.01}),
 }
 STORED = Path(__file__).parents[2] / "docs/gallery/full_size"
-# files of an earlier plan, until a GPU has made those of the present one: what they were made with
-EARLIER = {"7": {"runs": 100, "eta": 0.01, "alpha": 2.5, "end": 1000.0, "N": [100, 500, 1000, 2500]}}
 
 
 @pytest.mark.parametrize("number", FULL_SIZE)
@@ -159,10 +157,6 @@ def test_full_size_asks_for_what_the_caption_states(number, monkeypatch, tmp_pat
     # and the file of the full size, where there is one, was made with these parameters
     if (path := STORED / f"rough_landscapes-{number}.nc").exists():
         stored = sgd.load(path)
-        if number in EARLIER:
-            found = {name: stored.attrs[name] for name in ("runs", "eta", "alpha")}
-            assert found | {"end": float(stored.t[-1]), "N": stored.N.values.tolist()} == EARLIER[number]
-            return
         same = {"alpha", "eta", "m0", "l", "tau", "T", "N", "runs", "paths"} & set(data.attrs)
         assert {name: stored.attrs[name] for name in same} == {name: data.attrs[name] for name in same}
         assert "runs" in same
@@ -264,6 +258,28 @@ def test_double_descent_at_a_small_ridge_is_of_average_overlaps():
     assert rise("mse_formula", 0.1) > 0.01 > 0.002 > rise("mse_formula_runs", 0.1)
     assert float(np.abs(stored["mse"] - stored["mse_formula_runs"]).max()) < 0.004
     assert float((stored["mse_formula"] - stored["mse"]).max()) > 0.07
+
+
+def test_time_to_recover_grows_like_a_power_of_N():
+    """Full size: the powers of the errata, with errors from runs drawn again; a growth like log N has .17 between these N."""
+    stored = sgd.load(STORED / "rough_landscapes-7.nc")
+    N, runs, rng = stored.N.values, stored.runs_size.values, np.random.default_rng(0)
+    assert N.tolist() == [100, 250, 500, 1000, 2500]
+    log_like = np.polyfit(np.log(N), np.log(np.log(N)), 1, w=np.sqrt(runs))[0]
+    assert log_like == pytest.approx(0.17, abs=0.01)
+    for number, (power, error, errors_off) in enumerate([(0.88, 0.09, 5.0), (0.67, 0.13, 3.5)]):
+        times = [np.nan_to_num(one[:k], nan=1e9) for one, k in zip(stored.time_rate.values[number], runs, strict=True)]
+        drawn = [[np.median(rng.choice(one, len(one))) for one in times] for _ in range(1000)]
+        powers = np.polyfit(np.log(N), np.log(drawn).T, 1, w=np.sqrt(runs))[0]
+        assert powers.mean() == pytest.approx(power, abs=0.02)
+        assert powers.std() == pytest.approx(error, abs=0.015)
+        assert powers.mean() - log_like > errors_off * powers.std()
+    # and no exponential growth is seen in the limit: from m0 = .1 the rate falls, by more than three errors from the first span to the last
+    rate, its_error = stored.growth.values[-1], stored.growth_error.values[-1]
+    np.testing.assert_allclose(rate, [0.0140, 0.0061, 0.0027], atol=1e-4)
+    np.testing.assert_allclose(its_error, [0.0037, 0.0019, 0.0005], atol=1e-4)
+    assert rate[0] > rate[1] > rate[2]
+    assert rate[0] - rate[2] > 3 * np.hypot(its_error[0], its_error[2])
 
 
 def test_insets_hide_nothing():

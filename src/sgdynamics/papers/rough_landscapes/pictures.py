@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics.papers.rough_landscapes.formulas import unstable_share
@@ -179,11 +181,11 @@ def draw_6(data: xr.Dataset) -> Any:
 
 
 def draw_7(data: xr.Dataset) -> Any:
-    """Medians of |m| at every size, with the loss in insets; where the data have them, shares of runs that recovered, and m in the limit.
-    Bands are quartiles of the runs, or standard errors."""
+    """Medians of |m| at every size, with the loss in insets; where the data have them, shares of runs that recovered, times
+    against N and m in the limit. Bands are quartiles of the runs, or standard errors."""
     sizes, eta = data["N"].values, data.attrs["eta"]
     counts = data["runs_size"].values if "runs_size" in data else [data.attrs["runs"]] * len(sizes)
-    more = [draw for name, draw in (("share", _draw_shares), ("growth", _draw_limit)) if name in data]
+    more = [draw for name, draw in (("share", _draw_shares), ("growth", _draw_times), ("growth", _draw_limit)) if name in data]
     panels = len(sizes) + len(more)
     rows, columns = (1, panels) if panels < 4 else (2, -(-panels // 2))
     fig, t, banded = figure(columns, 1.2 * rows), data["t"].values + eta, "m_quartiles" in data
@@ -217,6 +219,15 @@ def draw_7(data: xr.Dataset) -> Any:
     return fig
 
 
+def _plain_ticks(axis: Axis, values: ArrayLike) -> None:
+    """Of an axis in logarithms that is too short for powers of ten."""
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    axis.set_ticks(np.asarray(values))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _draw_shares(ax: Axes, data: xr.Dataset) -> None:
     from matplotlib import colormaps
 
@@ -232,6 +243,25 @@ def _draw_shares(ax: Axes, data: xr.Dataset) -> None:
     ax.legend(frameon=False, fontsize="small", loc="upper left")
 
 
+def _draw_times(ax: Axes, data: xr.Dataset) -> None:
+    """Median times of p-SGD, with bars of one standard error of the median's rank, beside log N and N through the first.
+    A run that does not get there has the last time."""
+    sizes, counts, last = data["N"].values.astype(float), data["runs_size"].values, float(data["t"][-1])
+    for number, eta in enumerate(data["eta_rate"].values):
+        each = [np.sort(np.nan_to_num(one[:k], nan=last)) for one, k in zip(data["time_rate"].values[number], counts, strict=True)]
+        bounds = [[k / 2, (k - math.sqrt(k)) / 2, (k + math.sqrt(k)) / 2] for k in counts]
+        middle, low, high = np.stack([one[np.array(ranks, dtype=int)] for one, ranks in zip(each, bounds, strict=True)], axis=1)
+        at = sizes * 1.05 ** (number - (len(data["eta_rate"]) - 1) / 2)
+        ax.errorbar(at, middle, [middle - low, high - middle], color=f"C{number}", fmt="os"[number % 2], ms=4, label=rf"$\eta$ = {eta:g}")
+        if number == 0:
+            ax.plot(sizes, middle[0] * np.log(sizes) / np.log(sizes[0]), color="0.4", lw=1, ls="--", label=r"$\propto \log N$")
+            ax.plot(sizes, middle[0] * sizes / sizes[0], color="0.4", lw=1, ls=":", label=r"$\propto N$")
+    ax.set(xscale="log", yscale="log", title="p-SGD", xlabel="$N$", ylabel=f"median time of $|m|$ = {THERE:g}")
+    _plain_ticks(ax.xaxis, sizes)
+    _plain_ticks(ax.yaxis, [300, 1000, 3000])
+    ax.legend(frameon=False, fontsize="small", loc="upper left")
+
+
 def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
     t = data["t_limit"].values
     for number, m0 in enumerate(data["m0_limit"].values):
@@ -239,6 +269,7 @@ def _draw_limit(ax: Axes, data: xr.Dataset) -> None:
         ax.plot(t[1:], m[1:], color=f"C{number}", lw=1.4, label=f"$m_0$ = {m0:g}")
         ax.fill_between(t[1:], (m - error)[1:], (m + error)[1:], color=f"C{number}", alpha=0.25, lw=0)
     ax.set(xscale="log", yscale="log", title="DMFT of p-SGD", xlabel="$t$", ylabel="$m/m_0$")
+    _plain_ticks(ax.yaxis, [1.5, 2, 2.5])
     ax.legend(frameon=False, fontsize="small", loc="upper left")
 
 
