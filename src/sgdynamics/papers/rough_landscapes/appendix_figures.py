@@ -19,6 +19,7 @@ from sgdynamics.papers.rough_landscapes.style import (
     THREE,
     UNITS,
     average,
+    batch_seeds,
     log_times,
     plateau_share,
     runs_of,
@@ -31,7 +32,6 @@ RIDGES = (0.0, 0.1, 1.0)
 RIDGE_RUNS = 250  # of full-size figures B.1 and B.2, in a batch
 ONE = {"GD": 1, "SGD": 1, "p-SGD": 1}
 BATCHES = {"GD": 2, "SGD": 2, "p-SGD": 4}  # of full-size figure B.1
-BETWEEN = 1000  # the seeds of one batch and the next: all others of a figure are less than 300 above its own
 PERSISTENCE = (0.05, 0.5, 2.0, 5.0)
 
 
@@ -61,7 +61,7 @@ def _ridge(N: int, count: int, t: np.ndarray, ridge: float, rescale: bool, seed:
 
     for number, name in enumerate(THREE):
         parts = []
-        for first in range(seed, seed + BETWEEN * batches[name], BETWEEN):
+        for first in batch_seeds(seed, batches[name]):
             one = setting(ALPHA, ETA, WARM, name, ridge=ridge, dimension=N, seed=first, runs=count, rescale=rescale, **NUMBERS[name])
             parts.append(runs_of(one, t, N, first + 1))
         found = xr.concat(parts, "run").astype(np.float64)  # pieces may be kept in float32

@@ -17,6 +17,7 @@ from sgdynamics.papers.rough_landscapes.style import (
     RECOVERED,
     REPLICATES,
     UNITS,
+    batch_seeds,
     beside,
     crossing,
     gap_text,
@@ -29,6 +30,8 @@ from sgdynamics.papers.rough_landscapes.style import (
 ETA, ALPHA, WARM = 0.01, 3.0, 0.2
 SMALL_STEPS = {0.01: 0.001, 0.05: 0.0025, 0.1: 0.005}  # eta at small l; the paper has .0025 at l = .01, where runs explode
 EXPLODING = ((0.01, 0.0025), (0.01, 0.001), (0.05, 0.01), (0.05, 0.0025), (0.1, 0.01), (0.1, 0.005))  # (l, eta)
+BATCHES = {"batch": 2, "persistence": 1, "temperature": 1}  # of full-size runs: 250 leave open whether any l is better than .01
+Curves = dict[str, tuple[float, str, dict[str, Any]]]  # by its label: eta, the algorithm and its numbers
 
 
 def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -50,11 +53,11 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     Notes
     -----
-    The paper's figure 4: alpha = 3, m0 = .2, N = 1000, 250 runs, t = 1000 with T switched to zero at t = 700; tau = 1 (left), l = .5
-    (centre, with vanilla SGD), eta = .01 but for small l. At l = .01 the printed eta = .0025 is beyond the stability line (a sample
-    with h^2 - h0^2 > 2 l/eta overshoots) and the runs explode: eta = .001 here; a fourth column, not in the paper, shows which pairs
-    (l, eta) do, against the number of unstable samples that is expected at the start. Medians are over the runs that have not exploded.
-    Quick: N = 100, 12 runs, t = 30 with T = 0 from t = 20, four curves a panel.
+    The paper's figure 4: alpha = 3, m0 = .2, N = 1000, 250 runs (500 at the left), t = 1000 with T switched to zero at t = 700; tau = 1
+    (left), l = .5 (centre, with vanilla SGD), eta = .01 but for small l. At l = .01 the printed eta = .0025 is beyond the stability line
+    (a sample with h^2 - h0^2 > 2 l/eta overshoots) and the runs explode: eta = .001 here; a fourth column, not in the paper, shows which
+    pairs (l, eta) do, against the number of unstable samples that is expected at the start. Medians are over the runs that have not
+    exploded. Quick: N = 100, 12 runs, t = 30 with T = 0 from t = 20, four curves a panel.
 
     Examples
     --------
@@ -65,56 +68,63 @@ def figure_4(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     batches = (0.05, 0.3, 0.9, 1.0) if quick else (0.01, 0.05, 0.1, 0.3, 0.9, 0.95, 1.0)
     taus = (0.1, 1.0, 5.0) if quick else (0.05, 0.1, 0.5, 1.0, 2.0, 5.0)
     hot = (0.0, 0.5, 2.0, 10.0) if quick else (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-    common: dict[str, Any] = {"dimension": N, "seed": seed, "runs": count}
-    panels: dict[str, dict[str, Setting]] = {
-        "batch": {rf"$\ell$ = {b:g}": setting(ALPHA, SMALL_STEPS.get(b, ETA), WARM, "p-SGD", l=b, tau=1.0, **common) for b in batches},
+    panels: dict[str, Curves] = {
+        "batch": {f"l = {b:g}": (SMALL_STEPS.get(b, ETA), "p-SGD", {"l": b, "tau": 1.0}) for b in batches},
         "persistence": {
-            "SGD": setting(ALPHA, ETA, WARM, "SGD", l=0.5, **common),
-            **{rf"$\tau$ = {tau:g}": setting(ALPHA, ETA, WARM, "p-SGD", l=0.5, tau=tau, **common) for tau in taus},
+            "SGD": (ETA, "SGD", {"l": 0.5}),
+            **{f"tau = {tau:g}": (ETA, "p-SGD", {"l": 0.5, "tau": tau}) for tau in taus},
         },
-        "temperature": {f"$T$ = {T:g}": setting(ALPHA, ETA, WARM, "Langevin", T=(T, off), **common) for T in hot},
+        "temperature": {f"T = {T:g}": (ETA, "Langevin", {"T": (T, off)}) for T in hot},
     }
     t = log_times(end, 50)
-    variables: dict[str, Any] = {}
-    best = []
-    for panel, curves in panels.items():
-        found = [runs_of(one, t, N, seed + 1) for one in curves.values()]
-        names = (f"curve_{panel}", "time")
-        each = np.stack([np.abs(one["m"].values) for one in found])
-        variables[f"m_runs_{panel}"] = ((names[0], "run", "time"), each, {"long_name": "|m| of each run, NaN once it has exploded"})
-        variables[f"m_{panel}"] = (names, np.nanmedian(each, axis=1))
-        losses = np.stack([one["loss"].values for one in found])
-        variables[f"loss_{panel}"] = (names, np.nanmedian(losses, axis=1))
-        for key, values in (("m", each), ("loss", losses)):
-            variables[f"{key}_quartiles_{panel}"] = ((names[0], "quartile", "time"), quartiles(values), {"long_name": "of the runs"})
-        lost = [float(np.isnan(one["m"].values[:, -1]).mean()) for one in found]
-        variables[f"exploded_{panel}"] = (names[:1], lost, {"long_name": "share of runs that exploded"})
-        # when a curve gets to recovery, or else how far it gets
-        reached = [crossing(t, values, RECOVERED) for values in variables[f"m_{panel}"][1]]
-        order = np.where(np.isfinite(reached), reached, end * (3 - variables[f"m_{panel}"][1][:, -1]))
-        winner = int(np.argmin(order))
-        inner = 0 < winner < len(order) - 1
-        best.append(f"{panel}: {list(curves)[winner].replace('$', '')} ({'inside' if inner else 'at an end of'} the list)")
-    data = xr.Dataset(
-        variables, {"t": ("time", t), **{f"curve_{panel}": [_plain(name) for name in curves] for panel, curves in panels.items()}}
-    )
+    each = {panel: _panel(panel, curves, t, N, count, seed, 1 if quick else BATCHES[panel]) for panel, curves in panels.items()}
+    data = xr.merge(each.values())
     tried = 20 if quick else 100
     data = data.merge(_explosions(N, tried, 2.0 if quick else 10.0, seed + 2))
     bad = data["exploded"].values
-    data.attrs = {"alpha": ALPHA, "m0": WARM, "N": N, "runs": count, "seed": seed, "units": UNITS}
+    data.attrs = {"alpha": ALPHA, "m0": WARM, "N": N, "runs": count, "runs_batch": data.sizes["run_batch"], "seed": seed, "units": UNITS}
     data.attrs |= {
         "runs_exploding": tried,
         "switched_off_at": off,
         "claim": "intermediate batch sizes, persistence times and temperatures are best; l = .01 was run at eta = .0025",
         "verdict": "best (first to a median of .99, else highest at the end): "
-        + "; ".join(_plain(part) for part in best)
+        + "; ".join(_best(panel, data) for panel in panels)
         + f"; at l = .01 exploded {bad[0]:.0%} of the runs with eta = .0025, {bad[1]:.0%} with eta = .001",
     }
     return draw_4(data), data
 
 
-def _plain(label: str) -> str:
-    return label.replace("$", "").replace("\\ell", "l").replace("\\tau", "tau")
+def _panel(panel: str, curves: Curves, t: np.ndarray, N: int, count: int, seed: int, batches: int) -> xr.Dataset:
+    """|m| of each run, medians and quartiles, and the share that exploded, curve by curve; so many batches of `count` runs."""
+
+    def runs(eta: float, algorithm: str, numbers: dict[str, Any]) -> xr.Dataset:
+        starts = {
+            first: setting(ALPHA, eta, WARM, algorithm, dimension=N, seed=first, runs=count, **numbers)
+            for first in batch_seeds(seed, batches)
+        }
+        return xr.concat([runs_of(one, t, N, first + 1) for first, one in starts.items()], "run")
+
+    found = [runs(*curve) for curve in curves.values()]
+    curve, loss = f"curve_{panel}", np.stack([one["loss"].values for one in found])
+    m = np.stack([np.abs(one["m"].values) for one in found])
+    variables: dict[str, Any] = {
+        f"m_runs_{panel}": ((curve, f"run_{panel}", "time"), m, {"long_name": "|m| of each run, NaN once it has exploded"}),
+        f"exploded_{panel}": (curve, np.isnan(m[..., -1]).mean(axis=1), {"long_name": "share of runs that exploded"}),
+    }
+    for key, values in (("m", m), ("loss", loss)):
+        variables[f"{key}_{panel}"] = ((curve, "time"), np.nanmedian(values, axis=1))
+        variables[f"{key}_quartiles_{panel}"] = ((curve, "quartile", "time"), quartiles(values), {"long_name": "of the runs"})
+    return xr.Dataset(variables, {"t": ("time", t), curve: list(curves)})
+
+
+def _best(panel: str, data: xr.Dataset) -> str:
+    """The curve whose median gets to recovery first, or else gets furthest, in words."""
+    t, medians = data["t"].values, data[f"m_{panel}"].values
+    reached = np.array([crossing(t, values, RECOVERED) for values in medians])
+    order = np.where(np.isfinite(reached), reached, t[-1] * (3 - medians[:, -1]))
+    winner = int(np.argmin(order))
+    where = "inside" if 0 < winner < len(order) - 1 else "at an end of"
+    return f"{panel}: {data[f'curve_{panel}'].values[winner]} ({where} the list)"
 
 
 def _explosions(N: int, count: int, end: float, seed: int) -> xr.Dataset:

@@ -123,7 +123,9 @@ def draw_4(data: xr.Dataset) -> Any:
     axes[0, 0].set_ylabel("median $|m|$")
     axes[1, 0].set_ylabel("median training loss")
     _draw_stability(axes[0, 3], axes[1, 3], data)
-    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {data.attrs['runs']} runs; bands: from quartile to quartile")
+    counts = [data.sizes[f"run_{panel}"] for panel in titles]
+    runs = f"{counts[-1]} runs" + (f" ({counts[0]} at the left)" if counts[0] != counts[-1] else "")
+    fig.suptitle(rf"$\alpha$ = 3, $m_0$ = 0.2, $N$ = {data.attrs['N']}, {runs}; bands: from quartile to quartile")
     return fig
 
 

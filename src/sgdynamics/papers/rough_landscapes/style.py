@@ -25,6 +25,7 @@ COLORS = {"GD": "C3", "SGD": "C2", "p-SGD": "C0", "Langevin": "C1"}
 LINES = {"GD": "-", "SGD": ":", "p-SGD": "--", "Langevin": "-."}
 MARKS = {"GD": "^", "SGD": "s", "p-SGD": "o"}
 NAMES = {"GD": "GD", "SGD": "SGD", "p-SGD": "persistent SGD", "Langevin": "Langevin"}
+BETWEEN = 1000  # the seeds of one batch of runs and the next: all others of a figure are less than 300 above its own
 UNITS = "those of the paper: t = eta steps, gradient summed over the samples, mean loss of (h^2 - h0^2)^2/4"
 
 
@@ -32,6 +33,11 @@ def log_times(end: float, points: int, grid: float = 0.01) -> np.ndarray:
     """0 and times that are equally spaced in log t, on multiples of `grid`."""
     steps = np.unique(np.round(np.geomspace(1, end / grid, points)).astype(np.int64))
     return np.concatenate([[0.0], steps * grid])
+
+
+def batch_seeds(seed: int, batches: int) -> range:
+    """Of as many batches of runs: the first is that of a single one, and stays what it is where more are asked for."""
+    return range(seed, seed + BETWEEN * batches, BETWEEN)
 
 
 def runs_of(one: Setting, t: np.ndarray, dimension: int, seed: int, runs: int | None = None, shared_data: bool = False) -> xr.Dataset:
