@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from scipy import stats
 
 import sgdynamics as sgd
@@ -260,6 +261,7 @@ REFUSED = {
     "batch = 0": lambda: sgd.EpochSGD(batch=0),
     "lr = .*give a number": lambda: sgd.worth_of_repeats(PROBLEM, EPOCHS.replace(lr=lambda alpha: 0.1), BEGIN),
     "method = 'exact'.*direct": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="exact", dimension=50),
+    "algorithm = .*give sgd.GradientDescent": lambda: sgd.exit_time(PROBLEM, sgd.OnePassSGD(0.1), BEGIN, method="dmft"),
     "dimension = 50.*leave it out": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="dmft", dimension=50),
     "cells = 0: give a whole number, 1 or more": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=0),
     "cells = 16.*leave it out": lambda: sgd.solve_dmft(PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16),
@@ -473,3 +475,30 @@ def test_early_stopping_of_gradient_flow():
     assert not found.at_end[0]
     with pytest.warns(UserWarning, match="least at the last save point, t = 3"):
         assert sgd.early_stopping(path.isel(time=slice(0, 5))).at_end[0]
+
+
+@pytest.mark.parametrize("apart", [0.5, 0.7, 1.0])
+def test_early_stopping_has_the_best_time_inside(apart):
+    """A curve that is no parabola, so that the one through three points is lowest elsewhere than at the best time, 4 log 12."""
+    t = np.arange(0.0, 16.0, apart)
+    curve, best = np.exp(-t / 2) + np.exp(t / 4) / 864, 4 * np.log(12)
+    found = sgd.early_stopping(xr.Dataset({"risk": (("run", "time"), curve[None])}, {"t": ("time", t), "run": [0]}))
+    assert found.earliest[0] < best < found.latest[0] <= found.earliest[0] + 2 * apart + 1e-9
+    assert 0 < abs(found.t[0] - best) < apart / 2
+
+
+def test_one_save_point_is_at_the_end():
+    single = xr.Dataset({"risk": (("run", "time"), [[1.0]])}, {"t": ("time", [2.0]), "run": [0]})
+    with pytest.warns(UserWarning, match="go on for longer"):
+        assert sgd.early_stopping(single).at_end.tolist() == [True]
+
+
+def test_what_few_cells_and_few_paths_do_is_said_once():
+    with pytest.warns(UserWarning, match="cells|paths") as said:
+        path = sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[0.1, 0.2, 6.0], paths=512, replicates=8, cells=16)
+    assert path.alpha.values.tolist() == [0.0, 0.0, 6.0]
+    words = [str(one.message) for one in said]
+    assert len(words) == 2
+    assert "multiples of 0.25 epochs, four cells: some of 3 fall together" in words[0]
+    assert "span half of the 64 paths of a replicate, or the 32 dimensions that these stand for" in words[1]
+    assert {one.filename for one in said} == {__file__}

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics import checks
-from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
 from sgdynamics.analysis.stopping import dmft_exits
 from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
@@ -215,7 +215,9 @@ def exit_time(
     method : str, default "ode"
         "ode" (d -> infinity, or with ``dimension`` the mean increment at that d), "sde", "exact" (the chain) or "direct". The time is found
         inside the run: by an event in the ODE, by a test after every step elsewhere. All runs stop once they have left. On a fixed data
-        set "direct", or "dmft": the crossing of the trajectory of ``solve_dmft`` (d -> infinity), with its error.
+        set "direct", or "dmft": the crossing of the trajectory of ``solve_dmft`` (d -> infinity), with its error. The crossing is on the
+        straight line between two steps, where a run leaves at a step: in many dimensions at the end of that one, up to ``lr`` later (with
+        ``EpochSGD``, whose steps are 1/d apart, there is no difference).
     dimension : int, optional
         The dimension d; needed except for the ODE and DMFT.
     runs : int, optional
@@ -312,6 +314,8 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     questions = {"ode": "exit_time by the ODE", "sde": "solve_sde", "dmft": "exit_time by DMFT"}
     dynamics = dynamics_of(questions.get(method, "exit_time by runs"), problem, algorithm)
     algorithm, on_data = dynamics.algorithm, dynamics.has_data
+    if method == "dmft":
+        checked_fixed_data(algorithm)
     progress = checks.flag("progress", progress, unsaid=True)
     if not on_data:
         constant_rate(algorithm, "exit times")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.progress import warn
-from sgdynamics.solvers.dmft import solve_dmft
+from sgdynamics.solvers.dmft import TOGETHER, solve_dmft
 from sgdynamics.variables import STANDARD_ERROR
 
 FIRST_SHARE, LONGER = 1 / 16, 4  # of max_time: how far the first trajectory goes, and how much farther each of the next ones
@@ -39,11 +40,12 @@ class EarlyStopping:
     risk_standard_error : ndarray
         Its standard error; 0 where the trajectory has none.
     earliest : ndarray
-        From this time on, in t, the risk is above the least one by no more than their joint standard error.
+        The last save point, in t, before the risk is above the least one by no more than their joint standard error; the first one if there
+        is none.
     latest : ndarray
-        Until this time it is.
+        The first save point after that; the last one if there is none.
     at_end : ndarray of bool
-        Whether the risk was still falling at the last save point.
+        Whether the risk is least at the last save point.
 
     Examples
     --------
@@ -92,7 +94,8 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
 
     Notes
     -----
-    Errors at neighbouring times go together, so that the true interval is shorter than from ``earliest`` to ``latest``.
+    From ``earliest`` to ``latest`` is as far as save points and errors let one see: save points that are closer together make it shorter.
+    Errors at neighbouring times go together, which makes it too long rather than too short.
 
     Examples
     --------
@@ -128,7 +131,7 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
 
 
 def _least(t: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, float, float, float, float, bool]:
-    """When a risk is least, its value, its error, the first and the last time within errors of it, and whether it is at the end."""
+    """When a risk is least, its value, its error, the save points around those within errors of it, and whether it is at the end."""
     at = int(np.nanargmin(risk))
     near = np.flatnonzero(risk - risk[at] <= np.hypot(error, error[at]))
     when, value = t[at], risk[at]
@@ -136,7 +139,8 @@ def _least(t: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, f
         bend, slope, _ = np.polyfit(t[at - 1 : at + 2] - t[at], risk[at - 1 : at + 2] - value, 2)
         if bend > 0:
             when, value = t[at] - slope / (2 * bend), value - slope**2 / (4 * bend)
-    return float(when), float(value), float(error[at]), float(min(t[near[0]], when)), float(max(t[near[-1]], when)), at == len(t) - 1 > 0
+    last = len(t) - 1
+    return float(when), float(value), float(error[at]), float(t[max(near[0] - 1, 0)]), float(t[min(near[-1] + 1, last)]), at == last
 
 
 def crossing(t: np.ndarray, values: np.ndarray, errors: np.ndarray, level: float) -> tuple[float, float]:
@@ -160,7 +164,9 @@ def dmft_exits(
     far = FIRST_SHARE * end
     while True:
         far = min(far, end)
-        found = solve_dmft(problem, algorithm, start, times=_steps_up_to(algorithm, far), seed=seed, progress=progress, record=record)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", TOGETHER)  # with a schedule there may be more of them than cells
+            found = solve_dmft(problem, algorithm, start, times=_steps_up_to(algorithm, far), seed=seed, progress=progress, record=record)
         t, name = np.asarray(found["t"]), "risk"
         if callable(criterion):
             values, name = np.asarray(found["criterion"]), "criterion"

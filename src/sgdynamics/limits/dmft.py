@@ -8,7 +8,6 @@ learning rate as the simulation's.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -99,6 +98,7 @@ class Sweep:
         sizes = problem.parameters["fractions"] * (each / algorithm.samples_per_dimension)
         self.numbers = (self.parameters, self.algorithm, sizes, np.float64(tolerance))
         self.rank = 0
+        self.crowded = False  # whether gradients span too much of the paths, or with visits of the dimensions, to open directions
         self.most = 0
         self.memory: Memory | None = None  # bounded, where it is
         self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
@@ -184,12 +184,8 @@ class Sweep:
         """What is said of a solution at its end."""
         opened = max(int(np.max(group.paths.opened)) for group in groups)
         self.rank = max(self.rank, opened - self.setup.first)
-        if self.fewer == 1 and max(int(np.max(group.paths.spanned)) for group in groups) >= self.inputs // LEAST_FREE:
-            warnings.warn(
-                f"the gradients span half of the {self.each} paths of a replicate, and open no more directions: take more paths, or fewer "
-                "steps or replicates",
-                stacklevel=5,
-            )
+        spanned, dimensions = max(int(np.max(group.paths.spanned)) for group in groups), float(np.max(self.numbers[2]))
+        self.crowded |= spanned >= self.inputs // LEAST_FREE or (self.setup.visited and opened >= dimensions)
 
     def at_a_time(self, group: Any) -> int:
         """Steps of one call."""

@@ -28,6 +28,7 @@ from sgdynamics.support import require
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 FORMS = ("auto", "projections", "kernels")
+TOGETHER = "save points are at multiples of"  # so begins what is said of those that cells do not tell apart
 FEW_COORDINATES = 100  # of a block, whose limit they are far from
 
 
@@ -162,6 +163,12 @@ def solve_dmft(
     parts = _parts(algorithm, cells, steps)
     where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress, "cells": parts[0] if parts else None}
     door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
+    given = alpha if times is None else times
+    asked_for = 0 if given is None else len(np.unique(np.asarray(given)))
+    if parts and len(np.unique(door.when.step)) < asked_for:
+        warn(
+            f"{TOGETHER} {4 / parts[-1]:.3g} epochs, four cells: some of {asked_for} fall together (see the coordinates), give more cells="
+        )
     if problem.spectrum is not None and problem.spectrum.multiplicities.min() < FEW_COORDINATES:
         warn("every block of the covariance is taken as infinite here, and some have few coordinates: sgd.simulate is exact for them")
     replicates = checks.whole("replicates", replicates, 2)
@@ -276,6 +283,11 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
         for name, (chosen, _) in levels.items():
             two = two_time and name in ("all", "fewer")
             states[name] = [_solved(door, sweep, ratio, two, bar) for sweep, ratio in zip(chosen, finer, strict=True)]
+    if any(sweep.crowded for sweep in sweeps[1]):
+        warn(
+            f"the gradients span half of the {each} paths of a replicate, or the {float(np.sum(last.numbers[2])):.0f} dimensions that "
+            "these stand for, and open no more directions: take more paths, or fewer steps or replicates"
+        )
     return _dataset(door, states, last, asked.tolerance, bound)
 
 
