@@ -122,7 +122,7 @@ def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     monkeypatch.setattr(engine, "apart", lambda paths, function=engine.apart: taken.append(1) or function(paths))
     for most in (0, 8):
         monkeypatch.setattr(engine, "MOST_APART", most)
-        jax.clear_caches()
+        engine.advanced.clear_cache()
         found.append(sgd.solve_dmft(problem, algorithm, begin, steps=[5], paths=512, replicates=4, progress=False))
         assert bool(taken) == (most > 0)
     for name in ("M", "Q", "train_risk"):
