@@ -493,6 +493,7 @@ def test_one_save_point_is_at_the_end():
         assert sgd.early_stopping(single).at_end.tolist() == [True]
 
 
+@pytest.mark.slow
 def test_what_few_cells_and_few_paths_do_is_said_once():
     with pytest.warns(UserWarning, match="cells|paths") as said:
         path = sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[0.1, 0.2, 6.0], paths=512, replicates=8, cells=16)

@@ -68,7 +68,7 @@ def test_runs_with_other_heads_have_other_steps():
     assert len(recursion.numbers["scale"]) == 2
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 @float64
 def test_both_ways_agree_with_their_gradients(decay):
     problem = blocks(decay, width=1)
@@ -160,7 +160,7 @@ def test_exponents_in_the_horizon():
     assert -slope[-1, 1] == pytest.approx(0.534, abs=6e-4)
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(100.0, 1000), (1000.0, 10_000)])
+@pytest.mark.parametrize(("noise", "steps"), [(100.0, 1000), pytest.param(1000.0, 10_000, marks=pytest.mark.slow)])
 def test_noise_dominated_law(noise, steps):
     recursion = power(2.5, 1.2, 150, noise, steps)
     law, found = noise_dominated(recursion), optimal_rates(recursion, 100)

@@ -52,12 +52,17 @@ def one_after_the_other(sweep, group, steps):
     return W, head, A
 
 
+TWO = [(0.5, 0.4), (2.0, 0.6)]  # blocks of a covariance
+
+
 def cholesky(S, squares, tolerance):
     """The basis of one gradient after the other."""
     return jnp.linalg.inv(jnp.linalg.cholesky(S)), jnp.ones(len(S), bool)
 
 
-@pytest.mark.parametrize(("width", "covariance"), [(1, None), (1, [(0.5, 0.4), (2.0, 0.6)]), (3, [(0.5, 0.4), (2.0, 0.6)])])
+@pytest.mark.parametrize(
+    ("width", "covariance"), [pytest.param(1, None, marks=pytest.mark.slow), pytest.param(1, TWO, marks=pytest.mark.slow), (3, TWO)]
+)
 def test_equal_to_the_former_scheme(width, covariance, monkeypatch):
     """Rows and head to 1e-12 where the basis of each step's gradients is the same, whatever the chunks."""
     monkeypatch.setattr(engine, "CHUNK", 32)
@@ -111,11 +116,14 @@ def test_no_step_copies_what_is_known(backend, width, monkeypatch):
     assert not [shape for shape in shapes if np.prod(shape) in sizes and shape[-1] == group.paths.P.shape[-1]]
 
 
-@pytest.mark.parametrize("algorithm", [sgd.MultiPassSGD(0.3, 2.0, batch_fraction=0.5), sgd.Langevin(0.1, 2.0, temperature=0.1)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [sgd.MultiPassSGD(0.3, 2.0, batch_fraction=0.5), pytest.param(sgd.Langevin(0.1, 2.0, temperature=0.1), marks=pytest.mark.slow)],
+)
 def test_chunks_that_are_apart_make_the_same_step(algorithm, monkeypatch):
     """As chunks in an axis do, to rounding; two blocks, of Langevin one, with its white noise."""
     monkeypatch.setattr(engine, "FEW_ROWS_CHUNK", 32)
-    covariance = None if isinstance(algorithm, sgd.Langevin) else [(0.5, 0.4), (2.0, 0.6)]
+    covariance = None if isinstance(algorithm, sgd.Langevin) else TWO
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=covariance)
     begin = sgd.random_start(problem, dimension=200, seed=1)
     found, taken = [], []
