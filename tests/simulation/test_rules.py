@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy.stats import norm
+from scipy import integrate, stats
 
 import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
@@ -222,6 +224,52 @@ def test_bad_input():
     rule = sgd.Rule(hebb, groups={"w": 1})
     with pytest.raises(ValueError, match="this rule has no risk"):
         sgd.exit_time(rule, SGD, sgd.start(rule, M=[[0.2]], Q=[[1.0]]))
+
+
+def optimal_perceptron(fields, signals, head, z, overlaps):
+    """Kinouchi and Caticha 1992: the step is the posterior mean of the label's field, and infinite at rho = 0."""
+    length = jnp.sqrt(overlaps.Q[0, 0])
+    rho = overlaps.M[0, 0] / length
+    scale = jnp.sqrt(1 - rho**2) / rho
+    label = jnp.sign(signals[0])
+    u = label * fields / (length * scale)
+    return sgd.Move(-label * length * scale * jnp.exp(norm.logpdf(u) - norm.logcdf(u)))
+
+
+def test_a_rule_that_is_singular_at_zero_overlap_can_be_stated():
+    """Its own trial avoids M = 0; a start at which it is not finite is refused with the overlaps."""
+    rule = sgd.Rule(optimal_perceptron, groups={"w": 1}, kinks=(0.0,))
+    with pytest.raises(ValueError, match=r"update = .*its Move is not finite .*overlaps.Q = \[\[1.\]\], overlaps.M = \[\[0.\]\].*start"):
+        sgd.simulate(rule, SGD, sgd.start(rule, M=[[0.0]], Q=[[1.0]]), steps=[0, 1], dimension=20)
+    sgd.Problem(lambda f, s, a, z, overlaps: (f[0] - s[0]) ** 2 * jnp.log(overlaps.M[0, 0] ** 2), width=1, signals=1)
+    never_finite = r"its value is not finite .*overlaps.M = \[\[0.*at all other overlaps tried"
+    with pytest.raises(ValueError, match="loss = .*" + never_finite):
+        sgd.Problem(lambda f, s, a, z, overlaps: f[0] * jnp.log(-overlaps.Q[0, 0]), width=1, signals=1)
+    with pytest.raises(ValueError, match="risk = .*" + never_finite):
+        sgd.Rule(hebb, groups={"w": 1}, risk=lambda f, s, a, z, overlaps: jnp.log(-overlaps.Q[0, 0]))
+
+
+@pytest.mark.slow
+def test_the_optimal_perceptron_against_its_published_rate():
+    """The error times alpha approaches 0.883; d rho/d alpha = rho E[F^2]/2 is solved in SciPy."""
+    rule = sgd.Rule(optimal_perceptron, groups={"w": 1}, kinks=(0.0,))
+    start = sgd.start(rule, M=[[0.1]], Q=[[1.0]])
+    path = sgd.solve_ode(rule, sgd.OnePassSGD(lr=1.0), start, alpha=[0, 50.0, 200.0])
+    rho = path.M.values[0, :, 0, 0] / np.sqrt(path.Q.values[0, :, 0, 0])
+
+    def rate(alpha, rho):
+        """rho E[F^2]/2 with F = sqrt(1 - rho^2)/rho phi/Phi, the gain of the optimal step."""
+        rho = rho[0]
+        scale = np.sqrt(1 - rho**2) / rho
+        z = np.linspace(-40, 40, 20001) / max(1.0, scale)
+        u = z / scale
+        weight = 2 * stats.norm.pdf(z) * stats.norm.cdf(u)  # density of label times field
+        step = scale * np.exp(stats.norm.logpdf(u) - stats.norm.logcdf(u))
+        return [rho / 2 * np.trapezoid(weight * step**2, z)]
+
+    expected = integrate.solve_ivp(rate, [0, 200], [0.1], t_eval=[50.0, 200.0], rtol=1e-9, atol=1e-12).y[0]
+    np.testing.assert_allclose(np.arccos(rho[1:]), np.arccos(expected), rtol=3e-3)
+    assert 0.86 < 200 * np.arccos(rho[2]) / np.pi < 0.883
 
 
 @pytest.mark.slow

@@ -316,8 +316,8 @@ class Problem:
 
     def _try(self) -> None:
         """The last of its making: try it on a few samples, and see what of them it reads."""
-        try_problem(self)
-        self.structure = replace(self.structure, reading=reading_of(self))
+        overlaps = try_problem(self)
+        self.structure = replace(self.structure, reading=reading_of(self, overlaps))
         self._sealed = True
 
     def takes(self, more: Sequence[str] = ()) -> str:

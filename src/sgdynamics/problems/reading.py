@@ -18,7 +18,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 from sgdynamics.precision import float64
-from sgdynamics.problems.trial import moves_of
+from sgdynamics.problems.trial import generic_overlaps, moves_of
 
 if TYPE_CHECKING:
     from sgdynamics.problems.problem import Problem, Structure
@@ -57,8 +57,11 @@ class Reading:
         return np.array([*self.general, *self.polynomial])
 
 
-def reading_of(problem: Problem) -> Reading | None:
-    """What is found for a problem; None where nothing is known: a loss with kinks, draws that jump, very many fields."""
+def reading_of(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None = None) -> Reading | None:
+    """How the loss of a problem depends on fields and draws, tried at the overlaps Q and M (by block).
+
+    None where nothing is known: a loss with kinks, draws that jump, very many fields.
+    """
     structure = problem.structure
     sample = structure.sample
     if not structure.loss.smooth or any(draw.outcomes for draw in sample.free_draws):
@@ -73,21 +76,21 @@ def reading_of(problem: Problem) -> Reading | None:
     if key not in _KNOWN:
         if len(_KNOWN) >= MOST_KEPT:
             _KNOWN.clear()
-        _KNOWN[key] = _found(problem)
+        _KNOWN[key] = _found(problem, overlaps)
     return _KNOWN[key]
 
 
 class _Lines:
     """Values on lines through one generic point, along chosen coordinates: of fields (tokens x fields) and draws, in one row."""
 
-    def __init__(self, problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool) -> None:
+    def __init__(self, problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool, overlaps: Any) -> None:
         sample = problem.structure.sample
         self.shape = sample.inputs_a_sample, problem.structure.fields
         size = self.shape[0] * self.shape[1] + sample.free
         draw = np.random.default_rng(7)
         self.base = draw.standard_normal(size)
         self.along = draw.uniform(0.5, 1.5, size) * draw.choice([-1.0, 1.0], size)
-        self.evaluate = _composite(problem, settings, cases, affine)
+        self.evaluate = _composite(problem, settings, cases, affine, overlaps)
 
     def field(self, row: int, token: int | None = None) -> np.ndarray:
         """A field in one token, or in all."""
@@ -115,12 +118,12 @@ class _Lines:
         return found
 
 
-def _found(problem: Problem) -> Reading | None:
+def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> Reading | None:
     structure, sample = problem.structure, problem.structure.sample
     fields, tokens, free = structure.fields, sample.inputs_a_sample, sample.free
     settings, cases = _settings(problem)
     affine = _affine_means(problem, settings, cases)
-    lines = _Lines(problem, settings, cases, affine)
+    lines = _Lines(problem, settings, cases, affine, overlaps)
     every = [lines.field(row) for row in range(fields)] + [lines.draw(one) for one in range(free)]
     with np.errstate(invalid="ignore"):
         probes = lines(every, np.array([0.0, np.nan]))
@@ -225,7 +228,7 @@ def _affine_means(problem: Problem, settings: list[dict[str, Any]], cases: dict[
 
 
 def _composite(
-    problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool
+    problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool, overlaps: Any
 ) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """The loss of samples and all that they move, as a function of fields (n, tokens, fields) and the draws' normals (n, free).
 
@@ -234,10 +237,9 @@ def _composite(
     structure, sample = problem.structure, problem.structure.sample
     p, k = structure.width, structure.signals
     draw = np.random.default_rng(13)
-    kick = draw.standard_normal((p, p))
-    Q, M, P = np.eye(p) + 0.1 * kick @ kick.T, 0.3 * draw.standard_normal((p, k)), np.asarray(problem.gram).sum(axis=0)
-    blocks = structure.blocks
-    overlaps = np.broadcast_to(Q / blocks, (blocks, p, p)), np.broadcast_to(M / blocks, (blocks, p, k))
+    P = np.asarray(problem.gram).sum(axis=0)
+    overlaps = generic_overlaps(problem)[1] if overlaps is None else overlaps
+    M = overlaps[1].sum(axis=0)
     head = draw.uniform(0.5, 1.5, p)
 
     def evaluate(places: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -45,34 +45,90 @@ def _drawn(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return z.reshape(-1, problem.structure.fields), normals
 
 
-def try_problem(problem: Problem) -> None:
-    """The loss and its gradient on samples with rows of norm 1, orthogonal to the signals, and a head of ones."""
-    if not problem.structure.loss.own_parts():
-        return
+def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
+    """Evaluate the user's functions on a few samples, and raise ValueError where none of the trials is finite.
+
+    The rows have norm 1 and the head is ones. A loss or rule that reads overlaps may be singular at some of
+    them (the optimal perceptron at M = 0), so it passes if it is finite at one of a few generic overlaps.
+
+    Returns
+    -------
+    tuple of ndarray or None
+        The overlaps Q and M by block at which a function of overlaps is finite; None for all other problems.
+    """
+    loss = problem.structure.loss
+    if not loss.own_parts():
+        return None
     p = problem.width
-    z, normals = _drawn(problem)
-    fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
-    signals = z[:, p:] @ eigen_root(spectrum.variance(problem.parameters, problem.gram)).T
-    blocks = problem.structure.blocks
-    overlaps = np.broadcast_to(np.eye(p) / blocks, (blocks, p, p)), np.zeros((blocks, p, problem.signals))
-    _try(problem, fields, signals, np.ones(p), normals, None, overlaps)
+    if not loss.pulls:
+        z, normals = _drawn(problem)
+        fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
+        signals = z[:, p:] @ eigen_root(spectrum.variance(problem.parameters, problem.gram)).T
+        _try(problem, fields, signals, np.ones(p), normals, None, (np.zeros(0), np.zeros(0)), False)
+        return None
+    first_error = None
+    for Q, M in generic_overlaps(problem):
+        try:
+            _try_overlaps(problem, M, Q, np.ones(p), at_start=False)
+        except ValueError as error:
+            first_error = first_error or error
+        else:
+            return Q, M
+    assert first_error is not None
+    raise first_error
+
+
+def generic_overlaps(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Overlaps (Q, M), by block, of rows of norm 1: all cosines with the signals positive, of mixed signs, or zero.
+
+    In each block the rows are T E + L with an orthonormal basis E of the signals S = P^(1/2) E and L orthogonal
+    to them, so that Q = T T^T + L L^T and M = T P^(1/2) always belong to rows that exist.
+    """
+    blocks, p, k = problem.structure.blocks, problem.width, problem.signals
+    roots = eigen_root(np.asarray(problem.gram))
+    roots = roots @ np.swapaxes(np.linalg.eigh(np.asarray(problem.gram))[1], -1, -2)  # the symmetric root
+    generator = np.random.default_rng(13)
+    sizes = generator.uniform(0.2, 0.6, (p, k)) / np.sqrt(max(k, 1))
+    tilt = 0.3 * generator.standard_normal((p, p)) / np.sqrt(p)
+    signs = generator.choice([-1.0, 1.0], (p, k))
+    cases = []
+    for T in (sizes, sizes * signs, np.zeros((p, k))):
+        L = np.eye(p) + (tilt if T.any() else 0.0)
+        L = L * np.sqrt((1 - np.sum(T**2, axis=1)) / np.sum(L**2, axis=1))[:, None]
+        Q = (T @ T.T + L @ L.T) / blocks
+        cases.append((np.broadcast_to(Q, (blocks, p, p)), T @ roots / np.sqrt(blocks)))
+    return cases
 
 
 def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> None:
     """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
     if not problem.structure.loss.own_parts():
         return
+    variances = np.einsum("rii->r", spectrum.variance(problem.parameters, Q))
+    for run in {0, int(np.argmax(variances))}:
+        _try_overlaps(problem, M[run], Q[run], a[run], at_start=True)
+
+
+def _try_overlaps(problem: Problem, M: np.ndarray, Q: np.ndarray, head: np.ndarray, at_start: bool) -> None:
+    """Try the problem on samples whose fields and signals have the covariance of these overlaps, given by block."""
     p = problem.width
     z, normals = _drawn(problem)
-    omega, gram = (spectrum.variance(problem.parameters, part) for part in (np.concatenate([Q, M], axis=-1), problem.gram))
-    for run in {0, int(np.argmax(np.einsum("rii->r", omega[:, :, :p])))}:
-        full = np.block([[omega[run, :, :p], omega[run, :, p:]], [omega[run, :, p:].T, gram]])
-        both = z @ eigen_root(full).T
-        _try(problem, both[:, :p], both[:, p:], a[run], normals, M[run].sum(axis=0), (Q[run], M[run]))
+    gram = problem.gram
+    omega = np.concatenate([Q, M], axis=-1), np.concatenate([np.swapaxes(M, -1, -2), gram], axis=-1)
+    covariance = spectrum.variance(problem.parameters, np.concatenate(omega, axis=-2))
+    both = z @ eigen_root(covariance).T
+    _try(problem, both[:, :p], both[:, p:], head, normals, M.sum(axis=0), (Q, M), at_start)
 
 
 def _try(
-    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, normals: np.ndarray, M: np.ndarray | None, overlaps: Any
+    problem: Problem,
+    fields: np.ndarray,
+    signals: np.ndarray,
+    head: np.ndarray,
+    normals: np.ndarray,
+    M: np.ndarray | None,
+    overlaps: Any,
+    at_start: bool,
 ) -> None:
     sample = problem.structure.sample
     coefficients, given = _beside(problem, normals)
@@ -95,8 +151,9 @@ def _try(
     for wrong, what in zip(bad, ("value", "gradient", "gradient"), strict=True):
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
-            one = jax.tree.map(lambda part, first=first: part[first], given)
-            _refuse(problem, fields[first], signals[first], head, one, what, int(wrong.sum()), len(wrong), M is not None)
+            draws = jax.tree.map(lambda part, first=first: part[first], given)
+            count = f"{int(wrong.sum())} of {len(wrong)} Gaussian samples"
+            _refuse(problem, fields[first], signals[first], head, draws, overlaps, what, count, at_start)
 
 
 @float64
@@ -184,9 +241,21 @@ def _eager(call: Function, fields: np.ndarray, signals: np.ndarray) -> np.ndarra
 
 
 def _refuse(
-    problem: Problem, fields: np.ndarray, signals: np.ndarray, head: np.ndarray, given: Tree, what: str, bad: int, of: int, begun: bool
+    problem: Problem,
+    fields: np.ndarray,
+    signals: np.ndarray,
+    head: np.ndarray,
+    given: Tree,
+    overlaps: Any,
+    what: str,
+    count: str,
+    at_start: bool,
 ) -> None:
+    """Raise ValueError with the function that is not finite, and the sample and overlaps at which it is not."""
+    loss = problem.structure.loss
     name, function = _culprit(problem, (fields, signals))
+    if name == "update":  # a rule: its value is the risk, and it has no gradient
+        name, function, what = ("risk", loss.risk, "value") if what == "value" else (name, function, "Move")
     if name in ("activation", "teacher_activation"):
         seen = fields if name == "activation" else signals
         values = _eager(lambda one, _: jax.vmap(function)(one), seen, seen)
@@ -197,15 +266,22 @@ def _refuse(
     elif (compared := _compared(problem, fields, signals, head, given)) is not None:
         place = "output {:.4g} and label {:.4g}".format(*compared)
     else:
-        place = f"fields = {_short(fields)}, signals = {_short(signals)}, head = {_short(head)}, "
-        place += ", ".join(f"{name} = {_short(one)}" for name, one in (given if isinstance(given, dict) else {"noise_draw": given}).items())
-    hint = " (JAX differentiates both branches of jnp.where: the one that is not taken must be finite too)" if what == "gradient" else ""
-    where = "at this start" if begun else "with rows of norm 1"
-    raise checks.reject(
-        name,
-        function,
-        f"its {what} is not finite at {place}{hint}; so it is on {bad} of {of} Gaussian samples {where}: give one that is finite there",
-    )
+        arguments = {"fields": fields, "signals": signals, "head": head}
+        arguments |= given if isinstance(given, dict) else {"noise_draw": given}
+        if loss.pulls:
+            Q, M = (np.asarray(part).sum(axis=0) for part in overlaps)
+            arguments |= {"overlaps.Q": Q, "overlaps.M": M}
+        place = ", ".join(f"{argument} = {_short(value)}" for argument, value in arguments.items())
+    hint = " (JAX differentiates both branches of jnp.where: the one that is not taken must be finite too)"
+    hint = hint if what == "gradient" else ""
+    fix = "give one that is finite there"
+    if at_start:
+        where = "at this start"
+        fix = "give another start or a function that is finite there" if loss.pulls else fix
+    else:
+        where = "with rows of norm 1" + (", and at all other overlaps tried" if loss.pulls else "")
+    problem_text = f"its {what} is not finite at {place}{hint}; so it is on {count} {where}"
+    raise checks.reject(name, function, f"{problem_text}: {fix}")
 
 
 @float64
