@@ -116,7 +116,7 @@ def _along(program: Program, numbers: Numbers, values: Float[Numeric, "pieces co
         now = placed(numbers["shared"], row)
 
         def rates(alpha: Scalar, both: tuple[Any, Any]) -> tuple[Any, Any]:
-            moved = program.field(numbers["each"], now, alpha, both[0])
+            moved = program.field.on_symmetric(numbers["each"], now, alpha, both[0])
             return moved, _running(program, numbers, now, row, alpha, both[0]) if priced else jnp.zeros(())
 
         def step(carry: Tree, number: Scalar) -> tuple[Any, None]:

@@ -348,6 +348,8 @@ class Dynamics:
                 "error_integrator": integrator,
             }
             doubts = (*one.dynamics.doubts(risks[row].worst), *one.dynamics.caveats(one.when))
+            if integrator > UNRELIABLE and not texts:  # a solution that diverges is reported as such
+                doubts += (_unreliable(integrator),)
             found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts))
         return [found[place] for place in range(len(group))]
 
@@ -515,6 +517,17 @@ def sampling_errors(states: dict[str, np.ndarray], risks: np.ndarray, worst: flo
         share = max(share, largest_share(error, np.broadcast_to(np.where(np.isfinite(largest), largest, np.nan), error.shape)))
     mean = risks.mean(axis=0)
     return share, max(within, largest_share(risks.std(axis=0, ddof=1) / root, mean))
+
+
+UNRELIABLE = 0.1  # relative change of the risk with the tolerance above which a solution is not trusted
+
+
+def _unreliable(error: float) -> str:
+    """Warning about a solution that depends on the tolerance of the integrator."""
+    return (
+        f"error_integrator = {error:.2g}: the risk changes by this share when the tolerance is ten times "
+        "looser, so the solution is not reliable. Reduce rtol and atol, or end at an earlier time"
+    )
 
 
 def told_apart(states: dict[str, np.ndarray], tired: np.ndarray, t: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
