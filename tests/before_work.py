@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 
 from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_points, landscape, protocols, regimes, schedules
-from sgdynamics.dynamics import fields, interface, sliding, spiked_dynamics
+from sgdynamics.dynamics import fields, interface, sliding, spiked_dynamics, updates
 from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
 from sgdynamics.simulation import running
 from sgdynamics.solvers import dmft, large_batch, linear
@@ -21,7 +21,7 @@ class Work(BaseException):
 # what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
 PLACES = [
     *((module, "meter") for module in (running, dmft, effective, effective_scaling, protocols, schedules, certify, sweeping)),
-    *((module, "rule_for") for module in (fields, exit_times, fixed_points, regimes, large_batch)),
+    *((module, "rule_for") for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)),
     *((module, "run_cases") for module in (interface, exit_times)),
     (mean_field, "_numbers"),
     (linear, "_means"),

@@ -123,8 +123,7 @@ class FieldDynamics(Dynamics):
         size than the others."""
         if self.definition.spectrum is None:
             return {}
-        found = np.asarray(eigenvalues(self.parameters))[:, None, None]
-        of_blocks = 1 / np.where(found > 0, found, 1.0)
+        of_blocks = 1 / np.asarray(eigenvalues(self.parameters))[:, None, None]
         return {"units": dict.fromkeys(overlaps, of_blocks) | dict.fromkeys(others, np.float64(1.0))}
 
     def _tolerance(self, case: Case, rtol: float | None, atol: float | None) -> dict[str, Any]:
@@ -198,16 +197,24 @@ class FieldDynamics(Dynamics):
         merged = None if problem.spectrum is None or self.structure.sample.contexts else problem.spectrum.coarser()
         if merged is None:
             return None
-        to, means = merged
+        pair, eigenvalues_of_pairs = merged
+        counts = np.asarray(self.parameters["multiplicities"], dtype=float)
+        shares = counts / np.bincount(pair, counts)[pair]
 
-        def summed(values: np.ndarray, axis: int) -> np.ndarray:
-            found = np.zeros_like(values)
-            np.add.at(np.moveaxis(found, axis, 0), to, np.moveaxis(values, axis, 0))
-            return found
+        def merge(values: np.ndarray, axis: int) -> np.ndarray:
+            """Sum over each pair, then share the sum out again by size: blocks of one eigenvalue act as one block.
 
-        numbers = {name: summed(self.parameters[name], 0) for name in ("multiplicities", "fractions", "gram")}
-        other = problem.with_numbers(eigenvalues=means, **numbers)
-        return type(self)(other, self.algorithm), Start(summed(begin.M_blocks, 1), summed(begin.Q_blocks, 1), begin.a)
+            The equations of a block are linear in its overlaps and its size, so that these shares persist.
+            """
+            blocks_first = np.moveaxis(values, axis, 0)
+            totals = np.zeros_like(blocks_first)
+            np.add.at(totals, pair, blocks_first)
+            shape = (-1, *[1] * (values.ndim - 1))
+            return np.moveaxis(shares.reshape(shape) * totals[pair], 0, axis)
+
+        merged_problem = problem.with_numbers(eigenvalues=eigenvalues_of_pairs, gram=merge(self.parameters["gram"], 0))
+        merged_start = Start(merge(begin.M_blocks, 1), merge(begin.Q_blocks, 1), begin.a)
+        return type(self)(merged_problem, self.algorithm), merged_start
 
     def doubts(self, worst: float) -> tuple[str, ...]:
         if worst <= WARN_ABOVE:

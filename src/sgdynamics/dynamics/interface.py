@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -60,6 +60,23 @@ class Prepared:
         return id(self) if self.case is None else self.case.key
 
 
+def try_estimate(name: str, estimate: Callable[[], float]) -> tuple[float, tuple[str, ...]]:
+    """An error estimate and its warnings.
+
+    The solution is complete before its error is estimated, so that a failure here must not discard it.
+    """
+    try:
+        value = estimate()
+    except (ValueError, FloatingPointError) as error:
+        reason = checks.reason(error)
+    else:
+        if np.isfinite(value):
+            return value, ()
+        reason = "the solution for comparison is not finite"
+    text = f"{name} = nan: this error could not be estimated ({reason}). The solution itself is not affected."
+    return float("nan"), (text,)
+
+
 @dataclass(frozen=True)
 class Path:
     """A solution: its states (run, time, ...) and risks, where runs ended, what a result says of it, and what a user is told."""
@@ -69,6 +86,11 @@ class Path:
     attributes: dict[str, Any]
     ends: dict[str, np.ndarray]
     warnings: tuple[str, ...] = ()
+
+    def with_estimate(self, name: str, estimate: Callable[[], float]) -> Path:
+        """The same path with an error estimate among its attributes: NaN and a warning if the estimate fails."""
+        value, warnings = try_estimate(name, estimate)
+        return replace(self, attributes={**self.attributes, name: value}, warnings=(*self.warnings, *warnings))
 
 
 class Dynamics:
@@ -333,9 +355,13 @@ class Dynamics:
             return [found[place] for place in range(len(group))]
         some = [rows[place] for place in sorted(set(np.linspace(0, len(rows) - 1, SHORT).round().astype(int).tolist()))]
         looser = [replace(kept[row], case=_looser(kept[row].case)) for row in some]
-        others = [over_replicates(or_raise(one).states) for one in self._solved(looser, size)]
-        shares = zip(self.risks(looser, others, size), some, strict=True)
-        integrator = max(largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares)
+
+        def integrator_error() -> float:
+            others = [over_replicates(or_raise(one).states) for one in self._solved(looser, size)]
+            shares = zip(self.risks(looser, others, size), some, strict=True)
+            return max(largest_share(other.risk - risks[row].risk, risks[row].risk) for other, row in shares)
+
+        integrator, failures = try_estimate("error_integrator", integrator_error)
         spreads = self._sampling([kept[row] for row in rows], [solved[row] for row in rows], [risks[row].worst for row in rows], size)
         for row, (quadrature, of_risk) in zip(rows, spreads, strict=True):
             one = kept[row]
@@ -350,7 +376,7 @@ class Dynamics:
             doubts = (*one.dynamics.doubts(risks[row].worst), *one.dynamics.caveats(one.when))
             if integrator > UNRELIABLE and not texts:  # a solution that diverges is reported as such
                 doubts += (_unreliable(integrator),)
-            found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts))
+            found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts, *failures))
         return [found[place] for place in range(len(group))]
 
     def _solved(self, group: list[Prepared], size: int) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,23 @@ class Frame:
 
     def _wide(self, part: Float[Numeric, "blocks n m"]) -> Any:
         return jnp.pad(part, ((0, 0), (0, 0), (0, self.inside + self.new - part.shape[-1])))
+
+    def input_map(self, factors: Float[Numeric, "blocks fields inside"]) -> Float[Numeric, "blocks fields inside"]:
+        """What a standard normal of each field adds to the normals of an input; `factors` are X_b C^-T of the rows that are read."""
+        return jnp.sqrt(self.eigenvalues)[:, None, None] * factors
+
+    @property
+    def outside(self) -> Float[Numeric, "blocks columns columns"]:
+        """The new columns of a batch: the length of an input outside of the frame, sqrt(n_b) in each block."""
+        return jnp.sqrt(self.sizes)[:, None, None] * jnp.eye(self.grouping.columns)
+
+    def coordinates(self, rows: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n flat"]:
+        """Rows as a step takes them."""
+        return self.flat(rows)
+
+    def combine(self, mean: dict[str, Any]) -> dict[str, Any]:
+        """The rates of all overlaps from the average over points of what `rates` returns."""
+        return mean
 
     def flat(self, part: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n flat"]:
         return jnp.moveaxis(part, 0, 1).reshape(part.shape[1], -1)
@@ -120,6 +138,135 @@ class Frame:
         )
         mean = jnp.sqrt(2 / jnp.pi) * ratio[..., None] * self.by_block(G)[..., : self.inside]
         return self.flat(jnp.concatenate([mean, jnp.pad(root, ((0, 0), (0, 0), (0, self.new - self.p)))], axis=-1))
+
+
+class JointFrame:
+    """All blocks in one orthonormal frame, for a step that is averaged over points: its cost does not grow with the number of blocks.
+
+    A step sees a batch through rows and inputs alone, which span few directions of all columns of all blocks:
+
+        S_b, Z_b (signals and rows),     l_b S_b, l_b Z_b (inputs),     sqrt(l_b) S_b, sqrt(l_b) Z_b, S_b/sqrt(l_b) (signs of inputs)
+
+    A QR decomposition gives orthonormal columns that contain them, signals first; no rank is decided. Outside of them an input has the
+    length sqrt(sum_b n_b l_b), of which block b carries the share n_b l_b; that of signs or of an update's own noise is n_b.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self.D, self.p, self.rows = frame, frame.D, frame.p, frame.rows
+        structure, inside = frame.structure, frame.inside
+        self.has_variance = frame.eigenvalues > 0
+        safe = jnp.where(self.has_variance, frame.eigenvalues, 1.0)
+        rows = jnp.concatenate([frame.S, frame.Z], axis=1)[..., :inside]
+        powers = (1.0, 0.5) if frame.law.coordinatewise else (1.0,)
+        vectors = [rows, *(safe[:, None, None] ** power * rows for power in powers)]
+        if frame.law.coordinatewise and not structure.sample.centred:
+            vectors.append(safe[:, None, None] ** -0.5 * rows[:, : frame.k])
+        self.basis, _ = jnp.linalg.qr(jnp.concatenate([frame.flat(part) for part in vectors]).T)  # (flat, columns)
+        self.inside, self.new = self.basis.shape[1], frame.new
+        single = replace(structure, blocks=1)
+        self.grouping = _JointGrouping(
+            single, frame.batch, single=True, update=frame.law, spare=frame.grouping.spare, frame_columns=self.inside
+        )
+        signals = self.inner(frame.S)
+        self.parameters = frame.parameters | {
+            "frame": signals[None, :, : frame.k],
+            "gram": (signals @ signals.T)[None],
+            "eigenvalues": jnp.ones(1),
+            "fractions": jnp.ones(1),
+        }
+        self.Z = jnp.pad(self.inner(frame.Z), ((0, 0), (0, self.new)))
+        kicks = self.grouping.kicks
+        self.variances = jnp.sum(frame.eigenvalues * frame.sizes)  # |x|^2 outside of the frame
+        counted = jnp.where(self.has_variance, frame.sizes, 0.0)
+        self.counted = jnp.sum(counted)
+        own = counted / self.counted if frame.law.coordinatewise else frame.eigenvalues * frame.sizes / self.variances
+        self.shares = jnp.stack([own, frame.sizes / frame.D])  # of the squared lengths of input columns, and of kicks
+        self.cut = frame.new - kicks
+        self.whitening = self._whitening_matrix() if frame.law.coordinatewise else None
+
+    def inner(self, part: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n inside"]:
+        """Rows of the blocks in the columns of the basis."""
+        return self.frame.flat(part[..., : self.frame.inside]) @ self.basis
+
+    def coordinates(self, rows: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n flat"]:
+        return jnp.pad(self.inner(rows), ((0, 0), (0, self.new)))
+
+    def input_map(self, factors: Float[Numeric, "blocks fields inside"]) -> Float[Numeric, "1 fields inside"]:
+        return self.inner(self.frame.eigenvalues[:, None, None] * factors)[None]
+
+    @property
+    def outside(self) -> Float[Numeric, "1 columns columns"]:
+        columns, kicks = self.grouping.columns, self.grouping.kicks
+        lengths = jnp.where(jnp.arange(columns) < columns - kicks, jnp.sqrt(self.variances), jnp.sqrt(self.D))
+        return jnp.diag(lengths)[None]
+
+    def begin(self) -> Rows:
+        """All sets at this state, those that are fast at 0."""
+        state, missing = self.frame.state, copies(self.frame.law) * self.p - self.rows
+        rows = jnp.pad(self.Z, ((0, missing), (0, 0)))
+        return Rows(rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]))
+
+    def sign(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
+        """Signs of the Gaussian coordinates of a gradient; see `Frame.sign`."""
+        new = G[:, self.inside :]
+        gram = new @ new.T / self.variances
+        size = jnp.sqrt(jnp.diagonal(gram))
+        ratio = 1 / jnp.where(size > 0, size, 1.0)
+        correlation = jnp.clip(gram * ratio[:, None] * ratio, -1.0, 1.0)
+        root = lower_root(2 / jnp.pi * jnp.arcsin(correlation), unrolled=self.p <= UNROLLED) * jnp.sqrt(self.counted)
+        mean = jnp.sqrt(2 / jnp.pi) * ratio[:, None] * (G[:, : self.inside] @ self.whitening)
+        return jnp.concatenate([mean, jnp.pad(root, ((0, 0), (0, self.new - self.p)))], axis=1)
+
+    def _whitening_matrix(self) -> Float[Numeric, "inside inside"]:
+        """Division of every coordinate by the standard deviation of its input, in the columns of the basis."""
+        safe = jnp.where(self.has_variance, self.frame.eigenvalues, 1.0)
+        each = jnp.where(self.has_variance, 1 / jnp.sqrt(safe), 0.0)
+        return self.basis.T @ (jnp.repeat(each, self.frame.inside)[:, None] * self.basis)
+
+    def rates(self, step: Rows) -> dict[str, Any]:
+        """Of one point: D times the increments of the rows inside the frame and of their products outside of it.
+
+        Products of increments inside are of order 1/D and left out.
+        """
+        rows = step.rows[: self.rows]
+        if self.frame.structure.sphere:
+            held = on_sphere(self.Z[: self.p], rows[: self.p])
+            rows = jnp.concatenate([held, rows[self.p :]])
+        new = rows[:, self.inside :]
+        parts = (new[:, : self.cut], new[:, self.cut :])
+        found = {
+            "inside": rows[:, : self.inside],
+            "products": jnp.stack([part @ part.T for part in parts]),
+            "rows_a": step.head[: self.rows],
+            "update_scalars": jnp.stack(step.scalars) if step.scalars else self.frame.state["update_scalars"] * 0,
+        }
+        return jax.tree.map(lambda value: self.D * value, found)
+
+    def combine(self, mean: dict[str, Any]) -> dict[str, Any]:
+        """The rates of all overlaps, block by block."""
+        frame = self.frame
+        dZ = frame.by_block(mean["inside"] @ self.basis.T)
+        along = frame.Z[..., : frame.inside] @ jnp.swapaxes(dZ, -1, -2)
+        dQ = along + jnp.swapaxes(along, -1, -2) + jnp.einsum("gb,gij->bij", self.shares, mean["products"])
+        trained = frame.structure.trained
+        return {
+            "rows_M": dZ @ jnp.swapaxes(frame.S[..., : frame.inside], -1, -2),
+            "rows_Q": dQ,
+            "rows_a": mean["rows_a"] if trained else jnp.zeros_like(mean["rows_a"]),
+            "update_scalars": mean["update_scalars"],
+            "update_squares": frame.state["update_squares"] * 0,
+        }
+
+
+@dataclass(frozen=True)
+class _JointGrouping(compressed.Grouping):
+    """One step in a frame of any number of columns."""
+
+    frame_columns: int = 0
+
+    @property
+    def inside(self) -> int:
+        return self.frame_columns
 
 
 class Oblique(Frame):

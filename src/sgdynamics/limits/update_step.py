@@ -31,7 +31,7 @@ from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.limits.integration import Field, from_units, in_units
-from sgdynamics.limits.update_frames import Frame, Oblique
+from sgdynamics.limits.update_frames import Frame, JointFrame, Oblique
 from sgdynamics.limits.update_points import two_points
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
@@ -202,31 +202,33 @@ class _LimitBatch(compressed.ChainBatch):
 def _averaged_rates(
     field: UpdateStep, each: Tree, parameters: Numbers, algorithm: Numbers, frame: Frame, setting: Setting, reads: list[Any]
 ) -> dict[str, Any]:
-    grouping, sample = frame.grouping, field.structure.sample
+    # a loss that reads overlaps may read those of each block
+    view = frame if frame.blocks == 1 or field.structure.loss.pulls else JointFrame(frame)
+    grouping, sample = view.grouping, field.structure.sample
     # inputs by the fields they have: z_b = sqrt(l_b) X_b^T C^-T zeta on the rows X = (signals, rows read), C C^T their fields' covariance
     X = jnp.concatenate([frame.S, *(R for R, _ in reads)], axis=1)[..., : frame.inside]
     C = lower_root(spectrum.variance(parameters, X @ jnp.swapaxes(X, -1, -2)))
-    onto = jnp.sqrt(frame.eigenvalues)[:, None, None] * jax.vmap(partial(solve_forward, C))(X)
-    outside = jnp.sqrt(frame.sizes)[:, None, None] * jnp.eye(grouping.columns)
-    state = frame.begin()
+    onto = view.input_map(jax.vmap(partial(solve_forward, C))(X))
+    outside, state = view.outside, view.begin()
 
     def step(zeta: Numeric, noise: Numeric) -> Any:
         inside = jnp.einsum("...n,bnc->...bc", zeta.reshape(1, field.batch, *sample.token_shape, -1), onto)
         part = compressed.SpanDraws(inside, noise.reshape(1, field.batch, -1), outside)
         if grouping.kicks:
-            part = part._replace(kicks=jnp.zeros((1, grouping.kicks, frame.blocks, frame.inside)))
-        x, given = compressed.block_inputs(grouping, parameters, part)
+            part = part._replace(kicks=jnp.zeros((1, grouping.kicks, grouping.structure.blocks, view.inside)))
+        x, given = compressed.block_inputs(grouping, view.parameters, part)
         kicks = compressed.block_kicks(grouping, part)
         given = jax.tree.map(lambda one: one[0], given)
-        ground = _LimitBatch(grouping, parameters, frame.D, x[0], given, outside, None if kicks is None else kicks[0], frame)
+        kicks = None if kicks is None else kicks[0]
+        ground = _LimitBatch(grouping, view.parameters, frame.D, x[0], given, outside, kicks, view)
         return increments(field.law, algorithm["update"], state, ground, setting), ground
 
     def one(zeta: Numeric, noise: Numeric, weight: Numeric) -> Any:
         if not field.by_noise:
-            return jax.tree.map(lambda value: weight * value, frame.rates(step(zeta, noise)[0]))
+            return jax.tree.map(lambda value: weight * value, view.rates(step(zeta, noise)[0]))
         # h is linear in the noise, along one direction: between where it vanishes, or is bent, a step is a polynomial of the noise
         (R, head), quiet = reads[0], jnp.zeros_like(noise)
-        rows = frame.flat(R)
+        rows = view.coordinates(R)
         h0, h1 = (step(zeta, quiet + shift)[1]._moves(rows, head, None, None)[2] for shift in (0.0, 1.0))
         slope = jnp.sqrt(jnp.sum((h1 - h0) ** 2))
         flat = slope == 0
@@ -241,7 +243,7 @@ def _averaged_rates(
         total = None
         for low, high in zip([-jnp.inf, *edges], [*edges, jnp.inf], strict=True):
             for z, share in two_points(low, high):
-                found = frame.rates(step(zeta, quiet + jnp.where(flat, 0.0, z))[0])
+                found = view.rates(step(zeta, quiet + jnp.where(flat, 0.0, z))[0])
                 found = jax.tree.map(lambda value, share=share: weight * share * value, found)
                 total = found if total is None else jax.tree.map(jnp.add, total, found)
         return total
@@ -253,7 +255,7 @@ def _averaged_rates(
     nodes = (each["fields"], each["noise"], each["weights"])
     shapes = jax.eval_shape(one, *(value[0, 0] for value in nodes))
     total, _ = jax.lax.scan(chunk, jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes), nodes)
-    return total
+    return view.combine(total)
 
 
 def _inner_number(numbers: Numbers, name: str) -> Any:

@@ -308,7 +308,7 @@ def check_dimension(problem: Problem, dimension: int | float | None, small: bool
     sizes = problem.block_dimensions(d)
     rows = problem.signals + problem.width
     least = 1 if small and len(sizes) > 1 else rows
-    if sizes[sizes > 0].min(initial=d) < least or (spectrum is None and sizes.min() < least):  # bins merged into others have none left
+    if sizes.min() < least:
         where = "" if len(sizes) == 1 else f" in each covariance block (the smallest of {sizes.tolist()} is too small)"
         if spectrum is not None:
             fix = f"rows and signals need signals + width = {rows} coordinates in every block here, and one has {sizes.min()}"

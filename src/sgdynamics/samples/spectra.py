@@ -126,17 +126,25 @@ class Spectrum:
         return self.multiplicities / self.multiplicities.sum()
 
     def coarser(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """For the error of bins: which block each goes to where neighbouring bins are merged, and their eigenvalues; None without bins."""
+        """The same blocks with neighbouring bins of a power law merged in pairs, to estimate the error of binning.
+
+        Both blocks of a pair get the mean eigenvalue of the pair; no block disappears, so that shapes and block sizes stay.
+
+        Returns
+        -------
+        tuple of ndarray (blocks,), or None
+            The pair that each block belongs to, and the eigenvalues; None for a spectrum without bins.
+        """
         if self.law is None:
             return None
-        raw, last = min(self.law["raw"], self.blocks), self.blocks - self.infinite
-        if last - raw < 2:
+        first, end = min(self.law["raw"], self.blocks), self.blocks - self.infinite
+        if end - first < 2:
             return None
-        to = np.arange(self.blocks)
-        to[raw:last] = raw + np.arange(last - raw) // 2
-        counts = np.bincount(to, self.multiplicities, minlength=self.blocks)
-        sums = np.bincount(to, self.multiplicities * self.eigenvalues, minlength=self.blocks)
-        return to, sums / np.where(counts > 0, counts, 1)
+        pair = np.arange(self.blocks)
+        pair[first:end] = first + np.arange(end - first) // 2
+        counts = np.bincount(pair, self.multiplicities)[pair]
+        traces = np.bincount(pair, self.multiplicities * self.eigenvalues)[pair]
+        return pair, traces / counts
 
     def describe(self) -> dict[str, Any]:
         """The spectrum as plain values for a record.

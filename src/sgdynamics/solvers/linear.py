@@ -111,8 +111,7 @@ def solve_linear(
     }
     coarser = dynamics.coarser(begin)
     if coarser is not None:
-        merged = coarser[0].parameters["multiplicities"]
-        other = _means(coarser[0], coarser[1], weights, merged, d, kappa, wanted)
+        other = _means(coarser[0], coarser[1], weights, sizes, d, kappa, wanted)
         risks = found[0] @ eigenvalues(problem.parameters), other[0] @ eigenvalues(coarser[0].parameters)
         attributes["error_binning"] = largest_share((risks[0] - risks[1]) / 3, risks[0] + float(problem.noise))  # type: ignore[attr-defined]
     _warn(attributes, algorithm.batch)
@@ -149,10 +148,9 @@ def modes_of(dynamics: Any, begin: Start, run: int, weights: np.ndarray, sizes: 
     own = np.einsum("i,bij,j->b", a, begin.Q_blocks[run], a)
     cross = np.einsum("i,bir,r->b", a, begin.M_blocks[run], weights)
     target = np.einsum("r,brs,s->b", weights, numbers["gram"], weights)
-    kept = np.asarray(sizes) > 0  # bins that were merged into others are empty
     errors = np.maximum(own - 2 * cross + target, 0.0)
-    each, counts = np.asarray(eigenvalues(numbers))[kept], np.asarray(sizes, dtype=float)[kept]
-    return LinearModes(each, counts, errors[kept], float(numbers["noise"]), kappa, target[kept], (cross - target)[kept])
+    counts = np.asarray(sizes, dtype=float)
+    return LinearModes(np.asarray(eigenvalues(numbers)), counts, errors, float(numbers["noise"]), kappa, target, cross - target)
 
 
 def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +172,6 @@ def _means(
     edges, rates = _pieces(dynamics.algorithm, d)
     found = np.zeros((begin.runs, len(wanted), len(np.asarray(sizes))))
     t = np.zeros(len(wanted))
-    kept = np.asarray(sizes) > 0
     decay, batch = float(dynamics.parameters["weight_decay"]), dynamics.algorithm.batch
     students = [modes_of(dynamics, begin, run, weights, sizes, kappa) for run in range(begin.runs)]
     first = elapsed = 0.0
@@ -190,7 +187,7 @@ def _means(
                 errors, alongs = now.errors_after(ends, g, batch, decay / scale)
             else:
                 errors, alongs = np.tile(now.errors, (len(ends), 1)), np.tile(now.along, (len(ends), 1))  # type: ignore[arg-type]
-            found[run][np.ix_(here, kept)] = errors[:-1]
+            found[run][here] = errors[:-1]
             if np.isfinite(last):
                 students[run] = replace(now, errors=np.maximum(errors[-1], 0.0), along=alongs[-1])
         if np.isfinite(last):

@@ -1,0 +1,109 @@
+"""Every update on every kind of spectrum, at widths 1 and 2, by every solver: it works, or it is refused before any work.
+
+All combinations are called up to where their work begins, which takes no time; those that are accepted run for real in the slow tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import sgdynamics as sgd
+from sgdynamics import updates as U
+from tests.before_work import Work, stop_before_work
+
+UPDATES = {
+    "adagrad": lambda: U.adagrad(0.5),
+    "adagrad_norm": lambda: U.adagrad_norm(0.5),
+    "adam": lambda: U.adam(memory=1.0, eps=0.02),
+    "average": lambda: U.average(1.0),
+    "clipped": lambda: U.clipped(0.3),
+    "clipped rows": lambda: U.clipped(0.3, over="row"),
+    "dana": lambda: U.dana(0.5, delta=2.0),
+    "decay of adam": lambda: U.weight_decay(0.1, of=U.adam(memory=1.0, eps=0.02)),
+    "decay of sign": lambda: U.weight_decay(0.1, of=U.sign()),
+    "gradient_noise": lambda: U.gradient_noise(0.2),
+    "momentum": lambda: U.momentum(0.5),
+    "slow momentum": lambda: U.momentum(memory=1.0),
+    "muon": lambda: U.muon(),
+    "fast muon": lambda: U.muon(beta=0.5),
+    "slow muon": lambda: U.muon(memory=1.0),
+    "nesterov": lambda: U.nesterov(0.5),
+    "slow nesterov": lambda: U.nesterov(memory=1.0),
+    "normalised": lambda: U.normalised(),
+    "polyak": lambda: U.polyak(),
+    "reuse": lambda: U.reuse(2),
+    "rmsprop": lambda: U.rmsprop(1.0, eps=0.1),
+    "sam": lambda: U.sam(reach=0.2),
+    "sam of a radius": lambda: U.sam(0.2),
+    "schedule_free": lambda: U.schedule_free(0.9),
+    "sign": lambda: U.sign(),
+}
+LAW = sgd.power_law(1.2, 40, target=0.5, raw=1, bins=2)
+SPECTRA = {
+    "isotropic": None,
+    "blocks": [(2.0, 0.4), (0.7, 0.2), (0.5, 0.4)],
+    "Spectrum": sgd.Spectrum([2.0, 0.7, 0.3], [12, 14, 14], target=[0.8, 0.5, 0.3]),
+    "power_law": LAW,
+}
+WIDTHS = (1, 2)
+CALLS = {
+    "solve_ode": lambda *given, **when: sgd.solve_ode(*given, **when),
+    "exact": lambda *given, **when: sgd.simulate(*given, **when, runs=2, seed=1),
+    "direct": lambda *given, **when: sgd.simulate(*given, **when, runs=2, seed=1, method="direct"),
+}
+COORDINATEWISE = ("adagrad", "adam", "decay of adam", "decay of sign", "rmsprop", "sign")
+WITHOUT_ODE = ("fast muon", "sam of a radius")
+
+
+def is_refused(update, solver):
+    """What the documentation says: coordinatewise updates have no exact chain, and some updates have no limit."""
+    return (solver == "exact" and update in COORDINATEWISE) or (solver == "solve_ode" and update in WITHOUT_ODE)
+
+
+def call(update, spectrum, width, solver):
+    covariance = SPECTRA[spectrum]
+    given = {} if covariance is None else {"covariance": covariance}
+    problem = sgd.TeacherStudent(width=width, activation="erf", noise=0.1, **given)
+    if isinstance(covariance, sgd.Spectrum):
+        begin, when = sgd.random_start(problem, seed=3), {"steps": [0, 3]}
+    else:
+        begin, when = sgd.random_start(problem, dimension=40, seed=3), {"alpha": [0.0, 0.1]}
+        when |= {} if solver == "solve_ode" else {"dimension": 40}
+    return CALLS[solver](problem, sgd.OnePassSGD(lr=0.3, update=UPDATES[update](), per="trace"), begin, **when)
+
+
+def test_every_update_of_the_library_is_crossed():
+    assert {name for name in U.__all__ if name not in ("Update", "maker", "own")} == {UPDATES[name]().kind for name in UPDATES}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_an_update_is_accepted_or_refused_before_any_work(update, monkeypatch):
+    stop_before_work(monkeypatch)
+    for spectrum, width, solver in itertools.product(SPECTRA, WIDTHS, CALLS):
+        expected = ValueError if is_refused(update, solver) else Work
+        with pytest.raises(expected):
+            call(update, spectrum, width, solver)
+
+
+FAST = {("adam", "power_law", 1)}
+CROSSINGS = [
+    pytest.param(*crossing, marks=[] if crossing in FAST else pytest.mark.slow) for crossing in itertools.product(UPDATES, SPECTRA, WIDTHS)
+]
+
+
+@pytest.mark.filterwarnings("ignore:a step takes g l_1", "ignore:expectations are known only")
+@pytest.mark.parametrize(("update", "spectrum", "width"), CROSSINGS)
+def test_every_update_works_on_every_spectrum(update, spectrum, width):
+    """Overlaps and risk are finite, the weights move, and no error estimate failed."""
+    for solver in CALLS:
+        if is_refused(update, solver):
+            continue
+        result = call(update, spectrum, width, solver)
+        for name in ("M", "Q", "risk"):
+            assert np.all(np.isfinite(result[name])), (solver, name)
+        assert not np.allclose(result.M[:, 0], result.M[:, 1], rtol=1e-6, atol=0), solver
+        errors = {name: value for name, value in result.attrs.items() if name.startswith("error_")}
+        assert all(np.isfinite(value) for value in errors.values()), (solver, errors)
