@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import itertools
+import re
+from dataclasses import asdict, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -35,7 +38,7 @@ def test_an_address_is_read_as_it_was_written():
         ({"width": "1000"}, "width = '1000': give a number from 1 to 16"),
         ({"activation": "rleu"}, "activation = 'rleu': did you mean 'relu'?"),
         ({"activation": '"; import os'}, "choose one of 'erf'"),
-        ({"dimension": "5"}, "dimension = 5: rows and teachers need width [+] 2 coordinates: take 6"),
+        ({"dimension": "5"}, "dimension = 5: rows and teachers span width [+] 2 dimensions. Use 6"),
         ({"rate": "1"}, "the address has no 'rate': .* it takes width, activation, lr"),
     ],
 )
@@ -63,7 +66,7 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
         asked.update(problem=problem, algorithm=algorithm, start=start, more=more)
         raise Enough
 
-    monkeypatch.setattr(sgd, "solve_ode", lambda *parts, times: asked.update(ode=(*parts, times)))
+    monkeypatch.setattr(sgd, "solve_ode", lambda *parts, times, dimension=None: asked.update({f"ode {dimension}": (*parts, times)}))
     monkeypatch.setattr(sgd, "simulate", simulate)
     with pytest.raises(Enough):
         exec(compile(exported(OTHER, "py"), "explored.py", "exec"), {})
@@ -72,7 +75,8 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
     assert np.array_equal(plan.start.M, asked["start"].M)
     assert np.array_equal(plan.start.Q, asked["start"].Q)
     assert np.array_equal(plan.when["times"], asked["more"].pop("times"))
-    assert np.array_equal(plan.when["times"], asked["ode"][3])
+    for dimension in (None, 77):
+        assert np.array_equal(plan.when["times"], asked[f"ode {dimension}"][3])
     assert asked["more"] | {"method": "exact"} == plan.calls["exact"] == {"dimension": 77, "runs": 8, "seed": 6, "method": "exact"}
 
 
@@ -88,20 +92,71 @@ def test_curves_are_those_of_the_solvers(simple):
     runs = problem_files.solve(plan, "exact", False)
     assert np.allclose(found["exact"]["risk"], runs["excess_risk"], rtol=1e-4)
     assert np.allclose(found["exact"]["M"], runs["M"].mean("run").values[:, 0].T, rtol=1e-4, atol=1e-4)
-    assert (len(found["ode"]["t"]), len(found["ode"]["M"]), found["notes"]) == (41, 2, [])
+    assert (len(found["ode"]["t"]), len(found["ode"]["M"]), found["notes"], found["complete"]) == (41, 2, [], True)
+    # at finite d: the ODE with the exact mean step
+    finite = sgd.solve_ode(plan.problem, plan.algorithm, plan.start, **plan.when, dimension=simple.dimension)
+    np.testing.assert_allclose(found["finite"]["risk"], finite["excess_risk"][0], rtol=1e-4)
+    assert np.abs(np.log(np.array(found["finite"]["risk"][1:]) / found["ode"]["risk"][1:])).max() > 0.01
     # the mean of the runs lies by the ODE, which is that of d -> infinity, and the risk has fallen
     assert found["ode"]["risk"][-1] < 0.2 * found["ode"]["risk"][0]
     assert np.mean(found["exact"]["risk"], axis=0)[-1] < 0.5 * found["ode"]["risk"][0]
 
 
-def test_long_runs_end_early_and_say_so(simple):
-    found = curves.curves(simple, most_steps=100)
-    assert found["exact"]["t"][-1] == 2.5
-    assert found["ode"]["t"][-1] == 10.0
-    assert found["notes"] == ["Exact runs end at t = 2.5, after 100 steps; what is exported goes on to the end."]
-    none = curves.curves(simple, most_steps=5)
-    assert none["exact"]["t"] == [0.0]
-    assert "exact runs are left out" in none["notes"][0]
+def test_runs_in_pieces_are_those_in_one(simple, monkeypatch):
+    """Each piece continues the runs of the one before, bit for bit, until they reach the end."""
+    whole = curves.simulate_runs(simple)
+    monkeypatch.setattr(curves, "STEPS_PER_PIECE", 150)
+    monkeypatch.setattr(curves, "_checkpoint", partial(_other_checkpoint, curves._checkpoint))
+    ends = []
+    for pieces in itertools.count(1):
+        answer = curves.curves(simple, pieces)
+        ends.append(answer["exact"]["t"][-1])
+        if answer["complete"]:
+            break
+    assert ends == [3.75, 7.5, 10.0]
+    runs, complete, notes = curves.simulate_runs(simple, len(ends))
+    assert complete
+    assert notes == whole[2] == ()
+    np.testing.assert_array_equal(runs["M"], whole[0]["M"])
+
+
+def _other_checkpoint(original, state):
+    return original(replace(state, seed=state.seed + 1000))
+
+
+def test_runs_beyond_the_limit_end_early_with_a_note(simple, monkeypatch):
+    state = replace(simple, seed=3)
+    monkeypatch.setattr(curves, "MAX_STEPS", 100)
+    answer = curves.curves(state)
+    assert (answer["exact"]["t"][-1], answer["ode"]["t"][-1]) == (2.5, 10.0)
+    end = "Exact runs end at t = 2.5, after 1e+02 steps. The exported program continues to the end."
+    assert (answer["notes"], answer["complete"]) == ([end], True)
+    monkeypatch.setattr(curves, "MAX_STEPS", 5)
+    omitted = curves.curves(replace(simple, seed=4))
+    assert omitted["exact"]["t"] == [0.0]
+    assert "Exact runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
+
+
+def test_checkpoints_of_old_states_are_removed(simple, monkeypatch):
+    monkeypatch.setattr(curves, "MAX_CHECKPOINTS", 3)
+    folders = [curves._checkpoint(replace(simple, seed=seed)) for seed in range(2000, 2006)]
+    assert [folder.exists() for folder in folders[-2:]] == [True, True]
+    assert len(list(folders[0].parent.iterdir())) <= 3
+
+
+def test_a_diverging_ode_is_drawn_up_to_its_divergence():
+    """`square` at a learning rate that is too large: the curves end at the divergence, and a stable rate is named."""
+    state = State(width=1, activation="square", lr=20.0, noise=0.1, dimension=20, time=1000.0)
+    answer = curves.curves(state)
+    ode = answer["ode"]
+    assert len(ode["t"]) > 10
+    assert ode["t"][-1] < 1.0
+    assert np.isfinite(ode["risk"]).all()
+    assert max(ode["risk"]) > 2 * ode["risk"][0]
+    (note,) = answer["notes"]
+    stable = float(re.search(r"Move the learning rate to (\S+) or less", note)[1])
+    assert not curves._diverges(replace(state, lr=stable))
+    assert curves._diverges(replace(state, lr=states.SLIDERS["lr"][states.SLIDERS["lr"].index(stable) + 1]))
 
 
 def test_another_number_does_not_compile_again(simple, caplog):
@@ -115,7 +170,7 @@ def test_another_number_does_not_compile_again(simple, caplog):
 
 
 def test_the_grid_of_the_documentation_has_every_place_of_its_sliders(monkeypatch):
-    monkeypatch.setattr(curves, "curves", lambda state, most_steps: {"state": asdict(state)})
+    monkeypatch.setattr(curves, "curves", lambda state: {"state": asdict(state)})
     found = curves.grid()
     assert address(State()) in found["curves"]
     assert len(found["curves"]) == np.prod([len(values) for values in found["sliders"].values()])

@@ -69,6 +69,31 @@ def test_later_save_points_go_on_from_the_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoints.ABOUT, "runs_0.npz"]
 
 
+@pytest.mark.parametrize("method", ["exact", "direct"])
+def test_one_pass_runs_continue(method: str, tmp_path: Path) -> None:
+    """Runs of one-pass SGD with momentum, stopped in every piece and continued to a later end, bit for bit."""
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1)
+    algorithm = sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(0.5))
+    start = sgd.random_start(problem, dimension=24, seed=0)
+    call: dict[str, Any] = {"dimension": 24, "runs": 3, "seed": 3, "method": method, "progress": False}
+    whole = sgd.simulate(problem, algorithm, start, **call, steps=[0, 70, 300])
+    with pytest.raises(TimeoutError, match="of 70"):
+        sgd.simulate(problem, algorithm, start, **call, steps=[0, 70], checkpoint=tmp_path, seconds=1e-9)
+    for steps in ([0, 70], [0, 70, 300]):
+        result = sgd.simulate(problem, algorithm, start, **call, steps=steps, checkpoint=tmp_path)
+    same(result, whole)
+    other = "direct" if method == "exact" else "exact"
+    with pytest.raises(ValueError, match="another method"):
+        sgd.simulate(problem, algorithm, start, **call | {"method": other}, steps=[0, 70], checkpoint=tmp_path)
+
+
+def test_spiked_tensors_have_no_checkpoint(tmp_path: Path) -> None:
+    problem = sgd.SpikedTensor(order=3, snr=4.0)
+    start = sgd.start(problem, m=0.5, r2=0.5)
+    with pytest.raises(ValueError, match="not of spiked tensors"):
+        sgd.simulate(problem, sgd.OnePassSGD(lr=0.1), start, steps=[5], dimension=20, checkpoint=tmp_path)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     begin = sphere_start(1)
     sgd.simulate(SPHERE, PERSISTENT, begin, **GIVEN, steps=[0, 5], checkpoint=tmp_path)
@@ -78,8 +103,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"algorithm": PERSISTENT.replace(lr=0.01)}, "another algorithm"),
         ({"start": sphere_start(1, 0.2)}, "another start"),
         ({"steps": [0, 3, 9]}, r"save points \[0, 5\] behind them"),
-        ({"checkpoint": None, "seconds": 3.0}, "give checkpoint="),
-        ({"method": "exact", "dtype": "float64"}, "direct runs on a fixed data set"),
+        ({"checkpoint": None, "seconds": 3.0}, "Set checkpoint to a folder"),
+        ({"method": "exact", "dtype": "float64"}, "exact law of a fixed data set cannot be continued"),
         ({"seconds": 0.0}, "seconds = 0"),
         ({"checkpoint": 3}, "checkpoint = 3"),
     ]

@@ -1,5 +1,6 @@
-"""A local page to try things: sliders, the ODE and exact runs side by side, links and exports.
+"""A local page with sliders: the ODE and exact runs next to each other, links and exports.
 
-`states.py` says what a page can show, `curves.py` computes it, `server.py` serves the page (`page.html`, `page.css`, `page.js`); the
-documentation has the same page with curves that its build has computed (`curves.grid`).
+`states.py` defines what the page can show, `curves.py` computes it, and `server.py` serves the page
+(`page.html`, `page.css`, `page.js`). The documentation has the same page with curves that were computed
+when it was built (`curves.grid`).
 """

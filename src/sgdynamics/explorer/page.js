@@ -1,31 +1,34 @@
-// The explorer's page. With a server it asks for settings, curves and files; without one (in the documentation) it finds all of them in
-// window.SGDYNAMICS_EXPLORER. The state is what follows the # of the address.
+// The explorer's page. With a server it requests settings, curves and files; without one (in the documentation) it
+// reads all of them from window.SGDYNAMICS_EXPLORER. The state is the part of the address that follows the #.
 (() => {
   "use strict";
   const static_ = window.SGDYNAMICS_EXPLORER || null;
   const byId = (name) => document.getElementById(`explorer-${name}`);
-  const COLOURS = ["#0072b2", "#d55e00"]; // of the two teacher units; colour-blind readers tell them apart
-  const RUNS = "#d55e00";
-  const DEBOUNCE = 120; // milliseconds without a move before anything is asked for
+  // One colour per student unit, distinguishable for colour-blind readers and on light and dark backgrounds.
+  const UNIT_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d"];
+  const RUN_COLOUR = "var(--explorer-runs)"; // depends on light or dark mode: page.css
+  const MEAN_COLOUR = "var(--explorer-mean)";
+  const DEBOUNCE = 120; // milliseconds without a move before anything is requested
+  const DISAGREEMENT = 4; // standard errors between theory and runs that the page explains
   const page = Math.random().toString(36).slice(2);
-  let settings, state, drawn, timer, asking;
+  let settings, state, drawn, timer, request;
   let number = 0;
   const compiled = new Set();
 
   // --- the state and its address
-  const address = (one) => Object.keys(one).map((name) => `${name}=${encodeURIComponent(one[name])}`).join("&");
+  const address = (value) => Object.keys(value).map((name) => `${name}=${encodeURIComponent(value[name])}`).join("&");
   const fromAddress = () => {
-    const found = { ...settings.first };
-    for (const name in found) if (!settings.sliders[name].includes(found[name])) found[name] = settings.sliders[name][0];
+    const parsed = { ...settings.first };
+    for (const name in parsed) if (!settings.sliders[name].includes(parsed[name])) parsed[name] = settings.sliders[name][0];
     for (const [name, text] of new URLSearchParams(location.hash.slice(1))) {
-      // what is not a number, or not a name, goes to the server as it is, which says what is wrong
-      found[name] = typeof settings.first[name] === "number" && text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+      // the server names what is wrong with text that is not a number, and with unknown names
+      parsed[name] = typeof settings.first[name] === "number" && text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
     }
-    return found;
+    return parsed;
   };
   const nearest = (values, value) => {
     if (typeof value !== "number") return Math.max(values.indexOf(value), 0);
-    return values.reduce((best, one, index) => (Math.abs(one - value) < Math.abs(values[best] - value) ? index : best), 0);
+    return values.reduce((best, candidate, index) => (Math.abs(candidate - value) < Math.abs(values[best] - value) ? index : best), 0);
   };
 
   // --- controls
@@ -79,33 +82,43 @@
   const update = () => {
     show();
     clearTimeout(timer);
-    asking?.abort(); // what was asked for before is not wanted any more
+    request?.abort(); // the earlier state is no longer of interest
     number += 1;
     if (static_) look();
     else timer = setTimeout(ask, DEBOUNCE, number);
   };
   const look = () => {
-    const found = static_.curves[address(state)];
-    if (found) return settle(found);
+    const curves = static_.curves[address(state)];
+    if (curves) {
+      accept(curves);
+      return say(["Computed when these pages were built.", ...curves.notes].join(" "));
+    }
     for (const name in settings.sliders) {
       if (settings.sliders[name].includes(state[name])) continue;
       return say(`${name} = ${state[name]}: this page has only ${settings.sliders[name].join(", ")}; sgdynamics explore computes any.`, true);
     }
     say("This page does not have this state: sgdynamics explore computes it.", true);
   };
+  // Exact runs come in pieces: each answer has longer runs than the one before, until they are complete.
   const ask = async (mine) => {
     const program = `${state.width} ${state.activation}`;
     const began = performance.now();
     say(compiled.has(program) ? "Computing …" : `Compiling for width ${state.width} and ${state.activation}: ten seconds or so, once.`);
     busy(true);
-    asking = new AbortController();
+    request = new AbortController();
     try {
-      const answer = await fetch(`curves?page=${page}&number=${mine}&${address(state)}`, { signal: asking.signal });
-      const found = await answer.json();
-      if (mine !== number) return; // a newer one is on its way
-      if (!answer.ok) return say(found.error, true);
-      compiled.add(program);
-      settle(found, (performance.now() - began) / 1000);
+      for (let pieces = 1; ; pieces += 1) {
+        const answer = await fetch(`curves?page=${page}&number=${mine}&pieces=${pieces}&${address(state)}`, { signal: request.signal });
+        const curves = await answer.json();
+        if (mine !== number) return; // a newer request is on its way
+        if (!answer.ok) return say(curves.error, true);
+        compiled.add(program);
+        accept(curves);
+        busy(false);
+        const seconds = ((performance.now() - began) / 1000).toFixed(2);
+        if (curves.complete) return say([`Computed in ${seconds} s.`, ...curves.notes].join(" "));
+        say([`Exact runs have reached t = ${short(curves.exact.t.at(-1))} …`, ...curves.notes].join(" "));
+      }
     } catch (error) {
       if (mine !== number || error.name === "AbortError") return;
       say("No answer: has `sgdynamics explore` ended? Start it again, and load this page anew.", true);
@@ -113,28 +126,31 @@
       if (mine === number) busy(false);
     }
   };
-  const settle = (found, seconds) => {
-    drawn = found;
-    draw(found);
-    say([seconds === undefined ? "Computed when these pages were built." : `Computed in ${seconds.toFixed(2)} s.`, ...found.notes].join(" "));
+  const accept = (curves) => {
+    drawn = curves;
+    draw(curves);
   };
 
   // --- drawing
   const SVG = "http://www.w3.org/2000/svg";
   const put = (parent, tag, attributes, text) => {
-    const one = document.createElementNS(SVG, tag);
-    for (const name in attributes) one.setAttribute(name, attributes[name]);
-    if (text !== undefined) one.textContent = text;
-    parent.append(one);
-    return one;
+    const element = document.createElementNS(SVG, tag);
+    for (const name in attributes) {
+      // the content policy forbids style attributes, but not styles set by the script
+      if (name === "style") element.style.cssText = attributes[name];
+      else element.setAttribute(name, attributes[name]);
+    }
+    if (text !== undefined) element.textContent = text;
+    parent.append(element);
+    return element;
   };
   const short = (value) => (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e4) ? value.toExponential(0) : String(Number(value.toPrecision(3))));
   const linearTicks = (low, high, most) => {
     const raw = (high - low) / most;
     const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw);
+    const step = [1, 2, 5, 10].map((digit) => digit * power).find((candidate) => candidate >= raw);
     const ticks = [];
-    for (let one = Math.ceil(low / step) * step; one <= high + step * 1e-9; one += step) ticks.push(Math.abs(one) < step * 1e-9 ? 0 : one);
+    for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) ticks.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
     return ticks;
   };
   const logTicks = (low, high) => {
@@ -143,21 +159,48 @@
     const digits = last - first <= 2 ? [1, 2, 5] : [1];
     const ticks = [];
     for (let power = first; power <= last; power += leap) for (const digit of digits) ticks.push(digit * 10 ** power);
-    return ticks.filter((one) => one >= low * 0.999 && one <= high * 1.001);
+    return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
   };
-  // series: {x, y, colour, kind: "line" or "faint" or "dots"}; legend: [colour, kind, words]
-  const panel = (svg, series, legend, log, words) => {
+  const STROKES = {
+    line: { "stroke-width": 2 },
+    mean: { "stroke-width": 2 },
+    dashed: { "stroke-width": 2, "stroke-dasharray": "7 4" },
+    dotted: { "stroke-width": 1.6, "stroke-dasharray": "2 3" },
+    faint: { "stroke-width": 1, "stroke-opacity": "var(--explorer-faint)" },
+  };
+  // An attribute does not take a CSS variable: colours and opacities go into the style.
+  const styled = (colour, kind) => {
+    const { "stroke-opacity": opacity, ...stroke } = STROKES[kind];
+    return { ...stroke, style: `stroke: ${colour}${opacity ? `; stroke-opacity: ${opacity}` : ""}` };
+  };
+  // series: {x, y, colour, kind, name}; legend: [colour, kind, text]; kind is one of STROKES or "dots"
+  const panel = (svg, series, legend, log, description) => {
     svg.replaceChildren();
     const { width, height } = svg.getBoundingClientRect();
     const box = { left: 52, right: width - 18, top: 26, bottom: height - 38 };
     const good = (value) => typeof value === "number" && Number.isFinite(value) && (!log || value > 0);
-    const all = series.flatMap((one) => one.y.filter(good));
-    const times = series.flatMap((one) => one.x);
+    const all = series.flatMap((curve) => curve.y.filter(good));
+    const times = series.flatMap((curve) => curve.x);
     if (!all.length || width < 100) return;
     let [low, high] = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
     if (log) [low, high] = [low / 1.3, high * 1.3];
     else [low, high] = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
     const end = Math.max(...times) || 1;
+    // legend first: its lines decide where the axes begin
+    let [x, y] = [box.left, 12];
+    for (const [colour, kind, name] of legend) {
+      const text = put(svg, "text", { x: x + 22, y: y + 4 }, name);
+      const length = text.getComputedTextLength();
+      if (x + 22 + length > width && x > box.left) {
+        [x, y] = [box.left, y + 16];
+        text.setAttribute("x", x + 22);
+        text.setAttribute("y", y + 4);
+      }
+      if (kind === "dots") put(svg, "circle", { cx: x + 9, cy: y, r: 2.6, style: `fill: ${colour}` });
+      else put(svg, "line", { x1: x, x2: x + 18, y1: y, y2: y, ...styled(colour, kind) });
+      x += 34 + length;
+    }
+    box.top = y + 14;
     const across = (t) => box.left + (t / end) * (box.right - box.left);
     const scaled = log ? Math.log : (value) => value;
     const up = (value) => box.bottom - ((scaled(value) - scaled(low)) / (scaled(high) - scaled(low))) * (box.bottom - box.top);
@@ -171,10 +214,12 @@
     }
     put(svg, "rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, fill: "none", stroke: "currentColor", "stroke-opacity": 0.5 });
     put(svg, "text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" }, "t = lr steps / d");
-    for (const { x, y, colour, kind } of series) {
-      const points = x.map((t, index) => (good(y[index]) ? [across(t), up(y[index])] : null));
+    for (const { x: ts, y: ys, colour, kind, name } of series) {
+      const points = ts.map((t, index) => (good(ys[index]) ? [across(t), up(ys[index])] : null));
+      const group = put(svg, "g", { class: "explorer-curve" });
+      if (name) put(group, "title", {}, name); // shown when the pointer rests on the curve
       if (kind === "dots") {
-        points.forEach((point, index) => point && index % 2 === 0 && put(svg, "circle", { cx: point[0], cy: point[1], r: 2.6, fill: colour, class: kind }));
+        points.forEach((point, index) => point && index % 2 === 0 && put(group, "circle", { cx: point[0], cy: point[1], r: 2.6, style: `fill: ${colour}`, class: kind }));
         continue;
       }
       let pen = "M"; // a gap where there is nothing to draw
@@ -183,46 +228,75 @@
         pen = point ? "L" : "M";
         return piece;
       });
-      const style = kind === "faint" ? { "stroke-width": 1, "stroke-opacity": 0.45 } : { "stroke-width": 2 };
-      put(svg, "path", { d: path.join(""), fill: "none", stroke: colour, class: kind, ...style });
+      put(group, "path", { d: path.join(""), fill: "none", class: kind, ...styled(colour, kind) });
     }
-    let place = box.left;
-    for (const [colour, kind, name] of legend) {
-      if (kind === "dots") put(svg, "circle", { cx: place + 9, cy: 12, r: 2.6, fill: colour });
-      else put(svg, "line", { x1: place, x2: place + 18, y1: 12, y2: 12, stroke: colour, "stroke-width": kind === "faint" ? 1 : 2 });
-      place += 30 + put(svg, "text", { x: place + 22, y: 16 }, name).getComputedTextLength();
-    }
-    put(svg, "title", {}, words);
+    put(svg, "title", {}, description);
   };
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-  const draw = (found) => {
-    const { ode, exact } = found;
-    const runs = exact.t.length > 1 ? exact.risk : [];
-    const risks = [
-      ...runs.map((y) => ({ x: exact.t, y, colour: RUNS, kind: "faint" })),
-      { x: ode.t, y: ode.risk, colour: "currentColor", kind: "line" },
-    ];
+  const standardError = (values) => {
+    if (values.length < 2) return 0;
+    const centre = mean(values);
+    return Math.sqrt(values.reduce((sum, value) => sum + (value - centre) ** 2, 0) / (values.length - 1) / values.length);
+  };
+  const digits = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : "undefined");
+  const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+  // The mean over the runs that have not diverged, at every save point; null where there are none.
+  const meanRisk = (runs, length) =>
+    Array.from({ length }, (_, index) => {
+      const values = runs.map((run) => run[index]).filter(isNumber);
+      return values.length ? mean(values) : null;
+    });
+  const summary = ({ state: shown, ode, finite, exact }, runs) => {
     const last = exact.t.length - 1;
-    const ends = runs.map((one) => one[last]).filter((one) => typeof one === "number");
-    const spread = ends.length > 1 ? Math.sqrt(ends.reduce((sum, one) => sum + (one - mean(ends)) ** 2, 0) / (ends.length - 1) / ends.length) : 0;
-    const place = ode.t.findIndex((t) => t >= exact.t[last] * (1 - 1e-9));
-    const number = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : "none");
-    const words = ends.length
-      ? `At t = ${number(ode.t[place])} the excess risk of the ODE is ${number(ode.risk[place])}, the mean of ${ends.length} exact runs ${number(mean(ends))} ± ${spread.toPrecision(2)}.`
-      : `At t = ${number(ode.t.at(-1))} the excess risk of the ODE is ${number(ode.risk.at(-1))}.`;
-    byId("said").textContent = words;
-    const legend = [["currentColor", "line", "ODE, d → ∞"], [RUNS, "faint", `exact runs, d = ${found.state.dimension}`]];
-    panel(byId("risk"), risks, legend, true, words);
-    const teacher = (index) => COLOURS[Math.floor((2 * index) / ode.M.length)];
-    const overlaps = ode.M.map((y, index) => ({ x: ode.t, y, colour: teacher(index), kind: "line" }));
-    if (runs.length) overlaps.push(...exact.M.map((y, index) => ({ x: exact.t, y, colour: teacher(index), kind: "dots" })));
-    const which = [[COLOURS[0], "line", "first"], [COLOURS[1], "line", "second"], ["currentColor", "dots", "mean of runs"]];
-    panel(byId("overlaps"), overlaps, which, false, "A line for each student unit and teacher unit, by the ODE; dots are the mean of the exact runs.");
+    const ends = runs.map((run) => run[last]).filter(isNumber);
+    // the ODE at the end of the runs; it ends earlier where it diverges
+    const index = ode.t.findIndex((t) => t >= exact.t[last] * (1 - 1e-9));
+    const at = ends.length && index >= 0 ? index : ode.t.length - 1;
+    let text = `At t = ${digits(ode.t[at])} the excess risk of the ODE is ${digits(ode.risk[at])}`;
+    if (!ends.length) return `${text}.`;
+    const error = standardError(ends);
+    text += `, the mean of ${ends.length} exact runs ${digits(mean(ends))} ± ${error.toPrecision(2)}.`;
+    const distance = error > 0 ? Math.abs(mean(ends) - ode.risk[at]) / error : 0;
+    if (distance > DISAGREEMENT) {
+      text += ` They are ${distance.toFixed(0)} standard errors apart: at d = ${shown.dimension} fluctuations of the runs matter,`;
+      text += ` which neither ODE has (with the mean step at this d it gives ${digits(finite.risk[at])}). The gap closes as d grows.`;
+    }
+    return text;
+  };
+  const draw = (curves) => {
+    const { ode, finite, exact, state: shown } = curves;
+    const runs = exact.t.length > 1 ? exact.risk : [];
+    const risks = runs.map((y, index) => ({ x: exact.t, y, colour: RUN_COLOUR, kind: "faint", name: `exact run ${index + 1}` }));
+    if (runs.length) risks.push({ x: exact.t, y: meanRisk(runs, exact.t.length), colour: MEAN_COLOUR, kind: "mean", name: "mean of the exact runs" });
+    risks.push({ x: finite.t, y: finite.risk, colour: "currentColor", kind: "dotted", name: `ODE with the exact mean step at d = ${shown.dimension}` });
+    risks.push({ x: ode.t, y: ode.risk, colour: "currentColor", kind: "line", name: "ODE of d → ∞" });
+    const text = summary(curves, runs);
+    byId("said").textContent = text;
+    const legend = [
+      ["currentColor", "line", "ODE, d → ∞"],
+      ["currentColor", "dotted", `ODE, d = ${shown.dimension}`],
+      [RUN_COLOUR, "faint", `exact runs, d = ${shown.dimension}`],
+      [MEAN_COLOUR, "mean", "their mean"],
+    ];
+    panel(byId("risk"), risks, legend, true, text);
+    const units = ode.M.length / 2;
+    const colour = (index) => UNIT_COLOURS[(index % units) % UNIT_COLOURS.length];
+    const name = (index) => `unit ${(index % units) + 1}, teacher unit ${index < units ? 1 : 2}`;
+    const stroke = (index) => (index < units ? "line" : "dashed");
+    const overlaps = ode.M.map((y, index) => ({ x: ode.t, y, colour: colour(index), kind: stroke(index), name: name(index) }));
+    if (runs.length) overlaps.push(...exact.M.map((y, index) => ({ x: exact.t, y, colour: colour(index), kind: "dots", name: `${name(index)}, mean of the runs` })));
+    const which = [
+      ["currentColor", "line", "first teacher unit"],
+      ["currentColor", "dashed", "second"],
+      ["currentColor", "dots", "mean of runs"],
+      ...Array.from({ length: units }, (_, unit) => [colour(unit), "line", `unit ${unit + 1}`]),
+    ];
+    panel(byId("overlaps"), overlaps, which, false, "Overlaps of each student unit (colour) with the two teacher units by the ODE; dots are means of the exact runs.");
   };
 
   const begin = async () => {
     settings = static_ || (await (await fetch("settings")).json());
-    for (const one of settings.compiled || []) compiled.add(one);
+    for (const program of settings.compiled || []) compiled.add(program);
     state = fromAddress();
     build();
     update();

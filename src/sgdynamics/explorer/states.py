@@ -1,7 +1,8 @@
-"""What the explorer can show: its states, checked; the values of its sliders; and each state as TOML and Python."""
+"""States of the explorer: their validation, the values of the sliders, and each state as TOML and Python."""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,12 +13,12 @@ from typing import Any
 from sgdynamics import checks
 
 FOLDER = Path(__file__).parent
-ACTIVATIONS = ("erf", "relu", "square", "linear")  # closed forms: others take the ODE seconds
+ACTIVATIONS = ("erf", "relu", "square", "linear")  # closed forms; the ODE of others takes seconds
 
 
 @dataclass(frozen=True)
 class State:
-    """One state of the page: a committee that learns from two teacher units, by one-pass SGD from random rows."""
+    """State of the page: a committee learns two teacher units by one-pass SGD, from random rows."""
 
     width: int = 4
     activation: str = "erf"
@@ -28,7 +29,7 @@ class State:
     seed: int = 0
 
 
-# the places of the sliders; an address may have any other number within the bounds below
+# Positions of the sliders. An address may have any other number within the bounds below.
 SLIDERS: dict[str, list[Any]] = {
     "width": [1, 2, 3, 4, 5, 6, 7, 8],
     "activation": list(ACTIVATIONS),
@@ -38,7 +39,7 @@ SLIDERS: dict[str, list[Any]] = {
     "time": [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0],
     "seed": list(range(10)),
 }
-# from and to, both allowed: beyond them nothing is computed within a moment
+# Smallest and largest values, both included: beyond them nothing is computed within seconds.
 BOUNDS: dict[str, tuple[float, float]] = {
     "width": (1, 16),
     "lr": (1e-4, 100.0),
@@ -49,14 +50,15 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-def state_from(given: Mapping[str, str]) -> State:
-    """A state from the texts of an address; what it does not say is as at first."""
+def state_from(query: Mapping[str, str]) -> State:
+    """Parse and validate the texts of an address; missing values are those of the first state."""
     first = asdict(State())
-    checks.known_names("the address", given, first)
-    found = {name: _read(name, text, isinstance(first[name], int)) for name, text in given.items()}
-    state = State(**found)
-    if state.dimension < state.width + 2:
-        raise checks.reject("dimension", state.dimension, f"rows and teachers need width + 2 coordinates: take {state.width + 2} or more")
+    checks.known_names("the address", query, first)
+    state = State(**{name: _read(name, text, isinstance(first[name], int)) for name, text in query.items()})
+    smallest = state.width + 2  # the span of student rows and teacher rows
+    if state.dimension < smallest:
+        fix = f"rows and teachers span width + 2 dimensions. Use {smallest} or more"
+        raise checks.reject("dimension", state.dimension, fix)
     return state
 
 
@@ -67,37 +69,37 @@ def _read(name: str, text: str, is_whole: bool) -> Any:
     try:
         value = float(text)
     except ValueError:
-        raise checks.reject(name, text, f"give a number from {low:g} to {high:g}") from None
-    if not low <= value <= high:  # NaN is not
+        value = math.nan
+    if not low <= value <= high:  # also false for NaN
         raise checks.reject(name, text, f"give a number from {low:g} to {high:g}")
     return checks.whole(name, value, int(low)) if is_whole else value
 
 
 def text_of(value: Any) -> str:
-    """A value as addresses and exports have it; scripts of the page write numbers the same way."""
+    """Return a value as addresses and exports write it, and as the script of the page does."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def address(state: State) -> str:
-    """What follows the # in the page's address."""
+    """Return the part of the page's address that follows the #."""
     return "&".join(f"{name}={text_of(value)}" for name, value in asdict(state).items())
 
 
 def templates() -> dict[str, str]:
-    """TOML and Python with a $name for each number of the state."""
-    return {"toml": (FOLDER / "export.toml.txt").read_text(encoding="utf-8"), "py": (FOLDER / "export.py.txt").read_text(encoding="utf-8")}
+    """Return the TOML and Python templates, with a $name for each value of the state."""
+    return {kind: (FOLDER / f"export.{kind}.txt").read_text(encoding="utf-8") for kind in ("toml", "py")}
 
 
 def exported(state: State, kind: str) -> str:
-    """A state as a problem file ("toml") or a program ("py")."""
+    """Return a state as a problem file ("toml") or a program ("py")."""
     return Template(templates()[kind]).substitute({name: text_of(value) for name, value in asdict(state).items()})
 
 
 def record(state: State) -> dict[str, Any]:
-    """What a problem file would say: the page computes what it exports."""
+    """Return the content of the problem file of a state: the page computes what it exports."""
     return tomllib.loads(exported(state, "toml"))
 
 
-def settings(sliders: Mapping[str, list[Any]], **more: Any) -> dict[str, Any]:
-    """What the page's script must know: its first state, the places of its sliders, the texts that it exports."""
-    return {"first": asdict(State()), "sliders": dict(sliders), "templates": templates(), **more}
+def settings(sliders: Mapping[str, list[Any]], **extra: Any) -> dict[str, Any]:
+    """Return what the page's script needs: the first state, the positions of the sliders, the templates."""
+    return {"first": asdict(State()), "sliders": dict(sliders), "templates": templates(), **extra}

@@ -86,10 +86,13 @@ def simulate(
         On a fixed data set: ends a run whose train risk is below it, seen every 100 steps, with the time in ``stopped_at``; it then costs
         nothing.
     checkpoint : path, optional
-        Direct runs on a fixed data set: a folder that keeps, every minute, where they are. The same call goes on from there as if it had
-        not stopped, and one with later save points after those from its end.
+        Folder in which the state of the runs is stored every minute. The same call continues from
+        there, bit for bit as if it had not stopped; a call with additional later save points continues
+        from the last one. Not available for the exact law of a fixed data set (method="exact"), for
+        spiked tensors and for user-defined dynamics.
     seconds : float, optional
-        With a checkpoint: ends the call after about so many seconds with a TimeoutError; the runs can go on.
+        Time limit of the call in seconds; requires ``checkpoint``. A call that reaches it stores its
+        state and raises TimeoutError; the same call continues from there.
     record : dict, optional
         Functions of the state by name, as in ``solve_ode``, or, on a fixed data set, ``sgd.on_train(...)`` of a sample.
     evaluate : dict, optional
@@ -144,17 +147,29 @@ def simulate(
             if value is not default:
                 raise checks.reject(name, value, "this is for algorithms on a fixed data set (sgd.GradientDescent, ...): leave it out")
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
-    if checkpoint is not None and not (dynamics.has_data and method == "direct"):
-        raise checks.reject("checkpoint", checkpoint, "this is for direct runs on a fixed data set: leave it out")
+    if checkpoint is not None and not isinstance(door.begin, Start):
+        raise checks.reject(
+            "checkpoint",
+            checkpoint,
+            "checkpoints store runs of networks only, not of spiked tensors or user-defined dynamics. Omit checkpoint",
+        )
+    if checkpoint is not None and dynamics.has_data and method == "exact":
+        raise checks.reject(
+            "checkpoint",
+            checkpoint,
+            'the exact law of a fixed data set cannot be continued from a file. Use method="direct", or omit checkpoint',
+        )
     if seconds is not None:
         seconds = checks.number("seconds", seconds, above=0.0)
         if checkpoint is None:
-            raise checks.reject("seconds", seconds, "what was done by then would be lost: give checkpoint=, a folder to keep it in")
+            raise checks.reject("seconds", seconds, "a time limit without a checkpoint would lose the runs. Set checkpoint to a folder")
     more = {"dtype": dtype, "seed": door.seed, "shared_data": shared_data}
     kept = None
     if checkpoint is not None:
         folder = checks.path("checkpoint", checkpoint)
-        kept = Checkpoint(folder, _call(door, more | {"stop_at": stop_at, "recorded": sorted(door.observables.losses())}), seconds)
+        kept = Checkpoint(
+            folder, _call(door, more | {"method": method, "stop_at": stop_at, "recorded": sorted(door.observables.losses())}), seconds
+        )
     simulator = dynamics.simulator(method, door.begin, d, door.sizes, **more)
     simulator.on_train = door.observables.losses()
     dynamics.warn_before(door.begin, d)
