@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sgdynamics as sgd
-from sgdynamics import cli, gallery, problem_files
+from sgdynamics import cli, gallery, problem_files, tables
 from sgdynamics.problems.models import MODELS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -137,6 +137,27 @@ def test_run_writes_what_the_library_computes(first, folder):
     assert re.search(r"0\.125 +\S+ +\S+ ± \S+ +[+-]\d\.\d", table)
     assert "exact against ode: at most" in table
     assert sorted(path.name for path in (folder / "again").iterdir()) == ["small.nc"]
+
+
+def test_tables_and_pictures_show_the_clock_that_the_file_states(first, folder):
+    (folder / "alpha.toml").write_text(HEAD + RUN.replace("times = { to = 0.5", "alpha = { to = 2.5"))
+    found = answer("run", folder / "alpha.toml", "--out", folder / "out", "--format", "none")
+    assert (first["clocks"], found["clocks"]) == (["t"], ["alpha"])
+    np.testing.assert_allclose(found["alpha"], np.linspace(0, 2.5, 5))
+    np.testing.assert_allclose(found["t"], first["t"])
+    np.testing.assert_allclose(found["methods"]["ode"]["mean"], first["methods"]["ode"]["mean"])
+    results = {name: sgd.load(folder / "out" / "alpha.nc", group=name) for name in ("ode", "exact")}
+    assert {ax.get_xlabel() for ax in tables.picture(results, "title").axes} == {r"$\alpha$ = samples / $d$"}
+    said = tables.beside(results) | {"files": []}
+    said["comparisons"][0]["z"][0] = np.nan  # where there is no standard error
+    with pytest.MonkeyPatch.context() as patch:
+        lines = []
+        patch.setattr(tables, "_show", lambda *parts: lines.append(parts))
+        tables.print_beside(said)
+    (columns, rows, _) = lines[0]
+    assert columns == ["alpha", "ode", "exact", "z exact"]
+    assert [row[0] for row in rows] == ["0", "0.625", "1.25", "1.875", "2.5"]
+    assert rows[0][-1] == "-"
 
 
 def test_a_result_runs_again(first, folder):

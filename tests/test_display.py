@@ -91,9 +91,10 @@ def scales(monkeypatch, result: xr.Dataset) -> set[str]:
 
 
 def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
-    """Else a power law would be a corner; evenly spaced times, and those that begin at zero, keep theirs."""
-    by_factors, late, from_zero = np.geomspace(0.1, 1e6, 9), np.linspace(0.1, 1e6, 9), np.array([0, *np.geomspace(0.1, 1e6, 8)])
-    for times, scale in ((by_factors, "log"), (late, "linear"), (from_zero, "linear")):
+    """On a linear axis a power law would be a corner. Evenly spaced times keep it; from zero it is linear up to the next point."""
+    by_factors, late = np.geomspace(10, 1000, 9), np.linspace(0.1, 1e6, 9)
+    from_zero, even = np.array([0, *np.geomspace(0.1, 1e6, 8)]), np.linspace(0, 10, 9)
+    for times, scale in ((by_factors, "log"), (late, "linear"), (from_zero, "symlog"), (even, "linear")):
         theory, runs = (one.assign_coords(t=("time", times, one.t.attrs)) for one in (THEORY, RUNS))
         assert scales(monkeypatch, theory) == scales(monkeypatch, compare(theory, runs)) == {scale}
 
@@ -105,6 +106,7 @@ def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
         ("time t = lr steps/D", "$t$ = lr steps / $D$"),
         ("time t = lr steps/n", "$t$ = lr steps / $n$"),
         ("time t = lr steps", "$t$ = lr steps"),
+        ("mean-field time t/p = lr steps/(p d)", "$t/p$ = lr steps / $(p d)$"),
         ("", "$t$ = lr steps / $d$"),
     ],
 )
@@ -113,6 +115,28 @@ def test_the_time_axis_divides_by_what_the_clock_divides_by(clock, label):
     axes = [draw(own, x="t")[1] for draw in (sgd.plot.risk, sgd.plot.overlaps)]
     assert [ax.get_xlabel() for ax in axes] == [label, label]
     plt.close("all")
+
+
+def test_the_table_and_the_picture_show_the_requested_clock_and_epochs(monkeypatch):
+    drawn = []
+    image = display._image
+    monkeypatch.setattr(display, "_image", lambda fig: drawn.append(fig) or image(fig))
+    clocks = {"alpha": ("time", 2.0 * THEORY.t.values), "epoch": ("time", 0.5 * THEORY.t.values)}
+    theory, runs = (one.assign_coords(clocks).assign_attrs(clock="alpha") for one in (THEORY, RUNS))
+    for result in (theory, runs, compare(theory, runs)):
+        table = columns(display.html(result))
+        assert list(table)[:2] == ["alpha", "epoch"]
+        assert "t" not in table
+        assert (table["alpha"][-1], table["epoch"][-1]) == ("16", "4")
+        for ax in drawn[-1].axes:
+            assert ax.get_xlabel() == r"$\alpha$ = samples / $d$"
+            (upper,) = ax.child_axes
+            assert upper.get_xlabel() == "epochs"
+            assert np.array(upper.get_xlim()) == pytest.approx(np.array(ax.get_xlim()) / 4)
+    # a schedule makes t another function of epochs: no second axis
+    bent = theory.assign_coords(epoch=("time", np.sqrt(THEORY.t.values))).assign_attrs(clock="t")
+    assert list(columns(display.html(bent)))[:2] == ["t", "epoch"]
+    assert not drawn[-1].axes[0].child_axes
 
 
 def test_theory_beside_runs():

@@ -11,7 +11,9 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics.results import encode
+from sgdynamics import tables
+from sgdynamics.clock import clock
+from sgdynamics.results import encode, requested_clock, time_coordinates
 
 mpl.use("Agg")
 
@@ -101,7 +103,7 @@ def test_compare(pair):
     np.testing.assert_allclose(table.risk_z[1:], expected[1:], rtol=1e-6)
     assert table.M_z.dims == ("time", "unit", "signal")
     assert table.attrs["runs"] == 50
-    # a theory on another grid is interpolated
+    # a theory with more save points
     problem, algorithm, _, _ = pair
     fine = sgd.solve_ode(problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 41))
     np.testing.assert_allclose(sgd.compare(fine, simulation).risk_theory, table.risk_theory, rtol=1e-5)
@@ -123,6 +125,119 @@ def test_compare(pair):
             sgd.save(wrong, "nowhere.nc")
     with pytest.raises(ValueError, match=r"result = 5: give what solve_ode"):
         sgd.plot.risk(5)
+
+
+def test_compare_solves_an_ode_again_between_its_save_points(pair):
+    problem, algorithm, theory, simulation = pair
+    ends = theory.isel(time=[0, -1])
+    table = sgd.compare(ends, simulation)
+    assert table.attrs["alignment"] == "solved again"
+    np.testing.assert_allclose(table.risk_theory, theory.risk[0], rtol=1e-7)
+    np.testing.assert_allclose(table.M_theory, theory.M[0], rtol=1e-7, atol=1e-9)
+    assert sgd.compare(theory, simulation).attrs["alignment"] == "common save points"
+    # a result that was changed since, one without its start, and one of another solver are interpolated instead
+    changed = ends.assign(risk=1.05 * ends.risk)
+    without_start = theory.isel(time=[1, -1])
+    other = ends.assign_attrs(method="solve_dmft")
+    runs = {"changed": simulation, "without start": simulation.isel(time=slice(1, None)), "other": simulation}
+    for name, result in {"changed": changed, "without start": without_start, "other": other}.items():
+        with pytest.warns(UserWarning, match="the theory is interpolated with an estimated error of up to"):
+            table = sgd.compare(result, runs[name])
+        assert table.attrs["alignment"] == "interpolated"
+        exact = theory.risk[0] if name != "without start" else theory.risk[0, 1:]
+        gap = np.abs(table.risk_theory.values - exact.values)
+        sampling = runs[name].risk.std("run", ddof=1).values / np.sqrt(50)
+        # the error of the straight line is included in the standard error, at the ends there is none
+        estimate = np.sqrt((table.risk_standard_error.values**2 - sampling**2)[1:-1])
+        assert np.all(estimate > (gap - 0.05 * exact.values)[1:-1])
+        assert np.all(estimate > sampling[1:-1])
+        np.testing.assert_allclose(table.risk_standard_error[-1], sampling[-1])
+    # of many save points the spline is good, and nothing is said; the error of it is below a tenth of a standard error
+    dense = sgd.solve_ode(problem, algorithm, sgd.start_from(theory, time=0), times=np.linspace(0, 0.5, 44))
+    table = sgd.compare(dense.assign_attrs(method="solve_dmft"), simulation)
+    assert table.attrs["alignment"] == "interpolated"
+    np.testing.assert_allclose(table.risk_theory, theory.risk[0], rtol=1e-4)
+
+
+def test_compare_has_no_z_without_a_standard_error(pair):
+    """At a start that all runs share z is 0 within the numerical errors on record, else NaN; never infinite."""
+    _, _, theory, simulation = pair
+    risk = theory.risk.copy()
+    risk[0, 0] *= 1 + 1e-6
+    shifted = theory.assign(risk=risk)
+    for recorded, z in ((1e-7, np.nan), (1e-5, 0.0)):
+        table = sgd.compare(shifted.assign_attrs(error_quadrature=recorded), simulation)
+        np.testing.assert_array_equal(table.risk_z[0], z)
+        assert float(table.M_z[0].max()) == 0.0
+        assert np.isfinite(table.risk_z[1:]).all()
+        summary = tables.compared(shifted.assign_attrs(error_quadrature=recorded), simulation)["variables"][0]
+        assert summary["variable"] == "risk"
+        assert summary["largest_z"] == float(np.abs(table.risk_z[1:]).max())
+    single = sgd.compare(theory, simulation.isel(run=[0]))
+    assert np.isnan(single.risk_z[1:]).all()
+    assert float(single.risk_z[0]) == 0.0
+
+
+def test_results_record_the_clock_in_which_save_points_were_requested(pair):
+    problem, algorithm, theory, simulation = pair
+    assert (theory.attrs["clock"], simulation.attrs["clock"], sgd.compare(theory, simulation).attrs["clock"]) == ("t",) * 3
+    begin = sgd.start_from(theory, time=0)
+    by_alpha = sgd.solve_ode(problem, algorithm, begin, alpha=theory.alpha.values)
+    by_steps = sgd.simulate(problem, algorithm, begin, steps=simulation.step.values, dimension=200, runs=50)
+    assert (by_alpha.attrs["clock"], by_steps.attrs["clock"]) == ("alpha", "step")
+    assert requested_clock(by_alpha.drop_attrs()) == requested_clock(by_steps.drop_vars("step")) == "t"
+    phases = [(problem, algorithm, by_alpha.alpha.values), (problem, algorithm, {"times": theory.t.values})]
+    joined = sgd.phases(sgd.solve_ode, phases, begin)
+    assert joined.attrs["clock"] == "t"
+    parts = {"problem": problem, "algorithm": algorithm, "start": begin, "alpha": theory.alpha.values}
+    swept = sgd.sweep(sgd.solve_ode, **parts, over={"lr": [0.1]}, workers=1, progress=False)
+    assert swept.attrs["clock"] == "alpha"
+
+
+@pytest.mark.parametrize(("per", "name"), [("dimension", "lr steps/d"), ("trace", "lr steps/D"), ("step", "lr steps")])
+def test_the_long_name_of_t_has_the_divisor_of_the_algorithm(per, name):
+    spectrum = sgd.Spectrum([4.0, 1.0], [2, 3], target=[0.5, 0.5])
+    problem = sgd.TeacherStudent(width=1, activation="linear", covariance=spectrum)
+    algorithm = sgd.OnePassSGD(lr=0.02, per=per)
+    when = clock(algorithm.on(problem), steps=[0, 10], dimension=5, whole_steps=False)
+    assert time_coordinates(when, np.full(1, np.nan))["t"][2]["long_name"] == f"time t = {name}"
+    linear = sgd.solve_linear(problem, algorithm, sgd.random_start(problem), steps=[0, 10])
+    assert linear.t.attrs["long_name"] == f"time t = {name}"
+    assert linear.attrs["clock"] == "step"
+
+
+def test_pictures_show_the_requested_clock(pair):
+    import matplotlib.pyplot as plt
+
+    _, _, theory, simulation = pair
+    by_alpha = theory.assign_attrs(clock="alpha")
+    for draw in (sgd.plot.risk, sgd.plot.overlaps):
+        assert draw(theory)[1].get_xlabel() == "$t$ = lr steps / $d$"
+        _, ax = draw(by_alpha)
+        assert ax.get_xlabel() == r"$\alpha$ = samples / $d$"
+        np.testing.assert_array_equal(ax.lines[0].get_xdata(), theory.alpha)
+        draw(simulation, ax)  # requested in t, drawn in the clock of the axis
+        assert ax.get_xlabel() == r"$\alpha$ = samples / $d$"
+        np.testing.assert_allclose(ax.containers[0].lines[0].get_xdata(), simulation.alpha)
+    with pytest.raises(ValueError, match=r"x = .alpha.: this is the unit of the curves on ax\. However, this result has only t, step"):
+        sgd.plot.risk(simulation.drop_vars("alpha"), sgd.plot.risk(by_alpha)[1])
+    epochs = simulation.assign_coords(epoch=simulation.alpha / 0.5)
+    assert sgd.plot.risk(epochs, x="epoch")[1].get_xlabel() == "epochs"
+    plt.close("all")
+
+
+def test_a_theory_of_few_save_points_is_drawn_as_markers(pair):
+    """A line between two save points would hide what happens there, such as a jump of the risk at the change of a task."""
+    import matplotlib.pyplot as plt
+
+    theory = pair[2]
+    (line,) = sgd.plot.risk(theory)[1].lines
+    assert (line.get_linestyle(), line.get_marker()) == ("None", "D")
+    dense = theory.isel(time=np.arange(24) // 4)
+    dense = dense.assign_coords(t=("time", np.linspace(0, 0.5, 24), theory.t.attrs))
+    (line,) = sgd.plot.risk(dense)[1].lines
+    assert (line.get_linestyle(), line.get_marker()) == ("-", "None")
+    plt.close("all")
 
 
 def test_plots(pair):

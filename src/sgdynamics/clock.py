@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -27,6 +27,11 @@ FARTHEST = 1e12
 CHECKED_TIMES = 257  # at which a temperature is looked at before a run, beside its save points
 
 
+# argument in which a caller gives save points: coordinate of the result with the same unit
+COORDINATES = {"times": "t", "alpha": "alpha", "steps": "step"}
+DIVISORS = {"dimension": "d", "trace": "D", "step": ""}  # of t = lr steps/D, by OnePassSGD(per=)
+
+
 @dataclass(frozen=True)
 class Clock:
     """Save points in every unit that is defined: t always; alpha where lr > 0; step where a dimension is given too."""
@@ -36,6 +41,8 @@ class Clock:
     step: np.ndarray | None
     samples: bool = True  # whether samples/d means something: not where d is infinite
     epoch: np.ndarray | None = None  # where there are epochs
+    requested: str = "t"  # coordinate in which the caller gave the save points
+    divisor: str = "d"  # symbol of D in t = lr steps/D; empty where t = lr steps
 
 
 def clock(
@@ -56,14 +63,22 @@ def clock(
     points = _increasing(name, value)
     if name == "steps" and np.any(points != np.round(points)):
         raise checks.reject("steps", value, "give whole numbers")
+    requested = COORDINATES[name]
     if isinstance(algorithm, FixedData):
-        return _fixed_data(algorithm, name, points)
+        divisor = "d" if algorithm.order else ""
+        return replace(_fixed_data(algorithm, name, points), requested=requested, divisor=divisor)
     with np.errstate(over="ignore"):  # what overflows is refused, not warned of
         found = _one_pass(algorithm, name, points, dimension, whole_steps)
     for unit, values in (("t", found.t), ("alpha", found.alpha), ("step", found.step)):
         if values is not None and not np.all(np.isfinite(values)):
             raise checks.reject(name, float(points[-1]), f"in units of {unit} this is beyond float64: give less")
-    return found
+    return replace(found, requested=requested, divisor=time_divisor(algorithm))
+
+
+def time_divisor(algorithm: OnePassSGD) -> str:
+    """The symbol of D in t = lr steps/D: d by default, D for the trace, empty where a step is lr itself."""
+    stated = algorithm.stated or algorithm  # solvers convert the learning rate to units of d
+    return DIVISORS[stated.per]
 
 
 def _one_pass(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: int | None, whole_steps: bool) -> Clock:

@@ -12,12 +12,11 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import plot
-from sgdynamics.results import ROUNDING
+from sgdynamics.results import ROUNDING, requested_clock
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 POINTS = 6  # save points of the table
 ENTRIES = 4  # of one variable in the table
-FACTOR = 10.0  # of the last time over the middle one, from which times are taken to grow by factors: evenly spaced, it is 2
 SHOWN = ("excess_risk", "risk", "train_risk", "accuracy", "M", "m", "M_fields")  # those that are there, the second only without the first
 
 
@@ -49,7 +48,8 @@ def _trajectory(result: xr.Dataset) -> list[str]:
     plot.risk(result, picture[1][0])
     for ax, name in zip(picture[1][1:], (one for one in names if one in ("M", "m", "M_fields")), strict=False):
         plot.variable(result, name, ax, label=f"{result.sizes['run']} runs")
-    _time_axes(picture[1], result)
+    for ax in picture[1]:
+        add_epoch_axis(ax, result, requested_clock(result))
     good = np.flatnonzero(np.isnan(result["diverged_at"])) if "diverged_at" in result.coords else np.arange(result.sizes["run"])
     if not len(good):
         raise ValueError("all runs have diverged")
@@ -80,17 +80,21 @@ def _trajectory(result: xr.Dataset) -> list[str]:
 
 def _compared(result: xr.Dataset) -> list[str]:
     fig, (left, right) = _figure(2)
-    t = np.asarray(result["t"])
+    clock = requested_clock(result)
+    points = np.asarray(result[clock])
+    for ax in (left, right):
+        plot.set_time_axis(ax, result, clock)
+        add_epoch_axis(ax, result, clock)
     name = "excess_risk" if "excess_risk_z" in result else "risk"
     theory, runs, error, z = (np.asarray(result[f"{name}_{part}"]) for part in ("theory", "simulation", "standard_error", "z"))
-    left.semilogy(t, theory, lw=1.6, label="theory")
-    left.errorbar(t, runs, error, fmt="o", ms=3.5, lw=1, capsize=2, label=f"mean of {result.attrs['runs']} runs")
-    left.set(xlabel="$t$", ylabel=VARIABLES[name].label)
+    left.set_yscale("log")
+    left.plot(points, theory, label="theory", **plot.curve_style(len(points)))
+    left.errorbar(points, runs, error, fmt="o", ms=3.5, lw=1, capsize=2, label=f"mean of {result.attrs['runs']} runs")
+    left.set_ylabel(VARIABLES[name].label)
     left.legend(frameon=False)
     right.axhspan(-2, 2, color="0.9")
-    right.plot(t, z, "o-", ms=3.5, lw=1)
-    right.set(xlabel="$t$", ylabel="difference / standard error")
-    _time_axes((left, right), result)
+    right.plot(points, z, "o-", ms=3.5, lw=1)
+    right.set_ylabel("difference / standard error")
     columns = [
         ("theory", theory, None),
         (f"{result.attrs['runs']} runs", runs, error),
@@ -114,12 +118,15 @@ def _figure(count: int) -> tuple[Any, Any]:
     return fig, list(fig.subplots(1, count, squeeze=False)[0])
 
 
-def _time_axes(axes: Any, result: xr.Dataset) -> None:
-    """Logarithmic where save points grow by factors: a linear axis would have all but the last few on its left edge."""
-    t = np.asarray(result["t"])
-    if t[0] > 0 and t[-1] > FACTOR * np.median(t):
-        for ax in axes:
-            ax.set_xscale("log")
+def add_epoch_axis(ax: Any, result: xr.Dataset, clock: str) -> None:
+    """Show epochs along the upper edge, where they are proportional to the unit of the lower one."""
+    if "epoch" not in result.coords or clock == "epoch":
+        return
+    points, epochs = (np.asarray(result[name], dtype=float) for name in (clock, "epoch"))
+    rate = epochs[-1] / points[-1] if points[-1] > 0 else 0.0
+    if rate > 0 and np.allclose(epochs, rate * points, rtol=1e-6, atol=1e-9 * epochs[-1]):
+        upper = ax.secondary_xaxis("top", functions=(lambda x: x * rate, lambda epoch: epoch / rate))
+        upper.set_xlabel("epochs")
 
 
 def _image(fig: Any) -> str:
@@ -150,13 +157,19 @@ def _table(result: xr.Dataset, columns: list[tuple[str, np.ndarray, np.ndarray |
     count = result.sizes["time"]
     points = np.unique(np.linspace(0, count - 1, min(POINTS, count)).round().astype(int))
     style = "style='text-align:right; padding:.1em .6em; white-space:nowrap'"
-    lines = ["".join(f"<th {style}>{escape(label)}</th>" for label in ("t", *(label for label, _, _ in columns)))]
+    clocks = table_clocks(result)
+    lines = ["".join(f"<th {style}>{escape(label)}</th>" for label in (*clocks, *(label for label, _, _ in columns)))]
     for point in points:
-        cells = [f"{float(result['t'][point]):.4g}"]
+        cells = [f"{float(result[clock][point]):.4g}" for clock in clocks]
         cells += [_number(float(values[point]), None if error is None else float(error[point])) for _, values, error in columns]
         lines.append("".join(f"<td {style}>{cell}</td>" for cell in cells))
     table = "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
     return f"<div class='sgdynamics-table' style='overflow-x:auto'>{table}</div>"
+
+
+def table_clocks(result: xr.Dataset) -> list[str]:
+    """The time columns of a table: the unit in which save points were requested, then epochs."""
+    return [requested_clock(result), *(["epoch"] if "epoch" in result.coords else [])]
 
 
 def _number(value: float, error: float | None) -> str:

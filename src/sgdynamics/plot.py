@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.analysis.protocol_picture import protocol as protocol
+from sgdynamics.results import requested_clock
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 if TYPE_CHECKING:  # drawing is imported where it is done
     from matplotlib.axes import Axes
 
-TIME_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps"}
+CLOCK_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps", "epoch": "epochs"}
 MOST_POINTS = 25  # error bars on a curve before they run into one another
+SPARSE = 12  # save points up to which a theory is drawn as markers: a line could hide a jump
+GROWTH = 5.0  # ratio of last to median save point of a logarithmic axis; evenly spaced points have 2
+axis_clocks: MutableMapping[Any, str] = WeakKeyDictionary()  # unit of time of each axis drawn on
 
 
 def risk(
     result: xr.Dataset,
     ax: Axes | None = None,
     *,
-    x: str = "t",
+    x: str | None = None,
     excess: bool | None = None,
     train: bool = False,
     log: bool = True,
@@ -37,8 +43,9 @@ def risk(
         What a solver returned.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure unless given.
-    x : str, default "t"
-        The unit of time: "t", "alpha" or "step".
+    x : str, optional
+        The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
+        shows, else to the unit in which the result's save points were requested.
     excess : bool, optional
         The excess risk (True) or the risk (False); unless given the excess risk where it is defined.
     train : bool, default False
@@ -70,7 +77,7 @@ def risk(
     'excess risk'
     """
     _checked(result)
-    _time(result, x)
+    clock = _clock(result, x, ax)
     train, log = checks.flag("train", train), checks.flag("log", log)
     excess, label = checks.flag("excess", excess, unsaid=True), _text("label", label)
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
@@ -82,8 +89,9 @@ def risk(
         raise checks.reject("excess", excess, "this result has no excess risk (its loss is not squared): leave it out")
     checks.result("result", result, chosen)
     fig, ax = _axes(ax)
-    _draw(ax, _time(result, x), np.asarray(result[chosen]), _style(result), label or _label(result), None, _own_error(result, chosen))
-    ax.set_xlabel(_time_label(result, x))
+    set_time_axis(ax, result, clock)
+    own = _own_error(result, chosen)
+    _draw(ax, np.asarray(result[clock]), np.asarray(result[chosen]), _style(result), label or _label(result), None, own)
     ax.set_ylabel(VARIABLES[chosen].label)
     if log:
         ax.set_yscale("log")
@@ -91,7 +99,9 @@ def risk(
     return fig, ax
 
 
-def overlaps(result: xr.Dataset, ax: Axes | None = None, *, x: str = "t", name: str = "M", label: str | None = None) -> tuple[Any, Any]:
+def overlaps(
+    result: xr.Dataset, ax: Axes | None = None, *, x: str | None = None, name: str = "M", label: str | None = None
+) -> tuple[Any, Any]:
     """Every entry of M (or Q, or a) against time, one colour an entry; ``variable`` draws any other.
 
     Parameters
@@ -100,8 +110,9 @@ def overlaps(result: xr.Dataset, ax: Axes | None = None, *, x: str = "t", name: 
         What a solver returned.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure unless given.
-    x : str, default "t"
-        The unit of time: "t", "alpha" or "step".
+    x : str, optional
+        The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
+        shows, else to the unit in which the result's save points were requested.
     name : str, default "M"
         "M", "Q" or "a".
     label : str, optional
@@ -133,7 +144,7 @@ def overlaps(result: xr.Dataset, ax: Axes | None = None, *, x: str = "t", name: 
     return variable(result, name, ax, x=x, label=label)
 
 
-def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = "t", label: str | None = None) -> tuple[Any, Any]:
+def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str | None = None, label: str | None = None) -> tuple[Any, Any]:
     """Any variable of a result against time, one colour an entry: overlaps, risks, and what ``record`` and ``evaluate`` have added.
 
     Parameters
@@ -144,8 +155,9 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = 
         The variable, with axes (run, time, ...).
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure unless given.
-    x : str, default "t"
-        The unit of time: "t", "alpha" or "step".
+    x : str, optional
+        The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
+        shows, else to the unit in which the result's save points were requested.
     label : str, optional
         Of the runs in the legend; the method's name unless given.
 
@@ -175,9 +187,10 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = 
     checks.result("result", result, name)
     if result[name].dims[:2] != ("run", "time"):
         raise checks.reject("name", name, f"it has the axes {result[name].dims}: give a variable along runs and times")
-    _time(result, x)
+    clock = _clock(result, x, ax)
     label = _text("label", label)
     fig, ax = _axes(ax)
+    set_time_axis(ax, result, clock)
     values = np.asarray(result[name])
     entries = list(np.ndindex(*values.shape[2:]))
     if name == "Q":
@@ -189,8 +202,7 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str = 
             shown = label or _label(result)
         every = (slice(None), slice(None), *entry)
         band = None if own is None else own[every]
-        _draw(ax, _time(result, x), values[every], _style(result), shown, f"C{position % 10}", band)
-    ax.set_xlabel(_time_label(result, x))
+        _draw(ax, np.asarray(result[clock]), values[every], _style(result), shown, f"C{position % 10}", band)
     ax.set_ylabel(VARIABLES[name].label if name in VARIABLES else name)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, ncols=2)
@@ -481,20 +493,47 @@ def _checked(result: Any) -> None:
         raise checks.reject("result", dict(result.sizes), "it has no runs or no save points: there is nothing to draw")
 
 
-def _time(result: xr.Dataset, x: str) -> np.ndarray:
-    checks.choice("x", x, tuple(TIME_LABELS))
-    if x not in result.coords:
-        have = [name for name in TIME_LABELS if name in result.coords]
-        raise checks.reject("x", x, f"this result has only {', '.join(have)}")
-    return np.asarray(result[x])
+def _clock(result: xr.Dataset, x: str | None, ax: Axes | None) -> str:
+    """The unit of time of a picture: that of the caller, of earlier curves on the axis, or of the result."""
+    if x is not None:
+        checks.choice("x", x, tuple(CLOCK_LABELS))
+    drawn = axis_clocks.get(ax) if hasattr(ax, "errorbar") else None  # what is no axis is rejected later
+    name = x or drawn or requested_clock(result)
+    if name not in result.coords:
+        known = [clock for clock in CLOCK_LABELS if clock in result.coords]
+        fix = f"this result has only {', '.join(known)}"
+        raise checks.reject("x", name, fix if x else f"this is the unit of the curves on ax. However, {fix}: give x=")
+    return name
 
 
-def _time_label(result: xr.Dataset, x: str) -> str:
-    """The dimension as the result's own clock names it (D of a spectrum, n of a tensor); on a fixed data set t = lr steps, without one."""
-    own = re.search(r"lr steps(?:/(\w))?$", str(result["t"].attrs.get("long_name", ""))) if x == "t" else None
-    if own is None:
-        return TIME_LABELS[x]
-    return "$t$ = lr steps" + (f" / ${own[1]}$" if own[1] else "")
+def set_time_axis(ax: Axes, result: xr.Dataset, clock: str) -> None:
+    """Label the time axis of a picture; the first result on it sets the scale.
+
+    The scale is logarithmic where save points grow by factors: on a linear axis all but the last
+    few would be at its left edge. Where the first save point is 0, the axis is linear up to the
+    second one.
+    """
+    ax.set_xlabel(clock_label(result, clock))
+    if ax in axis_clocks or ax.has_data():
+        return
+    axis_clocks[ax] = clock
+    points = np.asarray(result[clock], dtype=float)
+    if points[-1] < GROWTH * np.median(points):
+        return
+    if points[0] > 0:
+        ax.set_xscale("log")
+    elif len(points) > 2 and points[1] > 0:
+        ax.set_xscale("symlog", linthresh=points[1], linscale=0.5)
+
+
+def clock_label(result: xr.Dataset, clock: str) -> str:
+    """The label of a time axis, with the divisor of t or alpha that the result records."""
+    name = str(result[clock].attrs.get("long_name", ""))
+    if clock == "t" and (match := re.search(r"(t(?:/p)?) = lr steps(?:/(.+))?$", name)):
+        return f"${match[1]}$ = lr steps" + (f" / ${match[2]}$" if match[2] else "")
+    if clock == "alpha" and (match := re.fullmatch(r"samples/(\w)", name)):
+        return rf"$\alpha$ = samples / ${match[1]}$"
+    return CLOCK_LABELS[clock]
 
 
 def _is_theory(result: xr.Dataset) -> bool:
@@ -536,6 +575,11 @@ def _own_error(result: xr.Dataset, name: str) -> np.ndarray | None:
     return np.asarray(own) if own is not None and own.shape == result[name].shape else None
 
 
+def curve_style(count: int) -> dict[str, Any]:
+    """Style of a theory with this many save points: a line, or open markers for a few."""
+    return {"lw": 1.6} if count > SPARSE else {"ls": "none", "marker": "D", "ms": 7, "mfc": "none"}
+
+
 def _draw(
     ax: Axes,
     x: np.ndarray,
@@ -545,11 +589,14 @@ def _draw(
     color: str | None,
     band: np.ndarray | None = None,
 ) -> None:
-    """Lines for theory (one a run, with a band of its own standard error), points with standard errors for a simulation (points alone where
-    it is a single run)."""
+    """Draw theory as lines, one per run, with its own standard error, a simulation as mean and error bars.
+
+    A theory of few save points is drawn as markers, a single run as points.
+    """
     if not style:
+        kind = curve_style(len(x))
         for index, row in enumerate(values):
-            (line,) = ax.plot(x, row, label=label if index == 0 else None, color=color, lw=1.6)
+            (line,) = ax.plot(x, row, label=label if index == 0 else None, color=color, **kind)
             if band is not None:
                 ax.fill_between(x, row - band[index], row + band[index], color=line.get_color(), alpha=0.25, lw=0)
         return

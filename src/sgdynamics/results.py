@@ -24,6 +24,7 @@ from sgdynamics.problems.starts import Beside, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.reach import check_memory
 from sgdynamics.records import algorithm_from, problem_from
+from sgdynamics.variables import TIMES
 from sgdynamics.version import __version__
 
 # what a Dataset is made of, where many are needed: to make one takes as long as many a solution
@@ -48,7 +49,8 @@ def trajectory(
     """
     meanings = dynamics.meanings()
     variables = {name: (("run", "time", *meanings[name][1]), value, {"long_name": meanings[name][0]}) for name, value in values.items()}
-    coordinates = time_coordinates(clock, diverged_at, dynamics.letter, dynamics.has_data, ran_out_at)
+    coordinates = time_coordinates(clock, diverged_at, dynamics.letter, ran_out_at)
+    attributes = attributes | {"clock": clock.requested}
     for name, part in (more or {}).items():
         (variables if part[0][:1] == ("run",) else coordinates)[name] = part
     # many answers of one definition need not each say what it is
@@ -56,13 +58,18 @@ def trajectory(
     return made(variables, coordinates | dynamics.coordinates() | dynamics.named(values), attributes)
 
 
-def time_coordinates(
-    clock: Clock, diverged_at: np.ndarray, d: str = "d", fixed_data: bool = False, ran_out_at: np.ndarray | None = None
-) -> dict[str, Any]:
-    """Every unit of time that is defined, where runs diverged, and where an integrator ran out of steps, if any; `d` is the dimension."""
-    whole = fixed_data and clock.epoch is None
+def time_name(divisor: str) -> str:
+    """The long name of the coordinate t, t = lr steps/divisor."""
+    return f"time t = lr steps/{divisor}" if divisor else "time t = lr steps"
+
+
+def time_coordinates(clock: Clock, diverged_at: np.ndarray, d: str = "d", ran_out_at: np.ndarray | None = None) -> dict[str, Any]:
+    """Every unit of time that is defined, where runs diverged, and where an integrator ran out of steps, if any.
+
+    `d` is the symbol of the dimension.
+    """
     coordinates: dict[str, Any] = {
-        "t": ("time", clock.t, {"long_name": "time t = lr steps" if whole else f"time t = lr steps/{d}"}),
+        "t": ("time", clock.t, {"long_name": time_name(d if clock.divisor == "d" else clock.divisor)}),
         "diverged_at": ("run", diverged_at, {"long_name": "last finite time of a run that diverged"}),
     }
     if ran_out_at is not None and np.any(np.isfinite(ran_out_at)):
@@ -74,6 +81,16 @@ def time_coordinates(
     if clock.epoch is not None:
         coordinates["epoch"] = ("time", clock.epoch, {"long_name": "epochs"})
     return coordinates
+
+
+def requested_clock(result: xr.Dataset) -> str:
+    """The coordinate in which a result's save points were requested: "t", "alpha" or "step".
+
+    Tables and pictures show it first. Results without the attribute `clock` (of older files, or
+    changed by hand) and without that coordinate have "t".
+    """
+    name = str(result.attrs.get("clock", "t"))
+    return name if name in TIMES and name in result.coords else "t"
 
 
 def record(problem: Any, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,11 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.comparison import compare as compare_results
+from sgdynamics.display import add_epoch_axis, table_clocks
 from sgdynamics.problem_files import SAMPLED, method_of
+from sgdynamics.results import requested_clock, time_name
 from sgdynamics.sweeps.answers import MISSING
+from sgdynamics.variables import TIMES
 
 ROWS = 11  # lines of a table of times
 PACKAGES = ("jax", "jaxlib", "diffrax", "optimistix", "numpy", "scipy", "xarray", "h5netcdf", "matplotlib", "typer", "rich", "distributed")
@@ -51,7 +54,8 @@ def in_t(result: xr.Dataset) -> xr.Dataset:
     """In the clock t of all other results; that of a mean field is t/p."""
     if method_of(result) != "mean_field":
         return result
-    return result.assign_coords(t=result["t"] * result.sizes["unit"])
+    t = result["t"] * result.sizes["unit"]
+    return result.assign_coords(t=t.assign_attrs(long_name=time_name("d")))
 
 
 def beside(results: dict[str, xr.Dataset]) -> dict[str, Any]:
@@ -59,9 +63,8 @@ def beside(results: dict[str, xr.Dataset]) -> dict[str, Any]:
     shown = {name: in_t(result) for name, result in results.items()}
     quantity = "excess_risk" if all("excess_risk" in result for result in shown.values()) else "risk"
     first = next(iter(shown.values()))
-    found: dict[str, Any] = {"quantity": quantity, "t": first["t"].values}
-    if "alpha" in first.coords:
-        found["alpha"] = first["alpha"].values
+    found: dict[str, Any] = {"quantity": quantity, "clocks": table_clocks(first)}
+    found |= {name: first[name].values for name in (*TIMES, "epoch") if name in first.coords}
     found["methods"] = {}
     for name, result in shown.items():
         values = result[quantity].values
@@ -96,8 +99,9 @@ def _distances(theory: xr.Dataset, simulation: xr.Dataset, quantity: str) -> dic
 
 
 def _largest(z: np.ndarray) -> float:
-    finite = np.abs(z[np.isfinite(z)])
-    return float(finite.max()) if finite.size else math.nan
+    """The largest distance in standard errors where one exists; NaN where none does."""
+    distances = np.abs(z[~np.isnan(z)])
+    return float(distances.max()) if distances.size else math.nan
 
 
 def compared(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def machine() -> dict[str, Any]:
 
 
 def picture(results: dict[str, xr.Dataset], title: str) -> Any:
-    """Risk, and overlaps where there are any, of all methods against t."""
+    """Risk and overlaps of all methods, in the unit of time in which save points were requested."""
     from matplotlib.figure import Figure
 
     from sgdynamics import plot
@@ -243,10 +247,14 @@ def picture(results: dict[str, xr.Dataset], title: str) -> Any:
     drawn = np.concatenate([(result["excess_risk"] if "excess_risk" in result else result["risk"]).mean("run").values for result in shown])
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     wide = drawn.size > 0 and drawn.max() > 3 * drawn.min()  # a log scale for less has no ticks worth reading
+    clock = requested_clock(shown[0])
+    clock = clock if all(clock in result.coords for result in shown) else "t"
     for result in shown:
-        plot.risk(result, axes[0], log=bool(wide))
+        plot.risk(result, axes[0], x=clock, log=bool(wide))
         if both:
-            plot.overlaps(result, axes[1])
+            plot.overlaps(result, axes[1], x=clock)
+    for ax in axes:
+        add_epoch_axis(ax, shown[0], clock)
     if both and axes[1].get_legend_handles_labels()[0]:  # beside the curves, which fill their panel
         axes[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
     fig.suptitle(title)
@@ -281,6 +289,15 @@ def _cell(value: Any) -> str:
     return _number(float(value)) if isinstance(value, (int, float, np.number)) else str(value)
 
 
+def _score(z: float) -> str:
+    """A distance in standard errors; a dash where there is no standard error."""
+    return "-" if math.isnan(z) else f"{z:+.1f}"
+
+
+def _verdict(largest_z: float) -> str:
+    return "no standard errors" if math.isnan(largest_z) else f"at most {largest_z:.1f} standard errors apart"
+
+
 def _with_error(mean: float, error: float | None) -> str:
     if error is None or error <= 1e-12 * abs(mean):  # one start that all share
         return _number(mean)
@@ -289,21 +306,21 @@ def _with_error(mean: float, error: float | None) -> str:
 
 def print_beside(found: dict[str, Any]) -> None:
     """Theory beside simulation at a few times, then the largest distance of each pair."""
-    t, methods = found["t"], found["methods"]
-    chosen = np.unique(np.linspace(0, len(t) - 1, min(ROWS, len(t))).round().astype(int))
+    clocks, methods, count = found["clocks"], found["methods"], len(found["t"])
+    chosen = np.unique(np.linspace(0, count - 1, min(ROWS, count)).round().astype(int))
     z = {(one["theory"], one["simulation"]): one["z"] for one in found["comparisons"]}
     first = next(iter(name for name in methods if name not in SAMPLED), None)
-    columns = ["t", *methods] + [f"z {name}" for name in methods if (first, name) in z]
-    rows, nothing = [], [None] * len(t)
+    columns = [*clocks, *methods] + [f"z {name}" for name in methods if (first, name) in z]
+    rows, nothing = [], [None] * count
     for index in chosen:
         cells = [_with_error(one["mean"][index], one.get("standard_error", nothing)[index]) for one in methods.values()]
         scores = [z[first, name] for name in methods if (first, name) in z]
-        rows.append([_number(t[index]), *cells, *(f"{values[index]:+.1f}" if len(values) else "-" for values in scores)])
+        times = [_number(found[clock][index]) for clock in clocks]
+        rows.append([*times, *cells, *(_score(values[index]) if len(values) else "-" for values in scores)])
     title = found["quantity"].replace("_", " ")
     _show(columns, rows, f"{title}; z: (simulation - {first})/standard error" if z else title)
     for one in found["comparisons"]:
-        said = one.get("refused") or f"at most {one['largest_z']:.1f} standard errors apart"
-        print(f"{one['simulation']} against {one['theory']}: {said}")
+        print(f"{one['simulation']} against {one['theory']}: {one.get('refused') or _verdict(one['largest_z'])}")
     for name, one in methods.items():
         if one["diverged"]:
             print(f"{name}: {one['diverged']} of {one['runs']} runs diverged and are left out")

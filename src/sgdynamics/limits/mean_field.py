@@ -364,7 +364,8 @@ def _clock(
     found = clock(wide, **given, dimension=None, whole_steps=False)
     if dimension is None or found.alpha is None:
         return found
-    return replace(found, step=found.alpha * (dimension / algorithm.batch))
+    requested = found.requested if steps is None else "step"
+    return replace(found, step=found.alpha * (dimension / algorithm.batch), requested=requested)
 
 
 def _alpha_at(problem: Problem, algorithm: OnePassSGD, when: Clock) -> dict[str, Any]:
@@ -501,4 +502,4 @@ def _dataset(
     coordinates = time_coordinates(when, ends["diverged_at"], ran_out_at=ends["ran_out_at"])
     coordinates["t"] = ("time", when.t, {"long_name": "mean-field time t/p = lr steps/(p d)"})
     coordinates["t_sgd"] = ("time", problem.width * when.t, {"long_name": "time lr steps/d of a network of this width: width times t"})
-    return xr.Dataset(variables, coordinates, recorded(problem, algorithm, "solve_mean_field", attributes))
+    return xr.Dataset(variables, coordinates, recorded(problem, algorithm, "solve_mean_field", attributes | {"clock": when.requested}))

@@ -105,7 +105,8 @@ def solve_large_batch(
     alpha = points * (share if np.isfinite(share) else 1.0)
     each = alpha[-1] / points[-1] if points[-1] else 0.0
     t = points * float(algorithm.lr) if not algorithm.scheduled else _summed(algorithm, points.astype(int), each)
-    when = Clock(t, alpha, points.astype(np.int64), samples=bool(np.isfinite(share)))
+    finite = bool(np.isfinite(share))
+    when = Clock(t, alpha, points.astype(np.int64), samples=finite, requested="step", divisor="")
     door = replace(door, when=when)
     update = algorithm.stepping or PLAIN
     rule = rule_for(problem, door.begin.Q_blocks, MARGIN)

@@ -13,6 +13,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
 from sgdynamics.arrays import Given
+from sgdynamics.clock import time_divisor
 from sgdynamics.controls import Schedule, scheduled
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.precision import float64
@@ -20,7 +21,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.progress import warn
-from sgdynamics.results import largest_share, record
+from sgdynamics.results import largest_share, record, time_name
 from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.scaling.modes import LinearModes, listed
 
@@ -221,11 +222,11 @@ def _dataset(
         "error_block": (("run", "time", "block"), errors, {"long_name": "mean of |w - w*|^2 in a block"}),
     }
     coordinates: dict[str, Any] = {
-        "t": ("time", t, {"long_name": "time t = lr steps/D"}),
+        "t": ("time", t, {"long_name": time_name(time_divisor(algorithm))}),
         "step": ("time", steps, {"long_name": "steps"}),
         "diverged_at": ("run", np.full(len(excess), np.nan), {"long_name": "last finite time of a run that diverged"}),
         "eigenvalue": ("block", eigenvalues(problem.parameters), {"long_name": "covariance eigenvalue"}),
     }
     if problem.spectrum is None or not problem.spectrum.infinite:
         coordinates["alpha"] = ("time", steps * (algorithm.batch / d), {"long_name": "samples/d"})
-    return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_linear", attributes))
+    return xr.Dataset(variables, coordinates, record(problem, algorithm, "solve_linear", attributes | {"clock": "step"}))

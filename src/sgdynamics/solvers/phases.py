@@ -133,6 +133,8 @@ def _joined(parts: list[xr.Dataset], solver: str) -> xr.Dataset:
     for name in {name for part in parts for name in part.attrs if name.startswith("error_")}:
         attributes[name] = max(float(part.attrs[name]) for part in parts if name in part.attrs)
     each = [{name: json.loads(part.attrs[name]) for name in ("problem", "algorithm") if name in part.attrs} for part in parts]
+    clocks = {str(part.attrs["clock"]) for part in parts if "clock" in part.attrs}
+    attributes["clock"] = clocks.pop() if len(clocks) == 1 else "t"
     return joined.assign_attrs(attributes | {"method": f"phases of {solver}", "phases": json.dumps(each)})
 
 

@@ -14,7 +14,7 @@ from sgdynamics.analysis.exit_times import ExitTimes
 from sgdynamics.arrays import Function
 from sgdynamics.results import Parts
 
-KEPT = ("method", "assumptions", "integrator")  # attributes of a solver's Dataset that a sweep passes on
+KEPT = ("method", "assumptions", "integrator", "clock")  # attributes of a solver's Dataset that a sweep passes on
 OWN = ("point_name", "point_values", "failed", "warning")
 MISSING = "not computed yet"
 
