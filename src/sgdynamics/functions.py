@@ -69,7 +69,7 @@ _SMOOTH = frozenset(
         *("pad", "copy", "rev", "convert_element_type"),
     )
 )
-_CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")
+CALLS = ("pjit", "jit", "custom_jvp_call", "closed_call", "core_call")  # primitives that only call another jaxpr
 
 
 @float64
@@ -104,14 +104,19 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
             continue
         random |= {id(one) for one in equation.outvars}
         name = equation.primitive.name
-        inner = [part for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(part)]
-        bodies = [getattr(part, "jaxpr", part) for part in inner]
-        if bodies and (name not in _CALLS or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)):
+        bodies = [body for body, _ in inner_jaxprs(equation)]
+        if bodies and (name not in CALLS or not all(_smooth(body, {id(one) for one in body.invars}) for body in bodies)):
             return False
         real = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
         if not bodies and (name not in _SMOOTH or not real):
             return False
     return True
+
+
+def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any]]]:
+    """The jaxprs among the parameters of an equation, each with the values of its constants."""
+    leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr)
+    return [(getattr(leaf, "jaxpr", leaf), getattr(leaf, "consts", ())) for leaf in leaves if _is_jaxpr(leaf)]
 
 
 def _is_jaxpr(value: Any) -> bool:

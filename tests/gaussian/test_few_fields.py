@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 import sgdynamics as sgd
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.few_fields import REACHES, FewFields, _trapezoid_points, _trapezoids
-from sgdynamics.gaussian.risk import overlaps_at
+from sgdynamics.gaussian.risk import overlaps_at, population_risk
 from sgdynamics.gaussian.sampled import Sampled
 from sgdynamics.problems import reading
 from tests.conftest import FALSE_ALARM, slow
@@ -151,6 +151,48 @@ def test_it_reads_what_it_should():
     for flag in (0.0, 1.0):
         problem = sgd.Problem(branching, 1, 1, parameters={"flag": flag})
         assert len(problem.structure.reading.general) == (1 if flag == 0 else 0)
+
+
+def softplus_far_away(fields, signals, head, z):
+    return (fields[0] - signals[0]) ** 2 / 2 + jnp.log1p(jnp.exp(20 * (fields[0] - 5)))
+
+
+def step_far_away(fields, signals, head, z):
+    return (fields[0] - signals[0]) ** 2 / 2 + 1000 * jax.nn.sigmoid(50 * (fields[0] - 6))
+
+
+def tiny_power(fields, signals, head, z):
+    return (fields[0] - signals[0]) ** 2 / 2 + 1e-18 * fields[0] ** 8
+
+
+FAR_AWAY = {
+    softplus_far_away: lambda f: np.logaddexp(0.0, 20 * (f - 5)),
+    step_far_away: lambda f: 1000 * special.expit(50 * (f - 6)),
+}
+
+
+@pytest.mark.parametrize("loss", FAR_AWAY, ids=lambda loss: loss.__name__)
+def test_a_polynomial_near_zero_only_is_not_taken_for_one(loss):
+    """Both losses are (f - s)^2/2 to rounding for |f| < 3.4; at Q = 4 the rest contributes 4% and 40% of the risk."""
+    problem = sgd.Problem(loss, width=1, signals=1)
+    assert len(problem.structure.reading.general) == 1
+    variances = np.array([1.0, 4.0, 9.0])
+    states = {"M": np.full((3, 1, 1, 1), 0.5), "Q": variances.reshape(3, 1, 1, 1), "a": np.ones((3, 1))}
+    risks = []
+    for row in range(3):
+        risk, stated = population_risk(problem, {name: value[row : row + 1] for name, value in states.items()})
+        risks.append((float(risk[0]), stated))
+    for variance, (risk, stated) in zip(variances, risks, strict=True):
+        f = np.linspace(-12, 12, 200_001) * np.sqrt(variance)
+        weights = np.exp(-(f**2) / (2 * variance))
+        right = variance / 2 + weights @ FAR_AWAY[loss](f) / weights.sum()
+        assert abs(risk - right) <= 5 * max(stated, 1e-12) * right
+        assert abs(risk - right) <= 0.03 * right
+
+
+def test_the_degree_of_a_polynomial_holds_far_away():
+    """The last power is 1e-13 of the loss at |f| = 5.5, and most of it beyond |f| = 1e3."""
+    assert sgd.Problem(tiny_power, width=1, signals=1).structure.reading.counts == (8, 8)
 
 
 def test_all_cases_are_tried_at_once(monkeypatch):

@@ -153,6 +153,12 @@ class FieldDynamics(Dynamics):
         timed = [one.dynamics.timed(state, one.when) for one, state in zip(group, states, strict=True)]
         return risks_by(self.structure, group[0].case.field.rule, [one.dynamics.parameters for one in group], timed, size=size)
 
+    def scales(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """sqrt(Q P) for M, which vanishes for signals that no row aligns with."""
+        lengths = np.einsum("...ii->...i", states["Q"])
+        largest = np.max(np.where(np.isfinite(lengths), lengths, 0.0), axis=tuple(range(1, lengths.ndim)))
+        return {"M": np.sqrt(largest * np.max(np.einsum("...ii->...i", self.definition.gram)))}
+
     def timed(self, states: dict[str, np.ndarray], when: Clock) -> dict[str, np.ndarray]:
         """Overlaps (..., time, ...), with alpha where numbers of the problem depend on it."""
         overlaps = {name: states[name] for name in ("M", "Q", "a")}
@@ -216,10 +222,15 @@ class FieldDynamics(Dynamics):
         merged_start = Start(merge(begin.M_blocks, 1), merge(begin.Q_blocks, 1), begin.a)
         return type(self)(merged_problem, self.algorithm), merged_start
 
-    def doubts(self, worst: float) -> tuple[str, ...]:
-        if worst <= WARN_ABOVE:
+    def doubts(self, risks: Risks) -> tuple[str, ...]:
+        if risks.undetermined:
+            return (
+                "risk: E[loss] is not determined by quadrature, because it grows with the range of integration; it may be infinite, as "
+                "with heavy-tailed draws. It is reported as NaN; the overlaps do not depend on it.",
+            )
+        if not risks.worst > WARN_ABOVE:  # also where all runs diverged, and it is NaN
             return ()
-        return (f"expectations are known only to {worst:.1e} (relative): {expectation_of(self.structure).advice}",)
+        return (f"expectations are known only to {risks.worst:.1e} (relative): {expectation_of(self.structure).advice}",)
 
     def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any) -> Simulator:
         if method == "exact":

@@ -373,7 +373,7 @@ class Dynamics:
                 "error_quadrature_risk": of_risk if of_risk > 0 else None,
                 "error_integrator": integrator,
             }
-            doubts = (*one.dynamics.doubts(risks[row].worst), *one.dynamics.caveats(one.when))
+            doubts = (*one.dynamics.doubts(risks[row]), *one.dynamics.caveats(one.when))
             if integrator > UNRELIABLE and not texts:  # a solution that diverges is reported as such
                 doubts += (_unreliable(integrator),)
             found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts, *failures))
@@ -392,7 +392,15 @@ class Dynamics:
         if len(next(iter(solved[0].states.values()))) == 1:
             return [(one, 0.0) for one in worst]
         each = self.risks(group, [one.states for one in solved], size)
-        return [sampling_errors(one.states, risk.risk, bad, risk.sampling) for one, risk, bad in zip(solved, each, worst, strict=True)]
+        scales = [self.scales(over_replicates(one.states)) for one in solved]
+        return [
+            sampling_errors(one.states, risk.risk, bad, risk.sampling, scale)
+            for one, risk, bad, scale in zip(solved, each, worst, scales, strict=True)
+        ]
+
+    def scales(self, states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Natural sizes (run,) of variables that may vanish along a run, for relative errors."""
+        return {}
 
     def risks(self, group: list[Prepared], states: list[dict[str, np.ndarray]], size: int) -> list[Risks]:
         """The risks of each at its states, with any axes before the time's."""
@@ -413,8 +421,8 @@ class Dynamics:
         """The same path with finer expectations, where there are any."""
         return None
 
-    def doubts(self, worst: float) -> tuple[str, ...]:
-        """What a user is told of the error of expectations."""
+    def doubts(self, risks: Risks) -> tuple[str, ...]:
+        """Warnings about the error of expectations."""
         return ()
 
     def caveats(self, when: Clock) -> tuple[str, ...]:
@@ -528,21 +536,30 @@ def risk_of_path(prepared: Prepared) -> np.ndarray:
     return prepared.dynamics.risks([prepared], [states], 1)[0].risk
 
 
-def sampling_errors(states: dict[str, np.ndarray], risks: np.ndarray, worst: float, within: float) -> tuple[float, float]:
+def sampling_errors(
+    states: dict[str, np.ndarray], risks: np.ndarray, worst: float, within: float, scales: dict[str, np.ndarray] | None = None
+) -> tuple[float, float]:
     """`error_quadrature` and `error_quadrature_risk` from replicates (first axis) of runs: the spread of their overlaps and risks.
 
+    The first is relative to the largest value of a variable in the run, or to its scale (run,), where that is larger.
     `worst`: the error of pairs and grids, `within`: that of the risk's own sampling at given overlaps, relative to the risk.
+    Both are NaN where all runs diverged before the first save point at which replicates differ.
     """
     root = np.sqrt(len(risks))
     share = worst
-    for value in (*states.values(), risks):
+    for name, value in {**states, "risk": risks}.items():
         error, size = value.std(axis=0, ddof=1) / root, np.abs(value.mean(axis=0))
         # a run that diverged has no largest value
         finite = np.where(np.isfinite(size), size, -np.inf)
         largest = finite.max(axis=tuple(range(1, size.ndim)), keepdims=True)
+        if scales is not None and name in scales:
+            largest = np.maximum(largest, scales[name].reshape(largest.shape))
         share = max(share, largest_share(error, np.broadcast_to(np.where(np.isfinite(largest), largest, np.nan), error.shape)))
     mean = risks.mean(axis=0)
-    return share, max(within, largest_share(risks.std(axis=0, ddof=1) / root, mean))
+    of_risk = max(within, worst, largest_share(risks.std(axis=0, ddof=1) / root, mean))
+    if share == 0 and not np.all(np.isfinite(mean)):
+        return np.nan, np.nan
+    return share, of_risk
 
 
 UNRELIABLE = 0.1  # relative change of the risk with the tolerance above which a solution is not trusted

@@ -24,6 +24,8 @@ from sgdynamics.gaussian import curvature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
 
+UNKNOWN = 1.0  # the relative error of an expectation that a quadrature does not determine
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -294,6 +296,11 @@ class Expectation(ABC):
             One number; 0 unless given.
         """
         return jnp.asarray(0.0)
+
+    def errors(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> tuple[Any, Any]:
+        """`error`, and the part of it that is the error of the risk (0 where that is not known separately)."""
+        error = self.error(rule, nodes, parameters, overlaps, head)
+        return error, jnp.zeros_like(error)
 
     def sampled(self, flow: bool) -> bool:
         """Whether anything is an average over replicates of points."""

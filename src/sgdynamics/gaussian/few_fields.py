@@ -1,4 +1,4 @@
-"""Expectations of any loss or rule of few fields, on grids: nothing is sampled, and the error is that of a coarser grid.
+"""Expectations of any loss or rule of few fields, on grids: nothing is sampled, and a second grid between their points gives the error.
 
 What a smooth loss reads (`problems.reading`) goes on a trapezoidal grid, which is exact beyond every power of its spacing (a Gauss-Hermite
 rule of as many points is not: its nodes are sparse where the function bends); what it is a polynomial in goes on the few Gauss-Hermite
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.arrays import Nodes, Numbers, Numeric
-from sgdynamics.gaussian.expectation import Moments, Overlaps, Rule
+from sgdynamics.gaussian.expectation import UNKNOWN, Moments, Overlaps, Rule
 from sgdynamics.gaussian.nodes import gauss_legendre, hermite_product, product_rule
 from sgdynamics.gaussian.points import columns
 from sgdynamics.gaussian.sampled import Sampled
@@ -30,6 +30,7 @@ MOST_POINTS, CHEAP_POINTS, QUICK_POINTS = 200_000, 20_000, 4_000  # for a drift,
 RADII = 48
 ROUNDING = 1e-14
 COARSEST, FINEST = 2, 8  # points in a standard deviation
+FURTHER = 1.15  # reach of the grid that gives the error, relative to the grid used: it sees tails that weigh too much
 
 
 def on_circles(structure: Structure) -> bool:
@@ -64,13 +65,16 @@ def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _trapezoids(dimensions: int, per_deviation: int, share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """A grid of standard normals (n, dimensions) and its weights, without corners that weigh nothing, out to a share of its reach."""
+def _trapezoids(dimensions: int, per_deviation: int, share: float = 1.0, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """A grid of standard normals (n, dimensions) and its weights, without corners that weigh nothing, out to a share of its reach.
+
+    `shift` moves it along every axis, in units of its spacing.
+    """
     if dimensions == 0:
         return np.zeros((1, 0)), np.ones(1)
     reach = share * REACHES[dimensions]
     half = round(reach * per_deviation)
-    line = np.arange(-half, half + 1) / per_deviation
+    line = (np.arange(-half, half + 1) - shift) / per_deviation
     grid = np.stack(np.meshgrid(*[line] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
     grid = grid[np.sum(grid**2, axis=1) <= reach**2]
     weights = np.exp(-0.5 * np.sum(grid**2, axis=1))
@@ -125,13 +129,13 @@ class FewFields(Sampled):
     def nodes(self, rule: Rule, flow: bool) -> dict[str, np.ndarray]:
         return {name: value[None] for name, value in self._at(rule.per_deviation, 1.0).items()}
 
-    def _at(self, per_deviation: int, share: float) -> dict[str, np.ndarray]:
+    def _at(self, per_deviation: int, share: float, shift: float = 0.0) -> dict[str, np.ndarray]:
         """The grid of so many points a standard deviation, out to a share of its reach; what goes on Gauss-Hermite nodes beside it."""
         reading = self.structure.reading
         if reading is None:
             grid, weights = _circles(round(RADII * share))
             return {"points": np.concatenate([grid, np.zeros((len(grid), columns(self.structure)[1]))], axis=1), "weights": weights}
-        grid, weights = _trapezoids(len(reading.general), per_deviation, share)
+        grid, weights = _trapezoids(len(reading.general), per_deviation, share, shift)
         (few, shares), (more, more_shares) = hermite_product(reading.counts), hermite_product(reading.finite_counts)
         parts = {"few": few, "few_weights": shares, "more": more, "more_weights": more_shares}
         return {"points": grid, "weights": weights, **parts}
@@ -158,11 +162,16 @@ class FewFields(Sampled):
         return {"points": grid, "weights": weights}
 
     def risk_nodes(self, rule: Rule, *, quick: bool = True) -> dict[str, np.ndarray]:
-        if not quick or self.circles:
-            return self.nodes(rule, flow=True)
-        cheap = [count for count in (FINEST // 2, COARSEST) if grid_points(self.structure, count) <= QUICK_POINTS]
-        least = 1 if len(self.structure.reading.general) <= 2 else COARSEST  # type: ignore[union-attr]
-        return {name: value[None] for name, value in self._at(max(cheap, default=least), 0.75).items()}
+        per_deviation, share = rule.per_deviation, 1.0
+        if quick and not self.circles:
+            cheap = [count for count in (FINEST // 2, COARSEST) if grid_points(self.structure, count) <= QUICK_POINTS]
+            least = 1 if len(self.structure.reading.general) <= 2 else COARSEST  # type: ignore[union-attr]
+            per_deviation, share = max(cheap, default=least), 0.75
+        nodes = self._at(per_deviation, share)
+        reach, shift = (0.5, 0.0) if self.circles else (FURTHER * share, 0.5)
+        other = self._at(per_deviation, reach, shift)
+        between = {f"between_{name}": other[name] for name in ("points", "weights")}
+        return {name: value[None] for name, value in (nodes | between).items()}
 
     def risk(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Any:
         nodes = self._whole(nodes, "few")
@@ -171,23 +180,36 @@ class FewFields(Sampled):
     def search_nodes(self, rule: Rule, flow: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
         return self.nodes(rule, flow), None
 
-    def error(self, rule: Rule, nodes: dict[str, Any], parameters: Any, overlaps: Overlaps, head: Any) -> Any:
-        """The largest change of the moments, relative to their own size, on a grid of half as many points a standard deviation."""
+    def errors(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> tuple[Any, Any]:
+        """Changes of the moments and of the risk, relative to their own size, on a second grid.
+
+        The error of a trapezoidal rule of spacing h is a sum over the frequencies 2 pi k/h of the integrand, k != 0, and a shift of half a
+        spacing changes the sign of all terms of odd k: half the change is the error itself, up to that of spacing h/2. With circles the
+        second grid has half as many radii.
+        """
         if self.structure.reading is not None and not self.structure.reading.general:
-            return jnp.asarray(ROUNDING)  # polynomials
-        # twice the spacing, and a reach beyond which the tails weigh the root of what they do: the fine grid has at most the square of it
-        rough = self._at(max(1, rule.per_deviation // 2), 0.5 if self.circles else np.sqrt(0.5))
-        worst = _apart(*(self.moments(rule, one, parameters, overlaps, head) for one in (nodes, rough)))
-        return worst if self.circles else jnp.maximum(worst**2, ROUNDING)
+            return jnp.asarray(ROUNDING), jnp.asarray(ROUNDING)  # polynomials, on Gauss-Hermite nodes that are exact for them
+        other = {**nodes, **{name: nodes[f"between_{name}"] for name in ("points", "weights")}}
+        first, second = (self.moments(rule, one, parameters, overlaps, head) for one in (nodes, other))
+        changes = _changes(first, second)
+        of_risk = changes["risk"] if self.structure.loss.has_risk else jnp.zeros(())
+        worst = jnp.max(jnp.stack([of_risk, *(change for name, change in changes.items() if name != "risk")]))
+        share = 1.0 if self.circles else 0.5
+        return jnp.maximum(share * worst, ROUNDING), jnp.maximum(share * of_risk, ROUNDING)
+
+    def error(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Any:
+        return self.errors(rule, nodes, parameters, overlaps, head)[0]
 
 
-def _apart(fine: Moments, rough: Moments) -> Any:
-    """The largest change of any moment, relative to its largest entry, or to the size of h where it may be 0 by symmetry."""
-    h = jnp.sqrt(jnp.max(jnp.abs(fine.noise)))
+def _changes(moments: Moments, others: Moments) -> dict[str, Any]:
+    """The change of each moment, relative to its largest entry, or to the size of h where it may be 0 by symmetry."""
+    h = jnp.sqrt(jnp.max(jnp.abs(moments.noise)))
     least = {"stein": h, "shift": h, "pull": h, "head_gradient": h}
-    shares = []
-    for name, one in fine._asdict().items():
-        if one is not None and one.size:
-            size = jnp.maximum(jnp.maximum(jnp.max(jnp.abs(one)), least.get(name, 0.0)), 1e-12)
-            shares.append(jnp.max(jnp.abs(one - getattr(rough, name))) / size)
-    return jnp.max(jnp.nan_to_num(jnp.stack(shares)))
+    changes = {}
+    for name, value in moments._asdict().items():
+        if value is not None and value.size:
+            size = jnp.maximum(jnp.maximum(jnp.max(jnp.abs(value)), least.get(name, 0.0)), 1e-12)
+            change = jnp.max(jnp.abs(value - getattr(others, name))) / size
+            # unknown where the second grid overflows; a state that diverged has no error
+            changes[name] = jnp.where(jnp.isfinite(change) | ~jnp.isfinite(h), change, UNKNOWN)
+    return changes

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from sgdynamics.arrays import Nodes, Numbers, Numeric, State, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Overlaps, Rule
+from sgdynamics.gaussian.expectation import UNKNOWN, Overlaps, Rule
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
@@ -80,12 +80,13 @@ def _first(one: Callable[[State], Any], states: State, count: Whole) -> Any:
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _one_by_one(
     name: str, structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State, count: Whole
-) -> Float[Numeric, "1 n"]:
-    """`error` of the expectation at all states, one after the other, or its `accuracy` at the first `count`."""
+) -> Float[Numeric, "1 n ..."]:
+    """`errors` (2,) of the expectation at all states, one after the other, or its `accuracy` at the first `count`."""
 
-    def one(parameters: Numbers, state: State) -> Float[Numeric, ""]:
+    def one(parameters: Numbers, state: State) -> Float[Numeric, "..."]:
         now = _at(parameters, state)
-        return getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
+        value = getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
+        return jnp.stack(value) if name == "errors" else value
 
     def lane(numbers: Numbers, states: State) -> Any:
         return _first(partial(one, numbers), states, count) if name == "accuracy" else jax.lax.map(partial(one, numbers), states)
@@ -121,11 +122,15 @@ def finer_rule(problem: Problem, rule: Rule, Q: np.ndarray) -> Rule | None:
 
 
 class Risks(NamedTuple):
-    """Risks with the leading axes of their states, the largest relative standard error of their sampling, and that of pairs and grids."""
+    """Risks with the leading axes of their states, the largest relative standard error of their sampling, and that of pairs and grids.
+
+    A risk that a grid does not determine (`undetermined`), such as an infinite one, is NaN.
+    """
 
     risk: np.ndarray
     sampling: float
     worst: float
+    undetermined: bool = False
 
 
 @float64
@@ -140,18 +145,23 @@ def risks_by(
         {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in one.items()} for one, lead in zip(states, leads, strict=True)
     ]
     every = _in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
-    worst = [0.0] * len(states)
+    errors = np.zeros((len(states), 1, 2))
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
         some = lanes_of([_telling(one) for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
-        worst = [_largest(one) for one in np.asarray(_one_by_one("error", structure, rule, first, numbers, some, np.int64(SOME)))]
+        errors = np.asarray(_one_by_one("errors", structure, rule, first, numbers, some, np.int64(SOME)))
     found = []
-    for one, lead, bad in zip(every, leads, worst, strict=False):
+    for one, lead, error in zip(every, leads, errors, strict=False):
         risk = one.mean(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
             share = _largest(one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)) if one.shape[1] > 1 else 0.0
-        found.append(Risks(risk.reshape(lead), share, bad))
+        # a change as large as the risk itself at every state: it grows with the reach of the grid, or lies between its points
+        of_risk = error[np.isfinite(error[:, 1]), 1]
+        undetermined = bool(len(of_risk) and of_risk.min() >= UNKNOWN / 2)
+        risk = np.full_like(risk, np.nan) if undetermined else risk
+        worst = _largest(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
+        found.append(Risks(risk.reshape(lead), share, worst, undetermined))
     return found
 
 

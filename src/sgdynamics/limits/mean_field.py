@@ -227,9 +227,11 @@ def solve_mean_field(
     Returns
     -------
     xarray.Dataset
-        ``M``, ``q``, ``a``, and the risk of the p = infinity system. Attributes: ``error_particles``, the largest relative change of the
-        risk when every other particle is left out (what p particles say of the law that they were drawn from); ``error_quadrature``, the
-        series' end; ``error_integrator``, a tolerance ten times looser. Against the finite network expect gaps of order 1/p.
+        ``M``, ``q``, ``a``, and the risk of the p = infinity system. Attributes:
+        ``error_particles``, the largest change of the risk when every other particle is left out,
+        relative to the largest risk of the run: the uncertainty due to p particles that represent a
+        law; ``error_quadrature``, the series' end; ``error_integrator``, a tolerance ten times
+        looser. Against the finite network expect gaps of order 1/p.
 
     Raises
     ------
@@ -282,7 +284,9 @@ def solve_mean_field(
     if p > 1:
         half = {**numbers, "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)}
         fewer = _solve(way, half, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
-        error_particles = largest_share(_risk_of(way, half, fewer)[0] - excess, excess)
+        largest = np.max(np.where(np.isfinite(excess), excess, 0.0), axis=1, keepdims=True)
+        change = _risk_of(way, half, fewer)[0] - excess
+        error_particles = largest_share(change, np.broadcast_to(largest, change.shape))
     if quadrature > WARN_ABOVE:
         warnings.warn(
             f"expectations are known only to {quadrature:.1e} (relative to the risk): units are almost parallel to the signals, or a kink "

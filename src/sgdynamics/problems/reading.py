@@ -1,15 +1,15 @@
 """How a smooth loss or rule depends on each field and draw: not at all, as a polynomial, or otherwise. Expectations are made by it.
 
-It is found by trying: a number that is not read may be NaN, and along a line a polynomial of degree n is fixed by n + 1 of its values.
-Functions made of smooth operations that pass on a few generic lines pass everywhere. It is tried in every case of the draws that are summed
-over, with the problem's own parameters as they are (a loss may branch by them), and moved a little, so that what holds does not hang on
-one of them being 0. A loss that knows better has a method `reading`.
+A coordinate that is not read may be NaN. A polynomial is recognised by the operations of the loss and of its gradient (`degrees`), so that
+it is one at any distance from 0; values on generic lines then give its degree exactly. All of this holds in every case of the draws that
+are summed over, for the parameters of the problem as they are (a loss may branch by them) and moved a little, so that the result does not
+depend on one of them being 0. A loss that knows better has a method `reading`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 from sgdynamics.precision import float64
-from sgdynamics.problems.trial import generic_overlaps, moves_of
+from sgdynamics.problems.degrees import degree_bounds
+from sgdynamics.problems.trial import generic_overlaps, moves, moves_of, with_overlaps
 
 if TYPE_CHECKING:
     from sgdynamics.problems.problem import Problem, Structure
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Rows = tuple[tuple[float, ...], ...]
 MOST_DEGREE = 8
 SAME = 1e-10  # of the largest value on a line: what a fit may leave
-REACH = 4.0
+REACHES = (4.0, 100.0)  # of the lines: a high power with a small coefficient shows far from 0 only
 MOST_COORDINATES = 40  # beyond, neither a grid nor so many lines are of use
 MOST_KEPT = 512
 _KNOWN: dict[tuple[Structure, bytes], Reading | None] = {}
@@ -90,7 +91,7 @@ class _Lines:
         draw = np.random.default_rng(7)
         self.base = draw.standard_normal(size)
         self.along = draw.uniform(0.5, 1.5, size) * draw.choice([-1.0, 1.0], size)
-        self.evaluate = _composite(problem, settings, cases, affine, overlaps)
+        self.samples = _Samples(problem, settings, cases, affine, overlaps)
 
     def field(self, row: int, token: int | None = None) -> np.ndarray:
         """A field in one token, or in all."""
@@ -105,17 +106,24 @@ class _Lines:
         """The loss (places, cases) and all that it moves (places, entries), at base + t along, on each line, in every case of the draws."""
         where = np.stack([np.where(mask, self.base + self.along * s, self.base) for mask in chosen for s in t])
         size = self.shape[0] * self.shape[1]
-        value, moves = self.evaluate(where[:, :size].reshape(-1, *self.shape), where[:, size:])
-        return list(zip(*(part.reshape(len(chosen), len(t), -1) for part in (value, moves)), strict=True))
+        value, moved = self.samples(where[:, :size].reshape(-1, *self.shape), where[:, size:])
+        return list(zip(*(part.reshape(len(chosen), len(t), -1) for part in (value, moved)), strict=True))
 
     def degrees(self, chosen: list[np.ndarray]) -> list[int | None]:
-        """In the chosen coordinates together: of the moves, and at least half of that of the loss; None where it is no polynomial."""
-        t = REACH * np.cos(np.pi * (np.arange(2 * MOST_DEGREE + 1) + 0.5) / (2 * MOST_DEGREE + 1))
-        found = []
-        for value, moves in self(chosen, t):
-            one, other = _degree(value, t), _degree(moves, t)
-            found.append(None if one is None or other is None else max((one + 1) // 2, other))
-        return found
+        """In the chosen coordinates together: of the moves, and at least half of that of the loss; None where it is no polynomial.
+
+        A polynomial of a degree below the number of places is known from its values there.
+        """
+        unit = np.cos(np.pi * (np.arange(2 * MOST_DEGREE + 1) + 0.5) / (2 * MOST_DEGREE + 1))
+        values = self(chosen, np.concatenate([reach * unit for reach in REACHES]))
+        degrees: list[int | None] = []
+        for mask, on_line in zip(chosen, values, strict=True):
+            if self.samples.degree_bound(mask) >= len(unit):
+                degrees.append(None)
+                continue
+            of_loss, of_moves = (_degree(part.reshape(len(REACHES), len(unit), -1), unit) for part in on_line)
+            degrees.append(None if of_loss is None or of_moves is None else max((of_loss + 1) // 2, of_moves))
+        return degrees
 
 
 def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> Reading | None:
@@ -165,18 +173,19 @@ def _found(problem: Problem, overlaps: tuple[np.ndarray, np.ndarray] | None) -> 
     )
 
 
-def _degree(values: np.ndarray, t: np.ndarray) -> int | None:
-    """The least degree of a polynomial that goes through all values (places, entries)."""
+def _degree(values: np.ndarray, unit: np.ndarray) -> int | None:
+    """The least degree of a polynomial that goes through all values (reaches, places, entries), at the reach that needs most."""
     if not np.all(np.isfinite(values)):
         return None
-    size = np.maximum(np.abs(values).max(axis=0), 1e-8 * np.abs(values).max())
     # the polynomial through all of them: at these places, a Chebyshev rule's, the matrix is as good as orthogonal
-    through = np.linalg.inv(chebyshev.chebvander(t / REACH, len(t) - 1))
-    fit = np.abs(through @ (values / np.where(size > 0, size, 1.0)))
-    for degree in range(MOST_DEGREE + 1):
-        if np.all(fit[degree + 1 :].sum(axis=0) <= SAME):
-            return degree
-    return None
+    through = np.linalg.inv(chebyshev.chebvander(unit, len(unit) - 1))
+    largest = 0
+    for line in values:
+        size = np.maximum(np.abs(line).max(axis=0), 1e-8 * np.abs(line).max())
+        fit = np.abs(through @ (line / np.where(size > 0, size, 1.0)))
+        tails = np.cumsum(fit[::-1], axis=0)[::-1].max(axis=1)  # what all powers from this one on contribute
+        largest = max(largest, int(np.sum(tails[1:] > SAME)))
+    return largest if largest <= MOST_DEGREE else None
 
 
 @float64
@@ -212,59 +221,87 @@ def _affine_means(problem: Problem, settings: list[dict[str, Any]], cases: dict[
     sample = problem.structure.sample
     if sample.centred:
         return True
-    draw = np.random.default_rng(5)
-    line = draw.standard_normal(sample.free) + np.linspace(-2, 2, 5)[:, None] * draw.standard_normal(sample.free)
     with jax.ensure_compile_time_eval():
-        case, (lines,) = _in_every_case(cases, line)
-        for numbers in settings:
-            found = sample.mean_coefficients(numbers, sample.drawn(numbers, jnp.asarray(lines), case))
-            if found is None or np.ndim(found) < (2 if sample.tokens is None else 3):
-                continue  # numbers
-            means = np.asarray(found).reshape(-1, len(line), *np.shape(found)[1:])
-            size = np.abs(means).max(axis=tuple(range(1, means.ndim)), keepdims=True)
-            if not np.all(np.abs(np.diff(means, 2, axis=1)) <= SAME * np.maximum(1.0, size)):
-                return False
+        case, (xi,) = _in_every_case(cases, np.zeros((1, sample.free)))
+    for numbers in settings:
+
+        def means(xi: Any, numbers: dict[str, Any] = numbers) -> Any:
+            return sample.mean_coefficients(numbers, sample.drawn(numbers, xi, case))
+
+        bounds = degree_bounds(jax.make_jaxpr(means)(xi), [np.ones(xi.shape)])
+        if any(np.any(bound > 1) for bound in bounds):
+            return False
     return True
 
 
-def _composite(
-    problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool, overlaps: Any
-) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+class _Samples:
     """The loss of samples and all that they move, as a function of fields (n, tokens, fields) and the draws' normals (n, free).
 
     Where means are not affine, fields are without them, and the means are among what is moved.
     """
-    structure, sample = problem.structure, problem.structure.sample
-    p, k = structure.width, structure.signals
-    draw = np.random.default_rng(13)
-    P = np.asarray(problem.gram).sum(axis=0)
-    overlaps = generic_overlaps(problem)[1] if overlaps is None else overlaps
-    M = overlaps[1].sum(axis=0)
-    head = draw.uniform(0.5, 1.5, p)
 
-    def evaluate(places: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        case, many = _in_every_case(cases, places, xi)
-        found = [part for numbers in settings for part in with_numbers(numbers, case, *many)]
+    def __init__(self, problem: Problem, settings: list[dict[str, Any]], cases: dict[str, np.ndarray], affine: bool, overlaps: Any) -> None:
+        self.overlaps = generic_overlaps(problem)[1] if overlaps is None else overlaps
+        self.M, self.P = self.overlaps[1].sum(axis=0), np.asarray(problem.gram).sum(axis=0)
+        self.head = np.random.default_rng(13).uniform(0.5, 1.5, problem.width)
+        self.structure, self.settings, self.cases, self.affine = problem.structure, settings, cases, affine
+
+    def __call__(self, places: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The loss (n, cases) and the moves (n, entries), in every case and setting."""
+        case, many = _in_every_case(self.cases, places, xi)
+        found = [part for numbers in self.settings for part in self._evaluate(numbers, case, *many)]
 
         def by_place(part: np.ndarray) -> np.ndarray:
             return np.swapaxes(part.reshape(-1, len(places), part.shape[1]), 0, 1).reshape(len(places), -1)
 
         return tuple(np.concatenate([by_place(part) for part in found[which::2]], axis=1) for which in (0, 1))  # type: ignore[return-value]
 
-    @float64
-    def with_numbers(numbers: dict[str, Any], case: dict[str, Any], y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        count, tokens = y.shape[:2]
-        with jax.ensure_compile_time_eval():
-            draws = sample.drawn(numbers, jnp.asarray(xi), case)
-            means, c = (None if affine else sample.mean_coefficients(numbers, draws)), np.zeros((count, 0))
-            if means is not None:
-                c = np.broadcast_to(np.asarray(means).reshape(-1, tokens, k), (count, tokens, k))
-                y = y + np.concatenate([c @ M.T, c @ P], axis=-1)
-            rows = y.reshape(-1, y.shape[-1])
-            parts = moves_of(
-                structure, numbers, overlaps, sample.by_sample(rows[:, :p]), sample.by_sample(rows[:, p:]), head, sample.given(draws)
-            )
-        value = np.asarray(parts[0]) if structure.loss.has_risk else np.zeros(count)
-        return value[:, None], np.concatenate([np.asarray(part).reshape(count, -1) for part in (*parts[1:], c)], axis=1)
+    def degree_bound(self, mask: np.ndarray) -> float:
+        """A bound on the degree of loss and moves in the chosen coordinates, in every case and setting; infinity where there is none."""
+        size = len(mask) - self.structure.sample.free
+        chosen = mask[:size].reshape(self.structure.sample.inputs_a_sample, -1), mask[size:]
+        bounds = []
+        for count, traced in self._traced:
+            degrees = [np.broadcast_to(part, (count, *part.shape)) for part in chosen]
+            bounds += [float(bound.max(initial=0.0)) for bound in degree_bounds(traced, degrees)]
+        return max(bounds, default=0.0)
 
-    return evaluate
+    @cached_property
+    @float64
+    def _traced(self) -> list[tuple[int, Any]]:
+        """The jaxpr in each setting, of one sample in every case, and how many cases there are."""
+        sample, structure = self.structure.sample, replace(self.structure, reading=None)
+        with jax.ensure_compile_time_eval():
+            place = np.zeros((1, sample.inputs_a_sample, structure.fields))
+            case, many = _in_every_case(self.cases, place, np.zeros((1, sample.free)))
+            all_numbers = [(numbers, with_overlaps(structure, numbers, self.overlaps)) for numbers in self.settings]
+        found = []
+        for numbers, with_all in all_numbers:
+
+            def sampled(y: Any, xi: Any, numbers: dict[str, Any] = numbers, with_all: Any = with_all) -> Any:
+                fields, signals, given, means = self._sample(numbers, case, y, xi)
+                value, *moved = moves(structure, with_all, fields, signals, self.head, given)
+                return (*([value] if structure.loss.has_risk else []), *moved, means)
+
+            found.append((len(many[0]), jax.make_jaxpr(sampled)(*many)))
+        return found
+
+    def _sample(self, numbers: dict[str, Any], case: dict[str, Any], y: Any, xi: Any) -> tuple[Any, Any, Any, Any]:
+        """Fields, signals, the fourth argument of the loss, and the coefficients of the means that are not part of the fields."""
+        sample, p, k = self.structure.sample, self.structure.width, self.structure.signals
+        count, tokens = y.shape[:2]
+        draws = sample.drawn(numbers, jnp.asarray(xi), case)
+        means, c = (None if self.affine else sample.mean_coefficients(numbers, draws)), jnp.zeros((count, 0))
+        if means is not None:
+            c = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k))
+            y = y + jnp.concatenate([c @ self.M.T, c @ self.P], axis=-1)
+        rows = jnp.reshape(y, (-1, y.shape[-1]))
+        return sample.by_sample(rows[:, :p]), sample.by_sample(rows[:, p:]), sample.given(draws), c
+
+    @float64
+    def _evaluate(self, numbers: dict[str, Any], case: dict[str, Any], y: np.ndarray, xi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with jax.ensure_compile_time_eval():
+            fields, signals, given, means = self._sample(numbers, case, y, xi)
+            parts = moves_of(self.structure, numbers, self.overlaps, fields, signals, self.head, given)
+        value = np.asarray(parts[0]) if self.structure.loss.has_risk else np.zeros(len(y))
+        return value[:, None], np.concatenate([np.asarray(part).reshape(len(y), -1) for part in (*parts[1:], means)], axis=1)

@@ -6,7 +6,7 @@ The solvers would find out too, but late: an integrator that sees NaN shortens i
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -188,9 +188,7 @@ def moves_of(
     given: Tree,
 ) -> tuple[np.ndarray, ...]:
     """The value of each sample and how it moves rows and head: value, inputs, [rows, signals,] head. `overlaps` are Q and M by blocks."""
-    loss, sample = structure.loss, structure.sample
-    lengths = np.eye(sample.inputs_a_sample) if loss.reads_lengths else None
-    numbers = loss.reading(numbers, *map(jnp.asarray, overlaps), lengths)
+    numbers = with_overlaps(structure, numbers, overlaps)
     every = jax.tree.map(np.asarray, (fields, signals, given))
     each = sum(one.size for one in jax.tree.leaves(every)) // len(fields)
     least = SAMPLES if SAMPLES * each <= MOST_NUMBERS else 0  # very wide networks have room for no more samples than there are
@@ -201,14 +199,20 @@ def moves_of(
     return tuple(np.concatenate(parts)[: len(fields)] for parts in zip(*found, strict=True))
 
 
+def with_overlaps(structure: Structure, numbers: Numbers, overlaps: Any) -> Numbers:
+    """The numbers with the overlaps Q and M (by blocks) and unit lengths among them, where the loss reads them."""
+    loss = structure.loss
+    lengths = np.eye(structure.sample.inputs_a_sample) if loss.reads_lengths else None
+    return loss.reading(numbers, *map(jnp.asarray, overlaps), lengths)
+
+
 def _filled(values: np.ndarray, least: int) -> np.ndarray:
     """Values of at least so many samples, the last one again and again."""
     missing = least - len(values)
     return values if missing <= 0 else np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
 
 
-@partial(jax.jit, static_argnums=0)
-def _compiled(
+def moves(
     structure: Structure,
     parameters: Numbers,
     fields: Float[Numeric, "samples p ..."],
@@ -216,8 +220,12 @@ def _compiled(
     head: Float[Numeric, " p"],
     given: Tree,
 ) -> tuple[Any, ...]:
+    """The value of each sample and how it moves rows and head, as a JAX function; `parameters` contain the overlaps that it reads."""
     value, found = jax.vmap(structure.loss.move, (0, 0, None, 0, None))(fields, signals, head, given, parameters)
     return (value, found.inputs, *([found.rows, found.signals] if structure.loss.pulls else []), found.head)
+
+
+_compiled = jax.jit(moves, static_argnums=0)
 
 
 def _culprit(problem: Problem, point: tuple[Any, ...] | None) -> tuple[str, Any]:

@@ -71,12 +71,16 @@ def solve_ode(
     Returns
     -------
     xarray.Dataset
-        ``M``, ``Q``, ``a``, ``risk`` and, where it is defined, ``excess_risk`` over (run, time, ...), with the coordinates ``t``, ``alpha``
-        and ``step``. Attributes: ``error_integrator``, the largest relative change of the risk when the tolerance is ten times looser;
-        ``error_quadrature``, the estimated error of the expectations: of pairs and grids relative to their own scale, of sampling on the
-        overlaps and the risk relative to their largest values in the run; ``error_quadrature_risk``, that of sampling relative to the risk
-        of the same time, which is large where the risk is near 0. With a ``sgd.Spectrum``: ``g_l1`` (a step times the largest eigenvalue),
-        ``effective_dimension``, ``trace``, and with bins ``error_binning``, their relative error on the risk.
+        ``M``, ``Q``, ``a``, ``risk`` and, where it is defined, ``excess_risk`` over (run, time,
+        ...), with the coordinates ``t``, ``alpha`` and ``step``. Attributes: ``error_integrator``,
+        the largest relative change of the risk when the tolerance is ten times looser;
+        ``error_quadrature``, the estimated error of the expectations: of pairs and grids relative
+        to their own scale, of sampling on the overlaps and the risk relative to their largest
+        values in the run (for ``M`` at least sqrt(Q P)); ``error_quadrature_risk``, where anything
+        is sampled, relative to the risk of the same time, which is large where the risk is near 0.
+        With a ``sgd.Spectrum``: ``g_l1`` (a step times the largest eigenvalue),
+        ``effective_dimension``, ``trace``, and with bins ``error_binning``, their relative error on
+        the risk.
 
     Raises
     ------
@@ -87,7 +91,8 @@ def solve_ode(
     -----
     UserWarning
         A solution that leaves every bound is NaN from there on, its last finite time in ``diverged_at``. Where the integrator runs out of
-        steps instead, what it reached is kept, and the coordinate ``ran_out_at`` says how far that is.
+        steps instead, what it reached is kept, and the coordinate ``ran_out_at`` says how far that is. Expectations that are known to less
+        than 1e-4 are named; a risk that quadrature does not determine, because it may be infinite, is NaN.
 
     Notes
     -----
