@@ -16,7 +16,8 @@ from numpy.polynomial import hermite_e
 
 from sgdynamics import checks
 from sgdynamics.arrays import Function, Numeric, Reals
-from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.functions import checked_function, function_identity, looked_into
+from sgdynamics.progress import warn
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
 
@@ -158,6 +159,59 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     return tuple(found)
 
 
+JUMP = 1e-6  # of the largest value or slope: a smaller jump is not worth a warning
+SEARCHED, SEARCH_POINTS, SUSPECTS, BISECTIONS = 10.0, 2001, 8, 30
+
+
+@lru_cache(maxsize=256)
+def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
+    """Points within |x| < 10 where f or f' jumps although they are not among the kinks.
+
+    Functions of smooth operations alone have none. For any other, the intervals of a grid over which f or f' changes most are bisected
+    towards the larger change: over 1e-11 only a jump remains.
+    """
+    if activation.coefficients is not None or NAMED.get(activation.name or "") == activation:
+        return ()
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        if looked_into(activation.f, np.zeros(()), random=(True,))[0]:
+            return ()
+        jumps: list[float] = []
+        for order in (0, 1):
+            jumps += _jump_points(activation.derivative(order))
+    points = np.unique(np.round(jumps, 8)) + 0.0  # no negative zero
+    return tuple(float(x) for x in points if all(abs(x - kink) > 1e-7 for kink in activation.kinks))
+
+
+def _jump_points(function: Callable[[Any], Any]) -> list[float]:
+    """Where a scalar function jumps, by bisection."""
+    function = jax.jit(function)
+    x = np.linspace(-SEARCHED, SEARCHED, SEARCH_POINTS) + 1e-3 * np.sqrt(2)  # kinks are rarely irrational
+    values = np.asarray(function(x))
+    changes = np.where(np.isfinite(values[1:]) & np.isfinite(values[:-1]), np.abs(np.diff(values)), 0.0)
+    largest = np.sort(np.argsort(-changes)[:SUSPECTS])
+    low, high = x[largest], x[largest + 1]
+    at_low, at_high = values[largest], values[largest + 1]
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        at_middle = np.asarray(function(np.resize(middle, len(x))))[: len(middle)]  # of one shape: one compilation
+        left = np.abs(at_middle - at_low) >= np.abs(at_high - at_middle)
+        high, at_high = np.where(left, middle, high), np.where(left, at_middle, at_high)
+        low, at_low = np.where(left, low, middle), np.where(left, at_low, at_middle)
+    size = np.max(np.abs(values[np.isfinite(values)]), initial=0.0)
+    return [float(x) for x, jump in zip((low + high) / 2, np.abs(at_high - at_low), strict=True) if jump > JUMP * size]
+
+
+def _warn_of_kinks(activation: Activation, argument: str) -> None:
+    points = undeclared_kinks(activation)
+    if points:
+        shown = ", ".join(f"{x:g}" for x in points)
+        declared = ", ".join(repr(x) for x in (*activation.kinks, *points))
+        warn(
+            f"{argument} = {activation.label}: it or its derivative jumps at x = {shown}, which is not declared, so expectations will "
+            f"be inaccurate. Use sgd.Activation(f, kinks=({declared},))."
+        )
+
+
 def checked_kinks(value: object) -> tuple[float, ...]:
     """Points where a function has a kink, in order; a single number stands for one."""
     listed = np.atleast_1d(checks.numbers("kinks", value, "give a list of numbers, such as [0.0]"))
@@ -263,6 +317,7 @@ ActivationLike = str | Activation | Function | Mapping[str, Any]  # a name, an a
 def activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """The activation that a name, an `Activation` or a plain JAX function stands for."""
     if isinstance(value, Activation):
+        _warn_of_kinks(value, argument)
         return value
     if isinstance(value, dict) and "polynomial" in value:
         return polynomial(value["polynomial"])
@@ -276,7 +331,9 @@ def activation(value: ActivationLike, argument: str = "activation") -> Activatio
             raise checks.reject(argument, value, f"{checks.did_you_mean(value, NAMED)}known are {known}; or sgd.Activation(f, kinks=...)")
         return NAMED[value]
     if callable(value):
-        return Activation(value)
+        made = Activation(value)
+        _warn_of_kinks(made, argument)
+        return made
     raise checks.reject(argument, value, "give a name, sgd.polynomial([...]) or sgd.Activation(f, kinks=...)")
 
 
