@@ -1,7 +1,7 @@
-"""A real PyTorch network in training, and the theory laid over it from the middle on.
+"""A PyTorch network in training, and the theory of the rest of its training.
 
-A two-layer network with 1000 inputs learns from a teacher by one-pass SGD, by torch.nn and torch.optim. A quarter of the way its weights
-are measured (`sgd.overlaps_of`: three small matrices); from these alone the ODE tells what the rest of the training does. Writes
+A two-layer network with 1000 inputs learns from a teacher by one-pass SGD, with torch.nn and torch.optim. A quarter of the way
+`sgd.from_training` converts the network, its loss and its optimiser; from that the ODE predicts the rest of the training. Writes
 output/pytorch_network.png and prints a table. Needs PyTorch, whose build for the CPU is
 enough (docs/howto/network.md says how to get it): pip install "sgdynamics[torch]".
 """
@@ -17,11 +17,10 @@ import matplotlib as mpl
 import numpy as np
 
 import sgdynamics as sgd
-from sgdynamics.problems.bridge import overlaps_of
 
 INPUTS = 1000
 UNITS, TEACHERS = 4, 2
-LR = 2.0  # the library's: PyTorch's own is LR/INPUTS, for the loss (f - y)^2/2
+RATE = 1.0  # the learning rate is RATE / inputs
 NOISE = 0.01
 SAMPLES = 24  # per input dimension
 HANDOVER = 6  # the theory starts here
@@ -30,39 +29,46 @@ SEED = 3
 
 
 def train(torch, inputs: int, samples: int):
-    """Train, and measure: samples/d, the test risk on fresh data, and the weights at the save points; and the teacher."""
+    """Train and measure.
+
+    Returns samples/d, the test loss with its standard error and the conversion of the network at each save point, and the teacher.
+    """
     torch.manual_seed(SEED)
     teacher = torch.randn(TEACHERS, inputs, dtype=torch.float64) / math.sqrt(inputs)
+
+    class Erf(torch.nn.Module):
+        def forward(self, x):
+            return torch.erf(x / math.sqrt(2))
+
     first = torch.nn.Linear(inputs, UNITS, bias=False, dtype=torch.float64)
     second = torch.nn.Linear(UNITS, 1, bias=False, dtype=torch.float64)
+    network = torch.nn.Sequential(first, Erf(), second)
     with torch.no_grad():
         first.weight.normal_(0.0, 1 / math.sqrt(inputs))
-        second.weight.fill_(1.0 / UNITS)  # the network's output is a sum: the 1/p of the mean is in its head
-
-    def network(x):
-        return second(torch.erf(first(x) / math.sqrt(2)))[:, 0]
+        second.weight.fill_(1.0 / UNITS)
 
     def label(x):
-        return torch.erf(x @ teacher.T / math.sqrt(2)).mean(dim=1) + math.sqrt(NOISE) * torch.randn(len(x), dtype=x.dtype)
+        return torch.erf(x @ teacher.T / math.sqrt(2)).mean(dim=1, keepdim=True) + math.sqrt(NOISE) * torch.randn(len(x), 1, dtype=x.dtype)
 
-    optimizer = torch.optim.SGD(first.parameters(), lr=LR / inputs)
+    loss = torch.nn.MSELoss()
+    optimiser = torch.optim.SGD(first.parameters(), lr=RATE / inputs)  # the head is frozen
+    head = np.full(TEACHERS, 1 / TEACHERS)
     test = torch.randn(10000, inputs, dtype=torch.float64)
     answers = label(test)
-    alphas, risks, errors, states = [], [], [], []
+    alphas, losses, errors, trainings = [], [], [], []
     for step in range(samples * inputs + 1):
         if step % (samples * inputs // SAVES) == 0:
             with torch.no_grad():
-                losses = (network(test) - answers) ** 2 / 2
+                squares = (network(test) - answers) ** 2
             alphas.append(step / inputs)
-            risks.append(float(losses.mean()))
-            errors.append(float(losses.std()) / math.sqrt(len(losses)))
-            states.append((first.weight.detach().clone(), second.weight.detach().clone()))
+            losses.append(float(squares.mean()))
+            errors.append(float(squares.std()) / math.sqrt(len(squares)))
+            trainings.append(sgd.from_training(network, loss, optimiser, teacher=teacher, teacher_head=head, noise=NOISE, activation="erf"))
         x = torch.randn(1, inputs, dtype=torch.float64)
-        loss = ((network(x) - label(x)) ** 2).mean() / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return np.array(alphas), np.array(risks), np.array(errors), states, teacher
+        optimiser.zero_grad()
+        loss(network(x), label(x)).backward()
+        optimiser.step()
+    return np.array(alphas), np.array(losses), np.array(errors), trainings
 
 
 def main(folder: Path, inputs: int = INPUTS, samples: int = SAMPLES) -> None:
@@ -76,35 +82,32 @@ def main(folder: Path, inputs: int = INPUTS, samples: int = SAMPLES) -> None:
 
     began = time.perf_counter()
     print(f"training a PyTorch network, {inputs} inputs, {UNITS} units, {samples * inputs} samples, one pass ...", flush=True)
-    alphas, risks, errors, states, teacher = train(torch, inputs, samples)
-    print(f"  {time.perf_counter() - began:.0f} s; now the theory, from the weights at {HANDOVER} d samples", flush=True)
+    alphas, losses, errors, trainings = train(torch, inputs, samples)
+    print(f"  {time.perf_counter() - began:.0f} s; now the theory, from the network at {HANDOVER} d samples", flush=True)
 
-    # output = sum_i a_i s(w_i.x): output_scale = 1, so that the library's head is UNITS times PyTorch's
-    gram = (teacher @ teacher.T).numpy()
-    problem = sgd.TeacherStudent(width=UNITS, teacher_width=TEACHERS, activation="erf", teacher_gram=gram, noise=NOISE)
     middle = int(np.argmin(np.abs(alphas - HANDOVER)))
-    measured = [overlaps_of(rows, teacher, head, problem, output_scale=1.0) for rows, head in states]
+    training = trainings[middle]
     later = alphas[middle:] - alphas[middle]
-    algorithm = sgd.OnePassSGD(lr=LR)
-    theory = sgd.solve_ode(problem, algorithm, measured[middle], alpha=later)
-    runs = sgd.simulate(problem, algorithm, measured[middle], alpha=later, dimension=inputs, runs=100, seed=SEED)
-    predicted, spread = np.asarray(theory.risk)[0], np.asarray(runs.risk).std(axis=0, ddof=1)
+    theory = sgd.solve_ode(*training, alpha=later)
+    runs = sgd.simulate(*training, alpha=later, dimension=training.dimension, runs=100, seed=SEED)
+    predicted = training.loss(np.asarray(theory.risk)[0])
+    spread = training.loss(np.asarray(runs.risk)).std(axis=0, ddof=1)
 
-    print(f"\n{'samples/d':>9}  {'test risk of the network':>24}  {'ODE':>8}  {'spread of SGD':>13}  {'apart':>10}")
+    print(f"\n{'samples/d':>9}  {'test loss of the network':>24}  {'ODE':>8}  {'spread of SGD':>13}  {'apart':>10}")
     for index in range(0, len(later), max(1, len(later) // 9)):
         at = middle + index
-        apart = (risks[at] - predicted[index]) / math.hypot(errors[at], spread[index])
+        apart = (losses[at] - predicted[index]) / math.hypot(errors[at], spread[index])
         print(
-            f"{alphas[at]:9.2f}  {risks[at]:13.5f} ± {errors[at]:.5f}  {predicted[index]:10.5f}  {spread[index]:13.5f}  {apart:+5.1f} s.d."
+            f"{alphas[at]:9.2f}  {losses[at]:13.5f} ± {errors[at]:.5f}  {predicted[index]:10.5f}  {spread[index]:13.5f}  {apart:+5.1f} s.d."
         )
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.errorbar(alphas, risks, errors, fmt="o", ms=3.5, color="tab:gray", label="PyTorch network, test risk")
-    left.plot(alphas[middle:], predicted, color="tab:red", label="ODE from the measured overlaps")
+    left.errorbar(alphas, losses, errors, fmt="o", ms=3.5, color="tab:gray", label="PyTorch network, test loss")
+    left.plot(alphas[middle:], predicted, color="tab:red", label="ODE from the network")
     band = predicted - 2 * spread, predicted + 2 * spread
     left.fill_between(alphas[middle:], *band, color="tab:red", alpha=0.2, lw=0, label="± 2 s.d. of SGD at this $d$")
-    left.set(yscale="log", ylabel="risk", title="risk")
-    M = np.stack([one.M[0] for one in measured])
+    left.set(yscale="log", ylabel="mean squared error", title="loss")
+    M = np.stack([measurement.start.M[0] for measurement in trainings])
     for unit in range(UNITS):
         for signal in range(TEACHERS):
             color = f"C{unit}"

@@ -19,6 +19,7 @@ import xarray as xr
 
 import sgdynamics as sgd
 from sgdynamics import functional, plot, reach, updates
+from tests.algorithms import torch_stand_ins as stand_ins
 from tests.before_work import Work, stop_before_work
 from tests.test_bad_input import PROBLEM, SGD, SPIKED, SPIKED_START, START, result, swept
 
@@ -39,6 +40,8 @@ HOSTILE = [
     *(object(), object, nothing, fails, xr.Dataset()),
 ]
 ROWS = np.eye(2, 30)
+NETWORK = stand_ins.Sequential(stand_ins.Linear(ROWS), stand_ins.Tanh(), stand_ins.Linear(np.ones((1, 2))))
+OPTIMISER = stand_ins.optimiser("SGD", {"params": NETWORK.parameters(), "lr": 0.1})
 EFFECTIVE = {
     "loss": lambda x, y: jnp.sum((x - y) ** 2),
     "sample": lambda key, d: jax.random.normal(key, (d,)),
@@ -179,11 +182,19 @@ CALLS = {
     "updates.adam": (updates.adam, {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9}),
     "updates.rmsprop": (updates.rmsprop, {"memory": 2.0, "eps": 0.1}),
     "updates.adagrad": (updates.adagrad, {"start": 0.1, "eps": 0.0}),
-    "updates.weight_decay": (updates.weight_decay, {"rate": 0.1, "of": None, "decoupled": True}),
+    "updates.weight_decay": (updates.weight_decay, {"rate": 0.1, "of": None, "decoupled": True, "head": None}),
     "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
     "updates.own": (
         updates.own,
         {"step": plain_step, "rows": (), "scalars": (), "memory": "none", "rereads": False, "numbers": {"factor": 1.0}},
+    ),
+    "from_training": (
+        sgd.from_training,
+        {
+            **{"network": NETWORK, "loss": stand_ins.MSELoss(), "optimiser": OPTIMISER, "teacher": ROWS[:1]},
+            **{"teacher_head": [1.0], "teacher_activation": "tanh", "noise": 0.0, "batch": 2},
+            **{"activation": "tanh", "input_scale": 1.0, "covariance": None},
+        },
     ),
     "from_torch": (sgd.from_torch, {"optimiser": SGD(), "dimension": 50, "batch": 1}),
     "solve_large_batch": (
@@ -335,6 +346,7 @@ NOT_CALLED = {
     "Expectation",
     "Moments",
     "supported",
+    "Training",
 }
 
 

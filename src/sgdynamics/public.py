@@ -12,6 +12,8 @@ from sgdynamics.algorithms.fixed_data import Langevin as Langevin
 from sgdynamics.algorithms.fixed_data import MultiPassSGD as MultiPassSGD
 from sgdynamics.algorithms.fixed_data import PersistentSGD as PersistentSGD
 from sgdynamics.algorithms.from_torch import from_torch as from_torch
+from sgdynamics.algorithms.from_training import Training as Training
+from sgdynamics.algorithms.from_training import from_training as from_training
 from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
 from sgdynamics.analysis.certificate import Certificate as Certificate
 from sgdynamics.analysis.certify import certify as certify

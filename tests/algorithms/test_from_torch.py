@@ -123,8 +123,8 @@ def test_what_is_not_known_is_refused():
         (optimiser("Muon", nesterov=True), "nesterov"),
         (optimiser("Adagrad", initial_accumulator_value=0.0), "initial_accumulator_value"),
         (type("LBFGS", (SimpleNamespace,), {})(param_groups=[{"lr": 1.0}]), "torch.optim.SGD"),
-        (3, "give a PyTorch optimiser"),
-        (SimpleNamespace, "give a PyTorch optimiser"),
+        (3, "not a PyTorch optimiser"),
+        (SimpleNamespace, "not a PyTorch optimiser"),
     ):
         with pytest.raises(ValueError, match=says):
             sgd.from_torch(made, dimension=100)

@@ -1,4 +1,7 @@
-"""PyTorch's optimisers in the library's units. Nothing here imports torch: an optimiser is read by its name and its numbers."""
+"""PyTorch's optimisers in the library's units.
+
+Nothing here imports torch: an optimiser is recognised by its class name and its `param_groups`.
+"""
 
 from __future__ import annotations
 
@@ -11,121 +14,199 @@ from sgdynamics.algorithms.updates import adagrad, adam, momentum, muon, nestero
 from sgdynamics.algorithms.updates.law import Update
 
 KNOWN = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon")
-# switches that change the step, and the value at which it is the one that is known here
-OFF = {"maximize": False, "amsgrad": False, "centered": False, "lr_decay": 0}
+DECOUPLED = ("AdamW", "Muon")  # their weight decay is not part of the gradient
+# options that change the step, and the value that the conversion assumes
+OFF = {
+    "maximize": False,
+    "amsgrad": False,
+    "centered": False,
+    "lr_decay": 0,
+    "adjust_lr_fn": "original",
+    "ns_steps": 5,
+    "ns_coefficients": (3.4445, -4.7750, 2.0315),
+}
+HEAD_FIX = (
+    "This optimiser has a limit for the rows of the first layer, not for a trained head. "
+    "Freeze the head (requires_grad=False and a single parameter group), or use torch.optim.SGD."
+)
 
 
 def from_torch(optimiser: Any, *, dimension: int, batch: int = 1) -> OnePassSGD:
-    """The algorithm that corresponds to a PyTorch optimiser at input dimension d, on the same mean loss.
+    """Convert a PyTorch optimiser, for a network and a loss in the library's units.
+
+    Use ``sgd.from_training`` for any other network or loss: it reads both and converts them too.
 
     Parameters
     ----------
     optimiser : torch.optim.Optimizer
-        SGD (with momentum, dampening, Nesterov's), Adam, AdamW, RMSprop, Adagrad or Muon, with its learning rate, betas and weight decay. A
-        second group of parameters, of the head, may have a learning rate of its own.
+        SGD (with momentum, dampening, Nesterov), Adam, AdamW, RMSprop, Adagrad or Muon. A second
+        parameter group, that of the head, may have its own learning rate if the optimiser is SGD.
     dimension : int
-        The dimension d of the inputs.
+        Input dimension d.
     batch : int, default 1
-        Samples in a step.
+        Batch size.
 
     Returns
     -------
     OnePassSGD
-        With the update that takes the same steps: for ``sgd.simulate`` at this d and, as d -> infinity, ``sgd.solve_ode``.
+        Algorithm that takes the same steps in ``sgd.simulate`` at this d and, as d -> infinity, in
+        ``sgd.solve_ode``.
 
     Raises
     ------
     ValueError
-        If it is no optimiser that is known here, or has a switch that changes its steps.
+        If the optimiser is not in the list, has an option that changes its steps, or has a group
+        for the head and cannot train it.
 
     Notes
     -----
-    The rows of the first layer are taken to be of O(1) norm and the inputs x ~ N(0, I). With lr_T PyTorch's learning rate: plain SGD
-    lr = d lr_T; momentum mu: lr = d lr_T (1 - dampening)/(1 - mu), memory = d (1 - mu); Adam, RMSprop: lr = d lr_T, memory = d (1 - beta2);
-    Adagrad: lr = sqrt(d) lr_T; Muon: lr = d lr_T, memory = d (1 - mu). Weight decay is the update's, coupled or not as PyTorch has it.
-    PyTorch's first step of SGD with dampening is not damped, here it is.
+    The network is assumed to be the library's, ::
+
+        f = (1/p) sum_i a_i s(w_i.x),     x ~ N(0, I_d),     rows of norm O(1),     loss (f - y)^2/2 averaged over the batch.
+
+    With lr_T the learning rate of PyTorch: plain SGD lr = d lr_T; momentum mu:
+    lr = d lr_T (1 - dampening)/(1 - mu), memory = d (1 - mu); Adam, RMSprop: lr = d lr_T,
+    memory = d (1 - beta2); Adagrad: lr = sqrt(d) lr_T; Muon: lr = d lr_T, memory = d (1 - mu).
+    Weight decay is coupled or decoupled as in PyTorch. PyTorch does not damp the first step of SGD
+    with dampening, the library does.
+
+    For another network or loss these values are wrong by constant factors. ``torch.nn.MSELoss`` is
+    (f - y)^2 and doubles every gradient: lr = 2 d lr_T for SGD. A network whose output is the sum
+    over its p units, as with ``torch.nn.Linear(p, 1)``, has head_rate = p^2 and a start with p times
+    its head. ``sgd.from_training`` applies these factors.
 
     Examples
     --------
     >>> class SGD:  # stands for torch.optim.SGD(..., lr=0.002, momentum=0.9)
-    ...     param_groups = [{"lr": 0.002, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}]
+    ...     param_groups = [{"lr": 0.002, "momentum": 0.9, "dampening": 0.0, "nesterov": False}]
     >>> algorithm = sgd.from_torch(SGD(), dimension=1000)
     >>> round(algorithm.lr, 6), algorithm.update
     (20.0, momentum(memory=100))
     """
     d = checks.whole("dimension", dimension, 1)
-    name, group, head_rate = type(optimiser).__name__, *_group(optimiser)
-    if name not in KNOWN:
-        raise checks.reject("optimiser", optimiser, f"{checks.did_you_mean(name, KNOWN)}give one of torch.optim.{', '.join(KNOWN)}")
-    for switch, usual in OFF.items():
-        if group.get(switch, usual) not in (usual, None):
-            raise checks.reject("optimiser", f"{name}({switch}={group[switch]!r})", f"leave {switch} at {usual!r}")
-    lr = checks.number("lr", _plain(group["lr"]), 0.0)
-    decay = checks.number("weight_decay", _plain(group.get("weight_decay", 0.0)), 0.0)
-    factor, update = _CONVERTED[name](group, d)
+    group, head_rate = _single_group(optimiser)
+    lr, update = convert_group(optimiser, group, d)
+    if len(optimiser.param_groups) == 2 and update is not None and not update.law.trains_head:
+        raise checks.reject("optimiser", type(optimiser).__name__, HEAD_FIX)
+    decay = decay_of(group)
     if decay:
-        update = weight_decay(decay, of=update, decoupled=name in ("AdamW", "Muon") or update is None)
-    return OnePassSGD(lr=factor * lr, batch=batch, head_rate=head_rate, update=update)
+        update = with_weight_decay(optimiser, update, decay)
+    return OnePassSGD(lr=lr, batch=batch, head_rate=head_rate, update=update)
 
 
-def _plain(value: Any) -> Any:
-    """A number out of a tensor."""
+def convert_group(optimiser: Any, group: dict[str, Any], d: int, gradient_scale: float = 1.0) -> tuple[float, Update | None]:
+    """Library lr and update, without weight decay, of a parameter group.
+
+    ``gradient_scale`` is the ratio of the gradients that the optimiser receives to those of the
+    library's loss. Plain and momentum steps are proportional to it; adaptive ones are invariant
+    once their eps and initial accumulators are divided by it.
+    """
+    name = type(optimiser).__name__
+    if name not in KNOWN:
+        fix = f"{checks.did_you_mean(name, KNOWN)}Pass one of torch.optim.{', '.join(KNOWN)}."
+        raise checks.reject("optimiser", optimiser, fix)
+    for option, value in OFF.items():
+        if group.get(option, value) not in (value, None):
+            shown = f"{name}({option}={group[option]!r})"
+            raise checks.reject("optimiser", shown, f"not supported. Leave {option} at {value!r}.")
+    lr = checks.number("lr", plain(group["lr"]), 0.0)
+    factor, update = _CONVERSIONS[name](group, d, gradient_scale)
+    return factor * lr, update
+
+
+def with_weight_decay(optimiser: Any, update: Update | None, rate: float, head: float | None = None) -> Update:
+    """An update with the weight decay of the optimiser, coupled or decoupled as PyTorch has it."""
+    decoupled = type(optimiser).__name__ in DECOUPLED or update is None
+    return weight_decay(rate, of=update, decoupled=decoupled, head=head)
+
+
+def decay_of(group: dict[str, Any]) -> float:
+    """Weight decay of a parameter group."""
+    return checks.number("weight_decay", plain(group.get("weight_decay", 0.0)), 0.0)
+
+
+def plain(value: Any) -> Any:
+    """A number, also from a tensor."""
     return value.item() if hasattr(value, "item") else value
 
 
-def _group(optimiser: Any) -> tuple[dict[str, Any], float]:
-    """The numbers of the rows' group of parameters, and the head's rate beside them."""
-    fix = "give a PyTorch optimiser of one group of parameters, or of two that differ in lr alone (rows, then head)"
+def parameter_groups(optimiser: Any) -> list[dict[str, Any]]:
+    """The parameter groups of an optimiser; raise ValueError if it has none."""
     groups = getattr(optimiser, "param_groups", None)
-    if isinstance(optimiser, type) or not isinstance(groups, (list, tuple)) or len(groups) not in (1, 2) or "lr" not in groups[0]:
-        raise checks.reject("optimiser", optimiser, fix)
-    first, last = ({name: value for name, value in group.items() if name != "params"} for group in (groups[0], groups[-1]))
-    if {**first, "lr": 0, "initial_lr": 0} != {**last, "lr": 0, "initial_lr": 0}:
-        raise checks.reject("optimiser", last, fix)
-    rows, head = float(_plain(first["lr"])), float(_plain(last["lr"]))
-    if head != rows and rows == 0:
-        raise checks.reject("lr", rows, "the rows have a learning rate of 0 beside the head's: give one above 0")
-    return first, 1.0 if head == rows else head / rows
+    valid = not isinstance(optimiser, type) and isinstance(groups, (list, tuple)) and len(groups) > 0
+    if not valid or not all(isinstance(group, dict) and "lr" in group for group in groups):
+        raise checks.reject("optimiser", optimiser, "not a PyTorch optimiser. Pass torch.optim.SGD(...) or another one.")
+    return list(groups)
 
 
-def _sgd(group: dict[str, Any], d: int) -> tuple[float, Update | None]:
-    mu = group.get("momentum", 0.0)
+def same_options(first: dict[str, Any], second: dict[str, Any], ignored: tuple[str, ...]) -> bool:
+    """Whether two parameter groups agree in all but the ignored options."""
+    groups = [{key: value for key, value in group.items() if key not in ignored} for group in (first, second)]
+    return groups[0] == groups[1]
+
+
+def _single_group(optimiser: Any) -> tuple[dict[str, Any], float]:
+    """The options of the rows' parameter group, and the learning rate of the head relative to it."""
+    groups = parameter_groups(optimiser)
+    fix = "Pass an optimiser of one parameter group, or of two that differ only in lr (rows, then head)."
+    if len(groups) > 2:
+        raise checks.reject("optimiser", f"{len(groups)} parameter groups", fix)
+    rows, head = groups[0], groups[-1]
+    if not same_options(rows, head, ("params", "lr", "initial_lr")):
+        raise checks.reject("optimiser", {key: head[key] for key in head if key != "params"}, fix)
+    rows_rate, head_rate = float(plain(rows["lr"])), float(plain(head["lr"]))
+    return rows, relative_rate(rows_rate, head_rate)
+
+
+def relative_rate(rows: float, head: float) -> float:
+    """Learning rate of the head relative to that of the rows."""
+    if head == rows:
+        return 1.0
+    if rows == 0:
+        raise checks.reject("lr", rows, "the first layer does not move and the head does. Use an lr above 0 for the first layer.")
+    return head / rows
+
+
+def _sgd(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
+    mu = checks.number("momentum", plain(group.get("momentum", 0.0)), 0.0)
     if not mu:
-        return float(d), None
+        return d * scale, None
+    if mu >= 1:
+        raise checks.reject("optimiser", f"SGD(momentum={mu})", "the velocity never decays. Use a momentum below 1.")
     make = nesterov if group.get("nesterov") else momentum
-    return d * (1 - group.get("dampening", 0.0)) / (1 - mu), make(memory=d * (1 - mu))
+    return d * scale * (1 - group.get("dampening", 0.0)) / (1 - mu), make(memory=d * (1 - mu))
 
 
-def _adam(group: dict[str, Any], d: int) -> tuple[float, Update | None]:
+def _adam(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     first, second = group["betas"]
     if group.get("decoupled_weight_decay", False):
         # torch.optim.Adam(..., decoupled_weight_decay=True) is AdamW
-        raise checks.reject("optimiser", "Adam(decoupled_weight_decay=True)", "give torch.optim.AdamW, which it is")
-    return float(d), adam(memory=d * (1 - _plain(second)), eps=group["eps"], beta=_plain(first))
+        raise checks.reject("optimiser", "Adam(decoupled_weight_decay=True)", "not supported. Use torch.optim.AdamW, which is the same.")
+    return float(d), adam(memory=d * (1 - plain(second)), eps=group["eps"] / scale, beta=plain(first))
 
 
-def _adamw(group: dict[str, Any], d: int) -> tuple[float, Update | None]:
-    return _adam({**group, "decoupled_weight_decay": False}, d)
+def _adamw(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
+    return _adam({**group, "decoupled_weight_decay": False}, d, scale)
 
 
-def _rmsprop(group: dict[str, Any], d: int) -> tuple[float, Update | None]:
+def _rmsprop(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     if group.get("momentum"):
-        raise checks.reject("optimiser", f"RMSprop(momentum={group['momentum']})", "leave momentum at 0")
-    return float(d), rmsprop(memory=d * (1 - group["alpha"]), eps=group["eps"])
+        raise checks.reject("optimiser", f"RMSprop(momentum={group['momentum']})", "not supported. Leave momentum at 0.")
+    return float(d), rmsprop(memory=d * (1 - group["alpha"]), eps=group["eps"] / scale)
 
 
-def _adagrad(group: dict[str, Any], d: int) -> tuple[float, Update | None]:
+def _adagrad(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     start = group.get("initial_accumulator_value", 0.0)
     if not start:
-        fix = "give an initial_accumulator_value above 0, of order d: from 0 the first steps have no limit"
+        fix = "the first steps have no limit from 0. Use an initial_accumulator_value of order d."
         raise checks.reject("optimiser", "Adagrad(initial_accumulator_value=0)", fix)
-    return math.sqrt(d), adagrad(start=start / d, eps=group.get("eps", 0.0) / math.sqrt(d))
+    return math.sqrt(d), adagrad(start=start / d / scale**2, eps=group.get("eps", 0.0) / math.sqrt(d) / scale)
 
 
-def _muon(group: dict[str, Any], d: int) -> tuple[float, Update | None]:
+def _muon(group: dict[str, Any], d: int, scale: float) -> tuple[float, Update | None]:
     if group.get("nesterov"):
-        raise checks.reject("optimiser", "Muon(nesterov=True)", "give nesterov=False: a look ahead is not known here")
+        raise checks.reject("optimiser", "Muon(nesterov=True)", "not supported. Use nesterov=False.")
     return float(d), muon(memory=d * (1 - group["momentum"]), newton_schulz=True)
 
 
-_CONVERTED = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw, "RMSprop": _rmsprop, "Adagrad": _adagrad, "Muon": _muon}
+_CONVERSIONS = {"SGD": _sgd, "Adam": _adam, "AdamW": _adamw, "RMSprop": _rmsprop, "Adagrad": _adagrad, "Muon": _muon}

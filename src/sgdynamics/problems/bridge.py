@@ -110,7 +110,7 @@ def overlaps_of(
     return found if problem is None else checked_start(problem, found)
 
 
-def _plain(argument: str, value: object) -> np.ndarray:
+def as_array(argument: str, value: object) -> np.ndarray:
     """A float64 array from NumPy, JAX, PyTorch or nested lists; what comes from PyTorch leaves its graph and its device first."""
     found = value
     if callable(getattr(value, "detach", None)):
@@ -133,7 +133,7 @@ def _plain(argument: str, value: object) -> np.ndarray:
 
 def _rows(argument: str, value: object, meaning: str) -> np.ndarray:
     """Rows with their run axis."""
-    rows = _plain(argument, value)
+    rows = as_array(argument, value)
     if rows.ndim not in (2, 3) or 0 in rows.shape:
         raise ValueError(f"{argument} has shape {rows.shape}: give {meaning}, with a leading run axis if you like")
     return rows if rows.ndim == 3 else rows[None]
@@ -145,7 +145,7 @@ def _head(value: object, runs: int, p: int, problem: Problem | None) -> np.ndarr
         if problem is not None and problem.head == "trained":
             raise checks.reject("head", None, f"the problem's head is trained: give the {p} weights of the second layer")
         return np.ones((runs, p))
-    head = _plain("head", value)
+    head = as_array("head", value)
     if head.shape in ((runs, 1, p), (1, p), (runs, p)):
         head = head.reshape(-1, p)
     elif head.shape != (p,):

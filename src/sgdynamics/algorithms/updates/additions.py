@@ -37,45 +37,72 @@ class _Decayed:
     decoupled: bool
 
     def __call__(
-        self, state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, rate: Scalar, of: Numbers | None = None
+        self,
+        state: State,
+        gradient: Asked,
+        lr: Scalar,
+        D: Scalar,
+        number: Scalar,
+        *,
+        rate: Scalar,
+        head: Scalar | None = None,
+        of: Numbers | None = None,
     ) -> dict[str, Any]:
-        if not self.decoupled:
-            return self.law.step(state, gradient.with_decay(rate), lr, D, number, **(of or {}))
         moved = self.law.moved
+        decay = _decay_rates(state[moved], gradient, rate, head)
+        if not self.decoupled:
+            return self.law.step(state, gradient.with_decay(decay), lr, D, number, **(of or {}))
         if moved != "weights":  # the weights are an average of it, after its decay
-            return self.law.step(state, gradient.with_pull(rate * state[moved]), lr, D, number, **(of or {}))
-        found = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
-        pull = gradient.stepped(rate * state[moved]) if self.law.explicit_head_rate else -lr / D * rate * state[moved]
-        found[moved] = found[moved] + pull
-        return found
+            pulled = gradient.with_pull(decay * state[moved])
+            return self.law.step(state, pulled, lr, D, number, **(of or {}))
+        increments = dict(self.law.step(state, gradient, lr, D, number, **(of or {})))
+        pull = decay * state[moved]
+        step = gradient.stepped(pull) if self.law.explicit_head_rate else -lr / D * pull
+        increments[moved] = increments[moved] + step
+        return increments
+
+
+def _decay_rates(rows: Any, gradient: Any, rate: Scalar, head: Scalar | None) -> Any:
+    """Decay rates of the columns; that of a trained head, the last column, may differ."""
+    if head is None or not gradient.trained:
+        return rate
+    return jnp.full(rows.shape[-1], rate, rows.dtype).at[-1].set(head)
 
 
 @maker
-def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) -> Update:
-    """Weight decay of the algorithm's own, beside any of the problem's: W <- W - (lr/D) rate W in every step.
+def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True, head: float | None = None) -> Update:
+    """Weight decay of the algorithm, in addition to that of the problem.
+
+    ::
+
+        W <- W - (lr/D) rate W,     a <- a - (head_rate lr/D) head a     in every step
 
     Parameters
     ----------
     rate : float
-        The rate of decay, 0 or more.
+        Decay rate of the rows, 0 or more.
     of : Update, optional
-        What it is added to; plain steps unless given.
+        Update to which the decay is added. Defaults to plain steps.
     decoupled : bool, default True
-        Beside the step, as in AdamW; False: rate W is part of every gradient, as in PyTorch's SGD.
+        Whether the decay is separate from the update's step, as in AdamW. With False, ``rate W`` is
+        part of every gradient, as in PyTorch's SGD.
+    head : float, optional
+        Decay rate of a trained head, 0 or more. Defaults to ``rate``.
 
     Returns
     -------
     Update
-        To be given as ``sgd.OnePassSGD(update=...)``.
+        Update for ``sgd.OnePassSGD(update=...)``.
 
     Raises
     ------
     ValueError
-        If the rate is negative, or ``of`` is no update.
+        If a rate is negative, or ``of`` is not an update.
 
     Notes
     -----
-    With plain steps both are the weight decay of a problem. Source: Loshchilov and Hutter 2019.
+    With plain steps and ``head=None`` both forms equal the weight decay of a problem.
+    Source: Loshchilov and Hutter 2019.
 
     Examples
     --------
@@ -90,6 +117,8 @@ def weight_decay(rate: float, of: Update | None = None, decoupled: bool = True) 
         why = "where the data's gradient vanishes, decay inside of it is all that is left of a step whose length does not vanish"
         law = replace(law, no_limit=f"{why}: its mean has no limit; take decoupled=True")
     numbers = {"rate": number_or_schedule("rate", rate)} | ({} if of is None else {"of": inner})
+    if head is not None:
+        numbers["head"] = number_or_schedule("head", head)
     if of is not None and law.first:
         raise checks.reject("of", of, "its start is a number of its own: give weight decay to the problem instead")
     return Update(law, numbers, () if decoupled else (("decoupled", False),))
