@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -42,9 +43,8 @@ def noise_term(student: Activation, teacher: Activation) -> Callable[[Any, Any, 
 @lru_cache(maxsize=32)
 def _quadruples(p: int, fields: int) -> tuple[np.ndarray, np.ndarray]:
     """All (i <= j students, b <= c fields) and how often each (b, c) counts."""
-    pairs = [(i, j) for i in range(p) for j in range(i, p)]
-    others = [(b, c) for b in range(fields) for c in range(b, fields)]
-    index = np.array([(i, j, b, c) for i, j in pairs for b, c in others])
+    pairs, others = (np.stack(np.triu_indices(count), axis=1) for count in (p, fields))
+    index = np.concatenate([np.repeat(pairs, len(others), axis=0), np.tile(others, (len(pairs), 1))], axis=1)
     return index, np.where(index[:, 2] == index[:, 3], 1.0, 2.0)
 
 
@@ -99,6 +99,36 @@ def erf_four(kappa: float, omega: Float[Numeric, "fields fields"], index: np.nda
 # ReLU: E[1_i 1_j relu_b relu_c] is a second moment on the orthant of the distinct fields among i, j, b, c.
 
 
+@dataclass(frozen=True)
+class _Orthants:
+    """Quadruples (i, j, b, c) with the same number m of distinct fields, and the sets of fields that they share.
+
+    The orthant probability and its edges depend on the set {i, j, b, c} alone, and up to six quadruples have
+    the same set: the expensive part is computed once per set.
+    """
+
+    rows: np.ndarray  # of these quadruples among all, (n,)
+    members: np.ndarray  # fields of each set, increasing, (sets, m)
+    set_of: np.ndarray  # set of each quadruple, (n,)
+    first: np.ndarray  # position of b among the members, (n,)
+    second: np.ndarray  # position of c among the members, (n,)
+
+
+def _orthants(index: np.ndarray) -> list[_Orthants]:
+    """Group quadruples by their number of distinct fields, and list the sets of each group."""
+    ordered = np.sort(index, axis=1)
+    is_new = np.diff(ordered, axis=1, prepend=-1) != 0
+    sizes = is_new.sum(axis=1)
+    groups = []
+    for m in np.unique(sizes):
+        rows = np.flatnonzero(sizes == m)
+        members = ordered[rows][is_new[rows]].reshape(-1, m)
+        first, second = (np.argmax(members == index[rows, slot, None], axis=1) for slot in (2, 3))
+        sets, set_of = np.unique(members, axis=0, return_inverse=True)
+        groups.append(_Orthants(rows, sets, set_of.reshape(-1), first, second))
+    return groups
+
+
 def relu_four(omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int) -> Float[Numeric, " m"]:
     """E[s'_i s'_j s_b s_c] for ReLU, by the number of distinct fields (a repeated field is one constraint, not two).
 
@@ -106,35 +136,49 @@ def relu_four(omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int)
     conditional correlation rounds: there up to 1e-4 is lost.
     """
     total = jnp.zeros(len(index), omega.dtype)
-    distinct = [tuple(sorted(set(row))) for row in index.tolist()]
-    for size in range(1, 5):
-        chosen = np.array([position for position, members in enumerate(distinct) if len(members) == size], dtype=int)
-        if len(chosen) == 0:
-            continue
-        members = np.array([distinct[position] for position in chosen])
-        first = np.array([distinct[position].index(index[position, 2]) for position in chosen])
-        second = np.array([distinct[position].index(index[position, 3]) for position in chosen])
-        C = omega[members[:, :, None], members[:, None, :]]
-        total = total.at[chosen].set(_orthant_moment(C, first, second))
+    for group in _orthants(index):
+        of_sets = omega[group.members[:, :, None], group.members[:, None, :]]
+        probability, edges = orthant(of_sets)[group.set_of], _edges(of_sets)[:, group.set_of]
+        moments = _orthant_moment(of_sets[group.set_of], group.first, group.second, probability, edges)
+        total = total.at[group.rows].set(moments)
     return total
 
 
-def _orthant_moment(C: Float[Numeric, "n m m"], first: np.ndarray, second: np.ndarray) -> Float[Numeric, " n"]:
-    """E[prod_s 1(lambda_s > 0) lambda_first lambda_second] for (n, m, m) covariances, m <= 4.
+def _edges(C: Float[Numeric, "n m m"]) -> Float[Numeric, "pairs n"]:
+    """p(lambda_q = lambda_r = 0) P(all others > 0 | lambda_q = lambda_r = 0), for each pair q < r of m <= 4 fields."""
+    n, m, _ = C.shape
+    edges = []
+    for q, r in itertools.combinations(range(m), 2):
+        others = [s for s in range(m) if s not in (q, r)]
+        chance = _both_positive(C, *others, q, r) if len(others) == 2 else 0.5 ** len(others)
+        # 0 where the two fields coincide: there the determinant is only rounding
+        full = C[:, q, q] * C[:, r, r]
+        density = safe_ratio(1.0, 2 * np.pi * safe_root(_variance_left(full - C[:, q, r] ** 2, full)))
+        edges.append(density * chance)
+    return jnp.stack(edges) if edges else jnp.zeros((0, n), C.dtype)
 
-    Stein twice: C_ab P(S) + sum_{q != r} C_aq C_{br|q} p(lambda_q = 0) p(lambda_r = 0 | q) P(rest > 0 | lambda_q = lambda_r = 0).
+
+def _orthant_moment(
+    C: Float[Numeric, "n m m"],
+    first: np.ndarray,
+    second: np.ndarray,
+    probability: Float[Numeric, " n"],
+    edges: Float[Numeric, "pairs n"],
+) -> Float[Numeric, " n"]:
+    """E[prod_s 1(lambda_s > 0) lambda_a lambda_b], with a and b the fields at `first` and `second`.
+
+    Stein's lemma twice, with `probability` that of the orthant and `edges` those of its edges q < r:
+
+        C_ab P + sum_{q<r} edge_qr [C_aq (C_br - C_bq C_qr/C_qq) + C_ar (C_bq - C_br C_qr/C_rr)]
     """
     n, m, _ = C.shape
     rows = np.arange(n)
-    result = C[rows, first, second] * orthant(C)
-    for q, r in itertools.permutations(range(m), 2):
-        variance = C[:, q, q]
-        conditional = _variance_left(C[:, r, r] - C[:, q, r] ** 2 / variance, C[:, r, r])
-        slope = C[rows, second, r] - C[rows, second, q] * C[:, q, r] / variance
-        density = safe_ratio(slope, 2 * np.pi * safe_root(variance * conditional))
-        rest = [s for s in range(m) if s not in (q, r)]
-        chance = _both_positive(C, rest[0], rest[1], q, r) if len(rest) == 2 else 0.5 ** len(rest)
-        result = result + C[rows, first, q] * density * chance
+    result = C[rows, first, second] * probability
+    for edge, (q, r) in zip(edges, itertools.combinations(range(m), 2), strict=True):
+        aq, ar, bq, br = C[rows, first, q], C[rows, first, r], C[rows, second, q], C[rows, second, r]
+        given_q = br - bq * C[:, q, r] / C[:, q, q]
+        given_r = bq - br * C[:, q, r] / C[:, r, r]
+        result = result + edge * (aq * given_q + ar * given_r)
     return result
 
 
