@@ -271,3 +271,8 @@ def describe_schedule(value: object) -> tuple[Any, bool]:
 @float64
 def rates_of(schedule: Schedule, alpha: np.ndarray) -> np.ndarray:
     return np.asarray(jax.vmap(schedule)(jnp.asarray(alpha, dtype=jnp.float64)))
+
+
+def values_along(value: object, alpha: np.ndarray) -> np.ndarray:
+    """A number or a schedule at each alpha."""
+    return rates_of(value, alpha) if isinstance(value, Schedule) else np.full(np.shape(alpha), float(trees.number(value)))

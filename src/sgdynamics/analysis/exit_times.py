@@ -332,6 +332,10 @@ def prepare_exits(problem: Any, algorithm: Any, start: Any, **given: Tree) -> As
     if method != "ode" and not on_data and algorithm.flow:
         raise checks.reject("lr", algorithm.lr, 'gradient flow makes no steps: use method="ode", or give a learning rate above 0')
     d, sizes = (None, None) if dimension is None and method in ("ode", "dmft") else dynamics.at_dimension(dimension, small=True)
+    if not on_data:
+        spectrum = getattr(problem, "spectrum", None)
+        counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
+        dynamics.check_memory(counted, end * algorithm.batch / algorithm.lr if algorithm.lr else 0.0)
     if on_data and method == "direct":
         checks.choice("method", method, dynamics.methods)
         dynamics = dynamics.in_steps(d, None)

@@ -295,6 +295,9 @@ class Dynamics:
         if self.algorithm.flow and self.controlled:
             raise checks.reject("lr", self.algorithm.lr, "gradient flow uses no samples, and the problem has numbers that depend on alpha")
 
+    def check_memory(self, dimension: int | None, end: float) -> None:
+        """Raise ValueError if the update remembers less than one step at this dimension, up to alpha = end."""
+
     def place(self, when: Clock) -> np.ndarray:
         """Where numbers that change are read: at alpha (on fixed data at t)."""
         return np.zeros(len(when.t)) if when.alpha is None else when.alpha

@@ -14,7 +14,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.updates.beginning import beginning
 from sgdynamics.algorithms.updates.law import copies
 from sgdynamics.clock import Clock
-from sgdynamics.controls import scheduled
+from sgdynamics.controls import CHECKED, scheduled
 from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
 from sgdynamics.dynamics.interface import Dynamics, Prepared
 from sgdynamics.gaussian.choice import expectation_of
@@ -49,6 +49,15 @@ class UpdateDynamics(FieldDynamics):
         rows = self.structure.width * (1 + len(slow_rows(self.algorithm.law)))
         cut = {"rows_M": every["rows_M"][:, :, :rows], "rows_Q": every["rows_Q"][:, :, :rows, :rows], "rows_a": every["rows_a"][:, :rows]}
         return every | cut
+
+    def check_memory(self, dimension: int | None, end: float) -> None:
+        if dimension is None:
+            return
+        algorithm = self.algorithm
+        per = algorithm.per if algorithm.stated is None else algorithm.stated.per
+        unit = {"dimension": "the dimension", "trace": "the trace of the inputs", "step": 'per="step"'}[per]
+        D = dimension * float(algorithm.unit)
+        algorithm.stepping.check_memory(D, np.linspace(0.0, end, CHECKED), unit)
 
     def public_states(self, states: dict[str, np.ndarray], lead: int = 1) -> dict[str, np.ndarray]:
         return super().public_states({name: states[name] for name in ("M", "Q", "a")}, lead)

@@ -79,6 +79,7 @@ def opened(
         when = replace(when, samples=False)
     dynamics = dynamics.counted(when)
     dynamics.check_controls(when)
+    dynamics.check_memory(counted, dynamics.place(when)[-1])
     begin = dynamics.start(start, runs)
     first = {name: np.asarray(value[0]) for name, value in dynamics.public_states(dynamics.states(begin)).items()}
     observables = checked_record(record, first, problem, dynamics.has_data)

@@ -16,7 +16,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.arrays import Given, Tree, Whole
 from sgdynamics.clock import Clock
-from sgdynamics.controls import numbers_at
+from sgdynamics.controls import CHECKED, numbers_at
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
 from sgdynamics.dynamics.updates import all_rows, with_weights
 from sgdynamics.gaussian.choice import expectation_of
@@ -101,6 +101,9 @@ def solve_large_batch(
     if points[-1] > MOST_STEPS:
         raise checks.reject("steps", float(points[-1]), f"the map is made step by step: give {MOST_STEPS:g} or fewer")
     _accept(algorithm)
+    if algorithm.stepping is not None:
+        ends = np.linspace(0.0, points[-1] * (share if np.isfinite(share) else 1.0), CHECKED)
+        algorithm.stepping.check_memory(1.0, ends)  # a step is lr itself, so that D = 1
     door = opened("solve_large_batch", problem, algorithm, start, alpha=[0.0], record=record, evaluate=evaluate)
     alpha = points * (share if np.isfinite(share) else 1.0)
     each = alpha[-1] / points[-1] if points[-1] else 0.0

@@ -145,7 +145,17 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
         "weight_decay": number_or_schedule("weight_decay", weight_decay),
         "beta": beta,
     }
-    law = Law("adam", _adam, rows=("velocity",), squares=("squares",), scalars=("age",), memory="fast", linear=True, **SIZES)
+    law = Law(
+        "adam",
+        _adam,
+        rows=("velocity",),
+        squares=("squares",),
+        scalars=("age",),
+        memory="fast",
+        linear=True,
+        averaging=("memory",),
+        **SIZES,
+    )
     return Update(law, numbers)
 
 
@@ -190,7 +200,7 @@ def rmsprop(memory: float, eps: float) -> Update:
     rmsprop(memory=4, eps=0.1)
     """
     numbers = {"memory": number_or_schedule("memory", memory, above=0.0), "eps": number_or_schedule("eps", eps, above=0.0)}
-    return Update(Law("rmsprop", _rmsprop, squares=("squares",), memory="slow", linear=True, **SIZES), numbers)
+    return Update(Law("rmsprop", _rmsprop, squares=("squares",), memory="slow", linear=True, averaging=("memory",), **SIZES), numbers)
 
 
 def _adagrad(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, start: Scalar, eps: Scalar) -> dict[str, Any]:

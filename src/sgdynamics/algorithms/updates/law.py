@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from sgdynamics import checks, trees
 from sgdynamics.arrays import Numeric
-from sgdynamics.controls import describe_schedule, number_or_schedule, numbers_at
+from sgdynamics.controls import describe_schedule, number_or_schedule, numbers_at, values_along
 from sgdynamics.functions import function_identity
 from sgdynamics.precision import float64
 
@@ -52,6 +52,7 @@ class Law:
     bends_by_row: bool = False  # as a norm of every row by itself
     no_limit: str = ""  # why it has no ODE, where that is known
     scales: bool = True  # known to have a limit in its units; a user's is tried
+    averaging: tuple[str, ...] = ()  # the number c of an average over D/c steps, or two numbers whose ratio is c
 
 
 @trees.numbered("numbers")
@@ -104,6 +105,26 @@ class Update:
         """How many moves one step makes, about, where that is not one: ``reuse`` makes several."""
         inner = self.numbers.get("of")
         return inner.moves if isinstance(inner, Update) else float(self.numbers.get("times", 1.0))
+
+    def check_memory(self, D: float, alpha: np.ndarray, unit: str = "the step is lr itself") -> None:
+        """Raise ValueError if the update averages over less than one step, D/c < 1, at any of these alpha.
+
+        The share of the past that remains in the average, 1 - c/D, is negative there.
+        """
+        inner = self.numbers.get("of")
+        if isinstance(inner, Update):
+            inner.check_memory(D, alpha, unit)
+        if not self.law.averaging or any(name not in self.numbers for name in self.law.averaging):
+            return
+        name, *offsets = self.law.averaging
+        values, *scales = (values_along(self.numbers[number], alpha) for number in (name, *offsets))
+        largest = D * (scales[0] if scales else np.ones_like(values))
+        worst = int(np.argmax(values / largest))
+        if values[worst] > largest[worst] * (1 + 1e-9):  # c = D (1 - beta) of a converted beta is rounded
+            steps = f"{largest[worst] / values[worst]:.3g} steps"
+            scaled = f" times {offsets[0]} = {scales[0][worst]:g}" if scales else ""
+            fix = f"{self.kind} would remember {steps}, less than one. Give {name} of at most D{scaled}; D = {D:.6g} here ({unit})."
+            raise checks.reject(name, float(values[worst]), fix)
 
     def describe(self) -> dict[str, Any]:
         """The update as plain values for the record of a result.

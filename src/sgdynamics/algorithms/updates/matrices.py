@@ -131,7 +131,7 @@ def muon(memory: float | None = None, newton_schulz: bool = False, beta: float |
         raise checks.reject("beta and memory", (beta, memory), "give one of them, or none")
     common: dict[str, Any] = {"trains_head": False}
     if memory is not None:
-        law = Law("muon", _Muon("slow", newton_schulz), rows=("velocity",), memory="slow", linear=True, **common)
+        law = Law("muon", _Muon("slow", newton_schulz), rows=("velocity",), memory="slow", linear=True, averaging=("memory",), **common)
         return Update(law, {"memory": number_or_schedule("memory", memory, above=0.0)}, options)
     if beta is None:
         return Update(Law("muon", _Muon("none", newton_schulz), jumps=True, **common), {}, options)

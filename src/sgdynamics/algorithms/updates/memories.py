@@ -87,7 +87,7 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     name, value = _one_of(beta, memory)
     if name == "beta":
         return Update(Law("momentum", _momentum, **BALL, memory="fast"), {"beta": value})
-    return Update(Law("momentum", _slow_momentum, **BALL, memory="slow"), {"memory": value})
+    return Update(Law("momentum", _slow_momentum, **BALL, memory="slow", averaging=("memory",)), {"memory": value})
 
 
 @maker
@@ -128,7 +128,7 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     name, value = _one_of(beta, memory)
     if name == "beta":
         return Update(Law("nesterov", _nesterov, **BALL, memory="fast"), {"beta": value})
-    return Update(Law("nesterov", _slow_nesterov, **BALL, memory="slow"), {"memory": value})
+    return Update(Law("nesterov", _slow_nesterov, **BALL, memory="slow", averaging=("memory",)), {"memory": value})
 
 
 # the weights are the average, which is the network; the iterate moves
@@ -187,7 +187,7 @@ def average(memory: float) -> Update:
     >>> sgd.updates.average(2.0)
     average(memory=2)
     """
-    return Update(Law("average", _average, **AVERAGED), {"memory": number_or_schedule("memory", memory, above=0.0)})
+    return Update(Law("average", _average, **AVERAGED, averaging=("memory",)), {"memory": number_or_schedule("memory", memory, above=0.0)})
 
 
 def _polyak(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
@@ -306,4 +306,4 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
         "delta": number_or_schedule("delta", delta, above=0.0),
         "offset": number_or_schedule("offset", offset, above=0.0),
     }
-    return Update(Law("dana", _dana, **BALL, memory="slow", scalars=("age",)), numbers)
+    return Update(Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")), numbers)
