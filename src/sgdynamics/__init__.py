@@ -135,7 +135,21 @@ def __getattr__(name: str) -> Any:
         home = import_module(module)
         globals()[name] = getattr(home, own) if hasattr(home, own) else import_module(f"{module}.{own}")
         return globals()[name]
-    raise AttributeError(f"module 'sgdynamics' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    raise AttributeError(f"module 'sgdynamics' has no attribute {name!r}{_hint(name)}", name=name, obj=sys.modules[__name__])
+
+
+def _hint(name: str) -> str:
+    """What to write in place of an optimiser's name in other libraries."""
+    lower = name.lower()
+    if name.startswith("_") or not name[:1].isupper():
+        return ""
+    if lower == "sgd":
+        return ": write sgd.OnePassSGD(lr=...) for fresh samples, sgd.EpochSGD(lr=..., samples_per_dimension=...) for a data set"
+    if lower == "adamw":
+        return ": write sgd.OnePassSGD(lr=..., update=sgd.updates.adam(memory=..., weight_decay=...))"
+    if lower in import_module("sgdynamics.algorithms.updates").__all__:
+        return f": write sgd.OnePassSGD(lr=..., update=sgd.updates.{lower}(...))"
+    return ""
 
 
 def __dir__() -> list[str]:

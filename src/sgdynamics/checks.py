@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,41 @@ def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"{what} has no {name!r}: {did_you_mean(name, known)}it takes {', '.join(known)}")
+
+
+def hinted(hints: Mapping[str, str]) -> Callable[[Any], Any]:
+    """Decorate a function or class: an argument that it lacks, or that is missing, raises ValueError with what to write instead.
+
+    `hints` maps argument names to sentences; other unknown names get the closest name and the list of arguments.
+    """
+
+    def decorate(target: Any) -> Any:
+        function = target.__init__ if isinstance(target, type) else target
+        first = 1 if isinstance(target, type) else 0  # after self
+        parameters = list(inspect.signature(function).parameters.values())[first:]
+        if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
+            return target  # it takes any
+        known = [parameter.name for parameter in parameters]
+        needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                if name not in known:
+                    listed = f"{did_you_mean(name, known)}It takes {', '.join(known) or 'no arguments'}."
+                    raise reject(name, kwargs[name], f"{target.__name__} has no such argument. {hints.get(name, listed)}")
+            for name in needed:
+                if name not in kwargs and known.index(name) + first >= len(args):
+                    hint = hints.get(name, f"Write {target.__name__}({', '.join(f'{other}=...' for other in needed)}).")
+                    raise ValueError(f"{name} is missing: {target.__name__} needs it. {hint}")
+            return function(*args, **kwargs)
+
+        if isinstance(target, type):
+            target.__init__ = checked  # type: ignore[misc]
+            return target
+        return checked
+
+    return decorate
 
 
 def replaced(value: Any, changes: dict[str, Any]) -> Any:

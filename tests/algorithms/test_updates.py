@@ -81,3 +81,65 @@ def test_a_limit_without_a_dimension_takes_any_memory(monkeypatch):
         sgd.solve_ode(
             ISOTROPIC, sgd.OnePassSGD(lr=0.1, update=U.adam(memory=1e4)), sgd.random_start(ISOTROPIC, dimension=100), alpha=[0.0, 1.0]
         )
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            lambda: U.adam(lr=0.1),
+            "lr = 0.1: adam has no such argument. The learning rate is an argument of the algorithm: sgd.OnePassSGD(lr=",
+        ),
+        (lambda: U.adam(betas=(0.9, 0.99)), "Give beta=beta1, and memory=c with 1 - beta2 = c/D."),
+        (lambda: U.adam(), "memory is missing: adam needs it. It is c, for an average over D/c steps: write memory=1.0"),
+        (lambda: U.rmsprop(4.0), "eps is missing: rmsprop needs it. The average of squares starts at 0, so that without eps"),
+        (lambda: U.momentum(bata=0.9), "momentum has no such argument. did you mean 'beta'? It takes beta, memory."),
+        (lambda: sgd.OnePassSGD(momentum=0.9), "momentum = 0.9: OnePassSGD has no such argument. Write update=sgd.updates.momentum(0.9)."),
+        (
+            lambda: sgd.OnePassSGD(0.1, nesterov=True),
+            "nesterov = True: OnePassSGD has no such argument. Write update=sgd.updates.nesterov(0.9).",
+        ),
+        (lambda: sgd.OnePassSGD(batch_size=4), "batch_size = 4: OnePassSGD has no such argument. Write batch=..."),
+        (
+            lambda: sgd.EpochSGD(update=U.sign()),
+            "update = sign(): EpochSGD has no such argument. On a fixed data set steps are plain so far",
+        ),
+        (
+            lambda: sgd.GradientDescent(momentum=0.9),
+            "momentum = 0.9: GradientDescent has no such argument. On a fixed data set steps are plain",
+        ),
+    ],
+)
+def test_arguments_of_other_libraries_get_what_to_write(call, expected):
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SGD", "write sgd.OnePassSGD(lr=...) for fresh samples, sgd.EpochSGD("),
+        ("Adam", "write sgd.OnePassSGD(lr=..., update=sgd.updates.adam(...))"),
+        ("AdamW", "update=sgd.updates.adam(memory=..., weight_decay=...))"),
+        ("RMSprop", "update=sgd.updates.rmsprop(...))"),
+    ],
+)
+def test_optimisers_of_other_libraries_get_what_to_write(name, expected):
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}: ") + ".*" + re.escape(expected)):
+        getattr(sgd, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'Nothing'$"):
+        sgd.Nothing  # noqa: B018
+
+
+def test_docstrings_name_variables_of_results():
+    """What the docstrings of updates say of a result is found there under this name."""
+    problem = sgd.TeacherStudent(width=1, activation="linear")
+    begin = sgd.random_start(problem, dimension=40)
+    pattern = re.compile(r"``(result\..+?)``")
+    for update in (U.adagrad_norm(0.5), U.adam(memory=1.0), U.average(1.0), U.polyak()):
+        method = "direct" if update.law.coordinatewise else "exact"
+        result = sgd.simulate(problem, sgd.OnePassSGD(lr=0.1, update=update), begin, steps=[0, 1], dimension=40, method=method)
+        expressions = pattern.findall(" ".join(getattr(U, update.kind).__doc__.split()))
+        assert expressions, update
+        for expression in expressions:
+            assert eval(expression, {"result": result}).size, expression

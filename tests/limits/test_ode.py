@@ -149,7 +149,7 @@ def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
     dimension, lr, count = 16, 1.5, 300_000
     if name == "sphere":
         lr = 0.5  # sixth moments of the fields: at a larger rate neither average converges
-    blocks = len(problem.covariance)
+    blocks = problem.structure.blocks
     M = np.array([[0.5], [-0.2]])
     Q = np.array([[1.0, 0.3], [0.3, 1.0]])
     begin = sgd.start(problem, M=M, Q=Q, a=[1.2, 0.7])

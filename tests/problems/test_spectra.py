@@ -336,3 +336,17 @@ def test_signs_on_a_power_law_of_many_blocks():
     mean, error = runs.risk.mean("run").values, runs.risk.std("run", ddof=1).values / np.sqrt(40)
     assert np.all(np.abs(mean - theory.risk.values[0]) < Z * error + 0.05 * mean)
     assert theory.risk.values[0, 1] < 0.9 * theory.risk.values[0, 0]
+
+
+def test_a_spectrum_reads_back_as_given():
+    """Short in print, and the same object as covariance of the problem."""
+    law = sgd.power_law(1.2, 1000, target=0.5)
+    assert repr(law) == "power_law(1.2, 1000, target=0.5)"
+    assert repr(sgd.power_law(1.5, math.inf, raw=4, bins=6)) == "power_law(1.5, inf, raw=4, bins=6)"
+    assert repr(sgd.Spectrum([2.0, 1.0], [1, 3])) == "Spectrum([2.0, 1.0], [1, 3])"
+    assert repr(sgd.Spectrum(law.eigenvalues, law.multiplicities)).startswith("Spectrum(110 blocks, dimension=1000, eigenvalues from 1 to ")
+    problem = sgd.TeacherStudent(width=1, covariance=law)
+    assert problem.covariance is law
+    assert "covariance=power_law(1.2, 1000, target=0.5)" in repr(problem)
+    assert sgd.TeacherStudent(width=1, covariance=[(2.0, 0.5), (1.0, 0.5)]).covariance == ((2.0, 0.5), (1.0, 0.5))
+    assert problem.replace(noise=0.2).covariance is law

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics import checks, trees
-from sgdynamics.algorithms.fixed_data import ALGORITHMS, NUMBERS, FixedData
+from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, NUMBERS, FixedData
 from sgdynamics.arrays import Numeric, Whole
 from sgdynamics.controls import Schedule
 from sgdynamics.precision import float64
@@ -30,6 +30,7 @@ FINEST = 0.04  # t of a cell, unless its number is given: the extrapolation then
 
 
 @trees.numbered(*NUMBERS)
+@checks.hinted(HINTS | {"batch_size": "Write batch=..."})
 @dataclass(frozen=True)
 class EpochSGD(FixedData):
     """SGD with small batches on a fixed data set of n samples, which is used again and again: epochs of n/batch steps.

@@ -30,6 +30,15 @@ MOST_TABLED = 1 << 22  # steps of a learning rate that depends on t
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
 
 
+_PLAIN = "On a fixed data set steps are plain so far: omit it, or use sgd.OnePassSGD(update=...), which takes fresh samples."
+HINTS = {
+    **dict.fromkeys(("update", "momentum", "nesterov", "beta", "betas", "optimizer", "optimiser"), _PLAIN),
+    "weight_decay": "It is an argument of the problem.",
+    "learning_rate": "Write lr=...",
+    "batch_size": "Use sgd.MultiPassSGD(batch_fraction=...) or sgd.EpochSGD(batch=...).",
+}
+
+
 @dataclass(frozen=True)
 class FixedData:
     """What the algorithms have in common; not an algorithm itself."""
@@ -187,6 +196,7 @@ class FixedData:
 
 
 @trees.numbered(*NUMBERS)
+@checks.hinted(HINTS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
     """Full-batch gradient descent on a fixed data set.
@@ -218,6 +228,7 @@ class GradientDescent(FixedData):
 
 
 @trees.numbered(*NUMBERS, "batch_fraction")
+@checks.hinted(HINTS)
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
     """Multi-pass SGD: at every step each sample of a fixed data set is in the batch with probability ``batch_fraction``, independently.
@@ -278,6 +289,7 @@ class MultiPassSGD(FixedData):
 
 
 @trees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
+@checks.hinted(HINTS)
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
     """Persistent SGD: a sample stays out of the batch for ``persistence_time`` on average, and in it so that the batch keeps its size.
@@ -335,6 +347,7 @@ class PersistentSGD(MultiPassSGD):
 
 
 @trees.numbered(*NUMBERS, "temperature")
+@checks.hinted(HINTS)
 @dataclass(frozen=True)
 class Langevin(FixedData):
     """Langevin: gradient descent with sqrt(2 T lr/d) N(0, I) added to the rows at every step (before they return to the sphere).

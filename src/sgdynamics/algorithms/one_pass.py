@@ -24,8 +24,23 @@ from sgdynamics.samples.spectra import UNITS
 from sgdynamics.samples.spectrum import trace
 from sgdynamics.support import require
 
+_ADAM = "Write update=sgd.updates.adam(memory=c, eps=..., beta=...), with 1 - beta2 = c/D."
+HINTS = {
+    "momentum": "Write update=sgd.updates.momentum(0.9).",
+    "nesterov": "Write update=sgd.updates.nesterov(0.9).",
+    "beta": "Write update=sgd.updates.momentum(beta).",
+    "betas": _ADAM,
+    "eps": _ADAM,
+    "weight_decay": "It is an argument of the problem, or write update=sgd.updates.weight_decay(rate, of=...).",
+    "learning_rate": "Write lr=...",
+    "batch_size": "Write batch=...",
+    "optimizer": "Write update=..., one of sgd.updates.",
+    "optimiser": "Write update=..., one of sgd.updates.",
+}
+
 
 @trees.numbered("lr", "batch", "head_rate", "update", "temperature", unless_whole=("batch",))
+@checks.hinted(HINTS)
 @dataclass(frozen=True)
 class OnePassSGD:
     """One-pass SGD: a fresh batch of samples each step, and the mean gradient over it.

@@ -42,6 +42,7 @@ from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
 from sgdynamics.results import largest_share, time_coordinates
 from sgdynamics.results import record as recorded
+from sgdynamics.samples.spectrum import eigenvalues
 from sgdynamics.shapes import filled
 from sgdynamics.support import require
 from sgdynamics.variables import VARIABLES
@@ -429,7 +430,7 @@ def _numbers(
     problem: Problem, algorithm: OnePassSGD, way: _Way, states: State, span: float, nodes: int, perpendicular: int | None
 ) -> tuple[dict[str, Any], float]:
     """All that is traced: rates, the table of c_n(v), the label's coefficients; and the error of the latter."""
-    p, eigenvalue = problem.width, problem.covariance[0][0]
+    p, eigenvalue = problem.width, float(eigenvalues(problem.parameters)[0])
     v = eigenvalue * (np.sum(states["T"] ** 2, axis=-1) + states["q"])
     lowest, highest = v.min() / span, v.max() * span
     numbers: dict[str, Any] = {

@@ -38,6 +38,7 @@ from sgdynamics.gaussian.mehler import hermite_coefficients
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
+from sgdynamics.samples.spectrum import eigenvalues
 
 CHUNK = 2**18  # terms times particles at a time: they then stay in the processor's cache
 NEGLIGIBLE = 1e-14  # kappa_j^2 below which radial terms are left out
@@ -125,7 +126,7 @@ def labels(problem: Problem, basis: Basis) -> tuple[np.ndarray, float, float]:
     """Hermite coefficients of the noiseless label on the basis (those with j > 0 are 0), E[y^2], and the coefficients' estimated error."""
     shape = indices(basis)
     flat = shape.radial == 0
-    frame = problem.parameters["frame"][0] * math.sqrt(problem.covariance[0][0])
+    frame = problem.parameters["frame"][0] * math.sqrt(eigenvalues(problem.parameters)[0])
     result = np.zeros(len(flat))
     given = (problem.parameters, frame, basis.terms, shape.powers[flat], shape.roots[flat])
     result[flat], square, error = expectation_of(problem.structure).label_series(*given)

@@ -340,8 +340,12 @@ class Problem:
         return {**self._constants, **self._parameters, **self._derived}
 
     @property
-    def covariance(self) -> tuple[tuple[Any, ...], ...]:
-        """The blocks of the inputs' covariance, (eigenvalue, fraction of d) each."""
+    def covariance(self) -> tuple[tuple[Any, ...], ...] | Spectrum:
+        """The covariance of the inputs: the spectrum that was given, or blocks (eigenvalue, fraction of d)."""
+        return self._blocks if self.spectrum is None else self.spectrum
+
+    @property
+    def _blocks(self) -> tuple[tuple[Any, ...], ...]:
         return _side_by_side(self.parameters, "eigenvalues", "fractions")
 
     @property
@@ -465,7 +469,7 @@ class Problem:
 
     def _describe_common(self, gram_name: str) -> dict[str, Any]:
         single, gram, spectrum = self.structure.blocks == 1, np.asarray(self.gram), self.spectrum
-        shown = None if self.covariance == ((1.0, 1.0),) else [list(pair) for pair in self.covariance]
+        shown = None if self._blocks == ((1.0, 1.0),) else [list(pair) for pair in self._blocks]
         whole = single and np.array_equal(gram[0], np.eye(self.signals))
         if spectrum is not None:
             shown, whole = spectrum.describe(), spectrum.target is not None and np.array_equal(spectrum.target, gram)
@@ -482,7 +486,8 @@ class Problem:
         }
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{key}={value!r}" for key, value in self.describe().items() if key not in ("kind", "rerunnable"))
+        values = self.describe() | ({} if self.spectrum is None else {"covariance": self.spectrum})
+        shown = ", ".join(f"{key}={value!r}" for key, value in values.items() if key not in ("kind", "rerunnable"))
         return f"{self.kind}({shown})"
 
 

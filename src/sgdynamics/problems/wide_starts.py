@@ -140,7 +140,7 @@ def checked_wide_problem(problem: Any) -> None:
     checked_kind(problem)
     if not getattr(getattr(problem, "structure", None), "has_excess", False):
         raise checks.reject("problem", problem, "wide networks are solved for TeacherStudent and MultiIndex with loss='squared'")
-    if len(problem.covariance) > 1:
+    if problem.structure.blocks > 1:
         raise checks.reject("covariance", problem.covariance, "particles are (m, q, a) for inputs of one variance: leave covariance out")
 
 

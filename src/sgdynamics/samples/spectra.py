@@ -16,6 +16,8 @@ UNITS = ("dimension", "trace", "step")  # of D in a step lr/D, and in the varian
 MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow
 MOST_POWER_LAW = 1e14
 MOST_BLOCKS = 100_000
+RAW, BINS = 30, 80  # blocks of a power law, by default
+SHOWN = 8  # blocks up to which a spectrum is printed in full
 CUT = 1e14  # where infinitely many directions go on as one block: what SGD learns of them in fewer steps is nothing
 ONE_BY_ONE = 1 << 17  # numbers j that are summed one by one; an integral in place of a sum over those beyond is right to 1e-11
 PANEL = 24  # nodes of such an integral over the logarithm of j
@@ -100,6 +102,17 @@ class Spectrum:
             )
         return target
 
+    def __repr__(self) -> str:
+        if self.law is not None:
+            named = {"target": None, "raw": RAW, "bins": BINS}
+            others = [f"{name}={_named(self.law[name])}" for name in named if self.law[name] != named[name]]
+            return f"power_law({', '.join([f'{self.law[name]:g}' for name in ('exponent', 'dimension')] + others)})"
+        if self.blocks > SHOWN:
+            largest, smallest = self.eigenvalues.max(), self.eigenvalues.min()
+            return f"Spectrum({self.blocks} blocks, dimension={self.dimension:g}, eigenvalues from {largest:.3g} to {smallest:.3g})"
+        target = "" if self.target is None else f", target={self.target.tolist()}"
+        return f"Spectrum({self.eigenvalues.tolist()}, {self.multiplicities.tolist()}{target})"
+
     @property
     def blocks(self) -> int:
         """How many blocks there are."""
@@ -161,7 +174,7 @@ class Spectrum:
 
 
 def power_law(
-    exponent: float, dimension: float, target: float | Callable[[Any], Any] | None = None, raw: int = 30, bins: int = 80
+    exponent: float, dimension: float, target: float | Callable[[Any], Any] | None = None, raw: int = RAW, bins: int = BINS
 ) -> Spectrum:
     """Eigenvalues l_j = j^-exponent, j = 1 ... dimension: the first ``raw`` one by one, the others in bins of equal width in log j.
 
@@ -236,6 +249,10 @@ def power_law(
     whole = d if math.isinf(d) else int(d)
     object.__setattr__(made, "law", {"exponent": s, "dimension": whole, "target": target, "raw": first, "bins": count})
     return made
+
+
+def _named(target: Any) -> str:
+    return getattr(target, "__name__", "function") if callable(target) else f"{target:g}"
 
 
 def _coordinates(target: float | Callable[[Any], Any]) -> Callable[[np.ndarray], np.ndarray]:

@@ -49,7 +49,7 @@ def adagrad_norm(start: float) -> Update:
 
     Notes
     -----
-    The scalar ``sum`` of a result is b^2/D^2. Source: Ward, Wu and Bottou 2019.
+    ``result.update_scalars.sel(update_scalar="sum")`` is b^2/D^2. Source: Ward, Wu and Bottou 2019.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     Parameters
     ----------
     memory : float
-        c, above 0: 1 - beta2 = c/D.
+        c, above 0 and at most D: 1 - beta2 = c/D.
     eps : float, default 1e-08
         What is added to the root, 0 or more.
     weight_decay : float, default 0.0
@@ -129,8 +129,9 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
 
     Notes
     -----
-    V^ and S^ are corrected for their start at 0. Coordinatewise: in the limit and by direct simulation only. The head is not trained. In
-    results ``update_squares`` is, for each unit, the mean of S over coordinates, each in units of its input's variance.
+    V^ and S^ are corrected for their start at 0. Coordinatewise: in the limit and by direct simulation only. The head is not trained.
+    ``result.update_squares.sel(update_square="squares")`` is the mean of S over coordinates, each in units of its input's variance, of
+    every unit.
     Source: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
 
     Examples
@@ -176,7 +177,7 @@ def rmsprop(memory: float, eps: float) -> Update:
     Parameters
     ----------
     memory : float
-        c, above 0: the average of squares is over D/c steps.
+        c, above 0 and at most D: the average of squares is over D/c steps.
     eps : float
         What is added to the root, above 0: from S = 0 the first steps would have no limit without it.
 

@@ -20,6 +20,23 @@ from sgdynamics.precision import float64
 
 Asked = Callable[..., Any]  # a gradient, as a step asks for it (`ground.Gradient`)
 MEMORIES = ("none", "slow", "fast")
+_RATE = "The learning rate is an argument of the algorithm: sgd.OnePassSGD(lr=..., update=...)."
+_AVERAGES = "Give beta=beta1, and memory=c with 1 - beta2 = c/D."
+# what is written in place of arguments of other libraries, and of those that are easily forgotten
+HINTS = {
+    "lr": _RATE,
+    "learning_rate": _RATE,
+    "betas": _AVERAGES,
+    "beta1": _AVERAGES,
+    "beta2": _AVERAGES,
+    "epsilon": "Write eps=...",
+    "momentum": "Write beta=..., or memory=c for 1 - beta = c/D.",
+    "nesterov": "Use sgd.updates.nesterov(beta).",
+    "weight_decay": "Use sgd.updates.weight_decay(rate, of=...).",
+    "amsgrad": "This variant is not available.",
+    "eps": "The average of squares starts at 0, so that without eps the first steps have no limit: write eps=0.1, for example.",
+    "memory": "It is c, for an average over D/c steps: write memory=1.0, for example.",
+}
 MAKERS: dict[str, Callable[..., Update]] = {}  # every update that a record can name, a user's too
 TRIED_AT = 1e12  # the D at which a user's step is tried for being linear in the gradient
 TRIED_SIZES = (0.03, 1.0, 30.0)  # of the gradient there
@@ -189,9 +206,11 @@ def maker(function: Callable[..., Update]) -> Callable[..., Update]:
     if not name.isidentifier():
         raise checks.reject("function", function, "give a function that has a name")
 
+    checked = checks.hinted(HINTS)(function)
+
     @wraps(function)
     def made(*args: Any, **numbers: Any) -> Update:
-        found = function(*args, **numbers)
+        found = checked(*args, **numbers)
         if not isinstance(found, Update):
             raise checks.reject("function", function, "it has to return an update, such as sgd.updates.own(...)")
         return replace(found, law=replace(found.law, name=name))

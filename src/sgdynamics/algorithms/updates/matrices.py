@@ -100,7 +100,7 @@ def muon(memory: float | None = None, newton_schulz: bool = False, beta: float |
     Parameters
     ----------
     memory : float, optional
-        c, above 0: a velocity that is an average over D/c steps.
+        c, above 0 and at most D: a velocity that is an average over D/c steps.
     newton_schulz : bool, default False
         Five Newton-Schulz steps in place of the exact polar factor, as in practice; they leave singular values near .7.
     beta : float, optional

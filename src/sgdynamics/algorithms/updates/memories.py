@@ -59,7 +59,7 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     beta : float, optional
         What is left of the velocity after a step, 0 <= beta < 1.
     memory : float, optional
-        In place of it c, above 0: 1 - beta = c/D, the velocity is an average over D/c steps, and lr the effective rate.
+        In place of it c, above 0 and at most D: 1 - beta = c/D, the velocity is an average over D/c steps, and lr the effective rate.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     beta : float, optional
         What is left of the velocity after a step, 0 <= beta < 1.
     memory : float, optional
-        In place of it c, above 0: 1 - beta = c/D, and lr is the effective rate.
+        In place of it c, above 0 and at most D: 1 - beta = c/D, and lr is the effective rate.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def average(memory: float) -> Update:
     Parameters
     ----------
     memory : float
-        c, above 0: the average is over D/c steps.
+        c, above 0 and at most D: the average is over D/c steps.
 
     Returns
     -------
@@ -179,8 +179,8 @@ def average(memory: float) -> Update:
 
     Notes
     -----
-    M, Q and the risk of a result are those of the average; the iterate is the second set of rows (``rows_M``, ``rows_Q``), and is what the
-    gradient is taken at. Not for the sphere, where an average does not stay.
+    M, Q and the risk of a result are those of the average. Gradients are taken at the iterate, whose overlaps are
+    ``result.rows_M.sel(set_row=result.row_set == "iterate")``. Not for the sphere, where an average does not stay.
 
     Examples
     --------
@@ -205,7 +205,8 @@ def polyak() -> Update:
 
     Notes
     -----
-    M, Q and the risk of a result are those of the average, the iterate is the second set of rows, and the scalar ``age`` counts steps/D.
+    M, Q and the risk of a result are those of the average. The overlaps of the iterate are
+    ``result.rows_M.sel(set_row=result.row_set == "iterate")``; ``result.update_scalars.sel(update_scalar="age")`` is steps/D.
     Source: Polyak and Juditsky 1992; Ruppert 1988.
 
     Examples
@@ -278,7 +279,7 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
     velocity_rate : float
         The rate of the velocity, 0 or more.
     delta : float
-        How fast it forgets, above 0.
+        How fast it forgets, above 0 and at most D offset.
     offset : float, default 1.0
         When it begins to remember longer, in steps/D; above 0.
 
