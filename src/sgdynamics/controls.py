@@ -60,6 +60,10 @@ class Schedule:
     def __repr__(self) -> str:
         return self.name or getattr(getattr(self.function, "own", None), "__name__", "schedule")
 
+    def describe(self) -> Any:
+        """The record of the schedule: edges and rates, or the identity of the user's function."""
+        return describe_schedule(self)[0]
+
     def replace(self, **changes: Any) -> Schedule:
         """The same piecewise schedule with other edges or rates."""
         checks.known_names("a schedule", changes, self.numbers if self.name == "piecewise" else ())

@@ -1,8 +1,7 @@
-"""Users' functions as arguments: called once, on shapes alone, before anything is made of them."""
+"""Users' functions as arguments: checked on shapes before anything is compiled from them."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -14,17 +13,8 @@ import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.arrays import Tree
+from sgdynamics.identity import function_identity as function_identity
 from sgdynamics.precision import float64
-
-
-def function_identity(function: Callable) -> dict[str, str]:
-    """A user's function by name and source hash: enough to recognise it, not enough to run it again."""
-    name = getattr(function, "__name__", type(function).__name__)
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        source = repr(getattr(getattr(function, "__code__", None), "co_code", name))
-    return {"function": name, "source_sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}
 
 
 def takes_two(function: Callable) -> bool:

@@ -12,7 +12,8 @@ from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.law import MAKERS, Update
-from sgdynamics.controls import Schedule, describe_schedule, piecewise_rate, scheduled
+from sgdynamics.controls import piecewise_rate, scheduled
+from sgdynamics.identity import function_identity
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
@@ -88,6 +89,21 @@ def _with_schedules(what: str, values: dict[str, Any]) -> None:
             values[name] = piecewise_rate(**value)
 
 
+def own_makers(record: object) -> dict[str, Any]:
+    """Identities of the user's functions by which a record names its models and updates: their code is not in the record."""
+    if isinstance(record, (list, tuple)):
+        return {name: identity for part in record for name, identity in own_makers(part).items()}
+    if not isinstance(record, Mapping):
+        return {}
+    identities = {}
+    for maker in (MODELS.get(record.get("kind", "")), MAKERS.get(record.get("kind", ""))):
+        if maker is not None and maker.__module__.partition(".")[0] != "sgdynamics":
+            identities[record["kind"]] = function_identity(maker)
+    for part in record.values():
+        identities |= own_makers(part)
+    return identities
+
+
 def start_of(problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None) -> Any:
     """The start that a record states: {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}.
 
@@ -140,8 +156,8 @@ def contents(value: object) -> Mapping[str, Any]:
     """What may vary inside a value: entries of a dictionary, arguments of an object, numbers that it records; nothing elsewhere."""
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "kinds"):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    found: Any = describe_schedule(value)[0] if isinstance(value, Schedule) else getattr(value, "describe", lambda: value)()
-    if not isinstance(found, Mapping) or "source_sha256" in found:
+    found: Any = getattr(value, "describe", lambda: value)()
+    if not isinstance(found, Mapping) or "sha256" in found:
         return {}
     if isinstance(value, Problem):  # as it was told, and what it was not told as it is
         found = {**found, **{name: part for name, part in value.arguments.items() if part is not None or name not in found}}

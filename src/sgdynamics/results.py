@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -341,7 +342,8 @@ def _values(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:
 def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[str]) -> Path:
     """Write a result as NetCDF, or several by name as groups of one file.
 
-    It is written under a temporary name first: a file of the final name is whole or not there.
+    The file is written under a temporary name and renamed, so that it is complete or absent. It ends with a checksum, which ``sgd.load``
+    verifies.
 
     Parameters
     ----------
@@ -359,6 +361,8 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
     ------
     ValueError
         If there is no result, a name is no plain text, or the path is a folder or in none.
+    OSError
+        If the disk is full; the message names the folder, the size of the file and the free space.
 
     Examples
     --------
@@ -383,10 +387,20 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
         raise checks.reject("path", str(path), "this is a folder: give the name of a file")
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
-    with files.whole(target) as unfinished:
-        for name, part in parts.items():
-            part.to_netcdf(unfinished, engine="h5netcdf", group=name, mode="a")
+    files.write(target, netcdf(parts), seal=True)
     return target
+
+
+def netcdf(parts: Mapping[Any, xr.Dataset]) -> memoryview:
+    """The content of a NetCDF file with results by name (None: the only one), made in memory: HDF5 does not survive a full disk."""
+    import h5netcdf
+    from xarray.backends import H5NetCDFStore
+
+    content = io.BytesIO()
+    with h5netcdf.File(content, "w") as file:
+        for name, part in parts.items():
+            part.dump_to_store(H5NetCDFStore(file, group=name))
+    return content.getbuffer()
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
@@ -407,7 +421,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
     Raises
     ------
     ValueError
-        If the file is not there or cannot be read, or has several results and none is named.
+        If the file does not exist, is damaged, or has several results and none is named.
 
     Examples
     --------
@@ -417,7 +431,12 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
     ...     print(float(sgd.load(file)["x"]))
     1.0
     """
-    names = groups_in(path)
+    return read_file(path, group)
+
+
+def read_file(path: str | os.PathLike[str], group: str | None = None, sealed: bool = False) -> xr.Dataset:
+    """The result in a file; a file that must be `sealed` has a checksum."""
+    names = groups_in(path, sealed=sealed)
     if group is not None:
         checks.choice("group", group, names)
     elif names:
@@ -431,13 +450,18 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xr.Dataset:
         raise checks.reject("path", str(path), f"this file cannot be read, it is damaged or no result ({checks.reason(error)})") from None
 
 
-def groups_in(path: str | os.PathLike[str], argument: str = "path") -> list[str]:
-    """The names of the results in a file of several; none in a file of one. `argument` is what the caller calls the file."""
+def groups_in(path: str | os.PathLike[str], argument: str = "path", sealed: bool = False) -> list[str]:
+    """The names of the results in a file of several, none in a file of one; damaged files are rejected as `argument`."""
     import h5py
 
     file = checks.path(argument, path)
     if not file.is_file():
         raise checks.reject(argument, str(path), "this is a folder: give a file" if file.is_dir() else "no such file")
+    try:
+        files.check_seal(file, required=sealed)
+    except (files.DamagedFile, OSError) as error:
+        fix = f"this file is damaged or cannot be read ({checks.reason(error)}). Restore it from a copy, or compute it again"
+        raise checks.reject(argument, str(path), fix) from None
     try:
         with h5py.File(file) as content:
             return [name for name, part in content.items() if isinstance(part, h5py.Group)]

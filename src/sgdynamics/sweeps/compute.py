@@ -16,7 +16,7 @@ from sgdynamics.limits.integration import by_program, or_raise, run_cases
 from sgdynamics.precision import float64
 from sgdynamics.results import Parts
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
-from sgdynamics.sweeps.answers import Answer, Stack, answer_of, checked, stacked
+from sgdynamics.sweeps.answers import Answer, Stack, answer_of, checked, error_text, stacked, storable_text
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
 
@@ -43,8 +43,8 @@ def together(job: Job, point: Point) -> int:
     return FEW if expectation_of(problem.structure).sampled(algorithm.flow) else TOGETHER
 
 
-def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack:
-    """The answers at these points; `size` is what `together` said of their group."""
+def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> list[Stack]:
+    """The answers at these points, in as few stacks as their layouts allow; `size` is what `together` returned for their group."""
     answers: dict[int, Answer] = {}
 
     def attempt(place: int, function: Callable[[], Any]) -> Any:
@@ -54,11 +54,14 @@ def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack
             warnings.simplefilter("always")
             try:
                 return function()
-            except Exception as error:
-                own.failed = " ".join(f"{type(error).__name__}: {error}".split())
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit too: sys.exit in a point ends that point, and no worker
+                own.failed = error_text(error)
                 return None
             finally:
-                own.warning = "; ".join(dict.fromkeys([*filter(None, [own.warning]), *(str(one.message) for one in heard)]))
+                texts = [*filter(None, [own.warning]), *(_message(one.message) for one in heard)]
+                own.warning = "; ".join(dict.fromkeys(texts))
 
     def answer(place: int, function: Callable[[], Any]) -> None:
         found = attempt(place, lambda: checked(answer_of(function()), swept))
@@ -71,8 +74,20 @@ def compute(job: Job, points: list[Point], size: int, swept: list[str]) -> Stack
             answer(place, lambda point=point: job.run(point.values))
     else:
         way = _odes if job.solver == "solve_ode" else _exits
-        way({place: point for place, point in enumerate(points)}, job, size, attempt, answer)
+        try:
+            way({place: point for place, point in enumerate(points)}, job, size, attempt, answer)
+        except Exception:  # of the whole group: each point by itself shows whose it is
+            answers.clear()
+            for place, point in enumerate(points):
+                answer(place, lambda point=point: job.run(point.values))
     return stacked([point.name for point in points], [answers[place] for place in range(len(points))])
+
+
+def _message(warning: object) -> str:
+    try:
+        return storable_text(warning)
+    except Exception:
+        return f"{type(warning).__name__}, whose message cannot be shown"
 
 
 @float64

@@ -12,21 +12,21 @@ from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.identity import digest, object_identity, plain
 from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
-from sgdynamics.records import algorithm_from, changed, contents, problem_from, start_of
+from sgdynamics.records import algorithm_from, changed, contents, own_makers, problem_from, start_of
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.large_batch import solve_large_batch
 from sgdynamics.solvers.linear import solve_linear
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.sde import solve_sde
 from sgdynamics.solvers.simulate import simulate
-from sgdynamics.sweeps.identity import digest, plain
 
-FORMAT = 1  # of a store
+FORMAT = 2  # of a store
 SOLVERS: dict[str, Callable[..., Any]] = {
     "solve_ode": solve_ode,
     "solve_sde": solve_sde,
@@ -136,30 +136,33 @@ class Job:
             raise ValueError(f"give exactly one of times=, alpha=, steps= (received {', '.join(when) or 'none of them'})")
 
     def describe(self) -> dict[str, Any]:
-        """What the points share, as plain values: user's functions by name and source hash."""
+        """What the points share, as plain values; functions of the user by their identity."""
         shared: dict[str, Any] = {"solver": plain(self.solver)}
         for name, value in (("problem", self.problem), ("algorithm", self.algorithm)):
             if value is not None:
                 kind = value.describe()["kind"]
                 shared[name] = {"kind": kind, **self._fixed(name, self.records.get(name) or self._stated(value))}
+                makers = own_makers(value.describe())
+                if makers:
+                    shared[name]["makers"] = makers
         shared["start"] = self._fixed("start", self.start) if isinstance(self.start, dict) else plain(self.start)
         shared["arguments"] = self._fixed("arguments", self.arguments)
         return shared
 
     def _stated(self, value: object) -> Mapping[str, Any]:
-        """What an object records of itself, but for what it was not told and what therefore follows from something that varies."""
+        """The record of an object without the entries that follow from a swept parameter because they were not set."""
         if not isinstance(value, Problem):
-            return contents(value)
-        arguments, found = value.arguments, {}
+            if type(value).__module__.partition(".")[0] == "sgdynamics":
+                return contents(value)
+            # dynamics of the user: the class counts, and so does the state where it is not in fields
+            fields = contents(value)
+            return {**fields, "class": plain(type(value))} if fields else {"object": object_identity(value)}
+        record = {}
         for name, part in value.describe().items():
-            given = arguments.get(name)
-            if given is None and part is not None and any(("problem", lead) in self.varied for lead in FOLLOWS.get(name, ())):
-                continue
-            if given is not None and isinstance(part, Mapping) and "function" in part:
-                # its record is only a name: what a function closes over counts too
-                part = {**part, **plain(given)} if "kinks" in part else plain(given)
-            found[name] = part
-        return found
+            follows = any(("problem", lead) in self.varied for lead in FOLLOWS.get(name, ()))
+            if not follows or part is None or value.arguments.get(name) is not None:
+                record[name] = part
+        return record
 
     def _fixed(self, section: str, values: Mapping[str, Any]) -> dict[str, Any]:
         inside = [path[1:] for path in self.varied if path[0] == section]

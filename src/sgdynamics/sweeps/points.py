@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks, variables
-from sgdynamics.sweeps.identity import digest, label, plain
+from sgdynamics.identity import digest, plain, unidentified
 from sgdynamics.sweeps.job import Job
 
 Path = tuple[str, ...]
@@ -28,11 +29,12 @@ SHAPES = frozenset(
 
 @dataclass(frozen=True)
 class Point:
-    """One point: its place in the result, what it is called in a store, and its parameters by path."""
+    """One point: its position in the result, its name in a store, its parameters by path, and their identities."""
 
     index: int
     name: str
     values: dict[Path, Any]
+    identities: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class SweepPlan:
     dependent: dict[str, list[Any]]  # labels at every point
     points: list[Point]
     titles: dict[str, str]  # short name -> full name
+    unidentified: str | None  # the first value or function without an identity that a store could record
 
 
 def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> SweepPlan:
@@ -60,12 +63,16 @@ def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
     settings = [dict(zip(own, values, strict=True)) for values in zip(*own.values(), strict=True)]
     order = _order([name for name in names if name not in own], columns, short, job)
     points, identity, fixed = [], job.identity, job.known()
+    identify = _Identities()
     for index, setting in enumerate(settings):
         known = fixed | {short[name]: value for name, value in setting.items()}
         for name, function, needs in order:
             setting[name] = known[short[name]] = function(**{need: known[need] for need in needs})
         values = {paths[name]: setting[name] for name in names}
-        points.append(Point(index, digest([identity, {".".join(path): value for path, value in values.items()}])[:24], values))
+        identities = {".".join(path): identify(value) for path, value in values.items()}
+        # without identities points differ by their position: such a sweep has no store
+        position = [] if identify.missing is None else [index]
+        points.append(Point(index, digest([identity, identities, *position])[:24], values, identities))
     if len({point.name for point in points}) < count:
         raise checks.reject("over", over, "two points have the same parameters: give each once")
     if isinstance(axes, dict):
@@ -75,7 +82,25 @@ def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
         dims = {"point": list(range(count))}
         along = {short[name]: ("point", [label(setting[name]) for setting in settings]) for name in names}
     dependent = {short[name]: [label(point.values[paths[name]]) for point in points] for name, _, _ in order}
-    return SweepPlan(dims, along, dependent, points, {short[name]: ".".join(paths[name]) for name in names})
+    titles = {short[name]: ".".join(paths[name]) for name in names}
+    return SweepPlan(dims, along, dependent, points, titles, unidentified(job.describe()) or identify.missing)
+
+
+class _Identities:
+    """Identities of parameter values, each object computed once: a grid repeats its values."""
+
+    def __init__(self) -> None:
+        self.missing: str | None = None
+        self._known: dict[int, tuple[object, Any]] = {}
+
+    def __call__(self, value: object) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return plain(value)
+        if id(value) not in self._known:
+            identity = plain(value)
+            self.missing = self.missing or unidentified(identity)
+            self._known[id(value)] = (value, identity)
+        return self._known[id(value)][1]
 
 
 def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any], Any]:
@@ -116,10 +141,34 @@ def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[lis
 
 
 def _labels(name: str, values: list[Any]) -> list[Any]:
+    """Coordinates of an axis; equal texts of different objects get a part of their hash."""
     labels = [label(value) for value in values]
-    if len(set(labels)) < len(labels):
-        raise checks.reject(f"over[{name!r}]", values, "two values are the same: give each once")
-    return labels
+    if len(set(labels)) == len(labels):
+        return labels
+    repeated = {text for text in labels if labels.count(text) > 1}
+    identities = [plain(value) for value in values]
+    for index, identity in enumerate(identities):
+        if unidentified(identity):
+            identities[index] = [identity, index]
+        elif identity in identities[:index] or (labels[index] in repeated and not isinstance(labels[index], str)):
+            raise checks.reject(f"over[{name!r}]", values, "two values are the same: give each once")
+    return [f"{text} {digest(identity)[:8]}" if text in repeated else text for text, identity in zip(labels, identities, strict=True)]
+
+
+def label(value: object) -> Any:
+    """A value as a coordinate: numbers and text unchanged, anything else as a short text."""
+    if isinstance(value, (bool, np.bool_, int, np.integer)):
+        return int(value) if -(2**63) <= int(value) < 2**63 else str(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return label(value.item())
+    text = getattr(value, "label", None) or getattr(value, "__name__", None)
+    if not isinstance(text, str):
+        text = json.dumps(plain(value), sort_keys=True)
+    return text if len(text) <= 100 else f"{text[:80]}... {digest(value)[:8]}"
 
 
 def find(job: Job, name: object) -> Path:
@@ -201,10 +250,12 @@ def family(point: Point) -> str:
         number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if number and path[-1] not in SHAPES:
             # at these a problem becomes another one: gradient flow, a mixture without noise
-            value = "0" if value == 0 and path[-1] == "lr" else "inf" if math.isinf(value) else "number"
+            value = "0" if value == 0 and path[-1] == "lr" else "inf" if value in (math.inf, -math.inf) else "number"
         elif isinstance(value, np.ndarray):
             value = ["array", *value.shape]
-        kept[".".join(path)] = plain(value)
+        else:
+            value = point.identities[".".join(path)]
+        kept[".".join(path)] = value
     return digest(kept)
 
 

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from sgdynamics import checks
-from sgdynamics.sweeps.answers import Answer, Stack, stacked
+from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point
@@ -52,7 +52,7 @@ def answers(job: Job, tasks: list[Task], swept: list[str], workers: int | None, 
         yield from _on_cluster(job, tasks, swept, scheduler)
     elif workers == 1:
         for points, size in tasks:
-            yield compute(job, points, size, swept)
+            yield from compute(job, points, size, swept)
     elif workers is None:
         yield from _as_needed(job, tasks, swept)
     else:
@@ -68,7 +68,7 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
     alone = cores == 1 or jax.default_backend() != "cpu"
     # programs of many lanes leave Python alone while they run, so threads fill the cores; a solver by itself may not bear them
     threads = cores if min(size for _, size in tasks) > 1 and not alone else 1
-    yield compute(job, *tasks[0], swept)  # this one compiles, which says nothing of the others
+    yield from compute(job, *tasks[0], swept)  # this one compiles, which says nothing of the others
     waiting, began, done = tasks[:0:-1], time.monotonic(), 0
     missing = sum(len(points) for points, _ in waiting)
     stop = threading.Event()
@@ -90,16 +90,16 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
         warnings.warn(f"{error}; going on in this process", stacklevel=4)
         for points, size in waiting[::-1]:
             if points[0].name not in there:
-                yield compute(job, points, size, swept)
+                yield from compute(job, points, size, swept)
 
 
 def _in_threads(job: Job, waiting: list[Task], swept: list[str], threads: int, stop: threading.Event) -> Generator[Stack]:
     """Groups from the end of `waiting`, until it is told to stop."""
     if threads == 1:
         while waiting and not stop.is_set():
-            yield compute(job, *waiting.pop(), swept)
+            yield from compute(job, *waiting.pop(), swept)
         return
-    running: set[Future[Stack]] = set()
+    running: set[Future[list[Stack]]] = set()
     with ThreadPoolExecutor(threads) as pool:
         while running or (waiting and not stop.is_set()):
             while waiting and not stop.is_set() and len(running) < threads:
@@ -107,7 +107,7 @@ def _in_threads(job: Job, waiting: list[Task], swept: list[str], threads: int, s
                 running.add(pool.submit(compute, job, points, size, swept))
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
-                yield future.result()
+                yield from future.result()
 
 
 def packed(job: Job) -> bytes:
@@ -128,7 +128,7 @@ def packed(job: Job) -> bytes:
 _jobs: dict[str, Job] = {}
 
 
-def remote(job: bytes, points: list[Point], size: int, swept: list[str]) -> Stack:
+def remote(job: bytes, points: list[Point], size: int, swept: list[str]) -> list[Stack]:
     """What a worker does; it unpacks a job once."""
     mark = hashlib.sha256(job).hexdigest()
     if mark not in _jobs:
@@ -154,7 +154,7 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _local(points: list[Point], size: int, swept: list[str]) -> Stack:
+def _local(points: list[Point], size: int, swept: list[str]) -> list[Stack]:
     return remote(_sent, points, size, swept)
 
 
@@ -187,7 +187,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
     while waiting or suspects:
         alone = bool(suspects)
         queue, count = (suspects, 1) if alone else (waiting, workers)
-        running: dict[Future[Stack], Task] = {}
+        running: dict[Future[list[Stack]], Task] = {}
         with _few_threads(max(1, (os.cpu_count() or 1) // workers)):
             pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(sent,))
             try:
@@ -197,9 +197,9 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
                         task = queue.pop()
                         running[pool.submit(_local, *task, swept)] = task
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        stack = future.result()
+                        stacks = future.result()
                         del running[future]
-                        yield stack
+                        yield from stacks
             except BrokenProcessPool:
                 broken = list(running.values())
                 running = {}
@@ -208,7 +208,7 @@ def _on_processes(job: Job, tasks: list[Task], swept: list[str], workers: int) -
                     deaths[name] = deaths.get(name, 0) + 1
                     # the first death may have been a neighbour's; alone, two are enough
                     if deaths[name] > 2:
-                        yield stacked([point.name for point in points], [Answer(failed=DIED) for _ in points])
+                        yield failure([point.name for point in points], DIED)
                     else:
                         suspects.append((points, size))
             finally:
@@ -255,10 +255,9 @@ def _on_cluster(job: Job, tasks: list[Task], swept: list[str], scheduler: Any) -
             points = futures[future]
             error = future.exception() if future.status != "finished" else None
             if error is None:
-                yield future.result()
+                yield from future.result()
             else:
-                text = f"{type(error).__name__}: {error}"
-                yield stacked([point.name for point in points], [Answer(failed=text) for _ in points])
+                yield failure([point.name for point in points], error_text(error))
             future.release()
     finally:
         if client is not scheduler:

@@ -1,7 +1,7 @@
-"""A sweep on disk: manifest.json says what is swept, pieces/*.nc hold finished points. Several processes may write at once.
+"""A sweep on disk: manifest.json describes the sweep, pieces/*.nc hold finished points. Any number of processes may write at once.
 
-Every file is written under a temporary name and renamed, so a process that is killed leaves whole files only; a file of a final
-name that does not open has been damaged since, and is refused rather than silently computed again.
+Every file is written under a temporary name and renamed, so that a killed process leaves complete files only. Pieces carry a checksum:
+one that does not match has been damaged since, and is rejected rather than silently computed again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,14 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks, files
-from sgdynamics.results import load, save
-from sgdynamics.sweeps.answers import Stack, Variable
-from sgdynamics.sweeps.identity import digest
+from sgdynamics.identity import digest
+from sgdynamics.results import netcdf, read_file
+from sgdynamics.sweeps.answers import Stack, Variable, error_text, failure, joined
 from sgdynamics.sweeps.job import FORMAT, Job
 from sgdynamics.version import __version__
 
-STALE = 3600.0  # seconds after which an unfinished file belongs to nobody
+STALE = 86400.0  # seconds after which a temporary file is removed; a writer that is still alive then writes it again
+AGAIN = "give another folder as store=, or delete this one to compute everything again"
 
 
 class Store:
@@ -39,70 +42,126 @@ class Store:
             **job.describe(),
             "version": __version__,
         }
-        if self.folder.exists() and not self.folder.is_dir():
-            raise checks.reject("store", str(folder), "it is a file: give the name of a folder")
-        if self.manifest.exists():
-            self._compare(mine)
-        elif self.folder.is_dir() and any(one.name[0] != "." and not self._just_made(one) for one in self.folder.iterdir()):
-            raise checks.reject("store", str(folder), "the folder holds other files and no manifest.json: give a new or an empty folder")
-        self.pieces.mkdir(parents=True, exist_ok=True)
-        if not self.manifest.exists():
-            with files.whole(self.manifest) as unfinished:
-                unfinished.write_text(json.dumps(mine, indent=1) + "\n")
-        for left in self.pieces.glob(files.UNFINISHED):
-            try:
-                if time.time() - left.stat().st_mtime > STALE:
-                    left.unlink()
-            except FileNotFoundError:
-                pass  # its writer has finished it, or another process has cleaned up
+        with self._readable():
+            for path in (self.folder, self.pieces):
+                if os.path.lexists(path) and not path.is_dir():
+                    raise checks.reject("store", str(folder), f"{path} is a file or a broken link: give the name of a new folder")
+            if os.path.lexists(self.manifest):
+                self._compare(mine)
+            elif self.folder.is_dir() and any(self._is_foreign(path) for path in self.folder.iterdir()):
+                raise checks.reject(
+                    "store", str(folder), "the folder holds other files and no manifest.json: give a new or an empty folder"
+                )
+            self.pieces.mkdir(parents=True, exist_ok=True)
+            if not self.manifest.exists():
+                files.write(self.manifest, (json.dumps(mine, indent=1) + "\n").encode())
+            self._remove_stale()
 
-    def _just_made(self, one: Path) -> bool:
-        """Another process may have made the folder of pieces and not yet its manifest, or the manifest a moment ago."""
-        return one == self.manifest or (one == self.pieces and not any(one.glob("*.nc")))
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Errors of the file system (no permission, a loop of links, a full disk) as errors that name the store."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in files.NO_SPACE:
+                raise
+            fix = f"the folder cannot be used ({checks.reason(error)}). Give a folder that can be read and written"
+            raise checks.reject("store", str(self.folder), fix) from None
+
+    def _remove_stale(self) -> None:
+        """Remove temporary files of writers that were killed long ago."""
+        for path in self.pieces.glob(files.TEMPORARY):
+            try:
+                if time.time() - path.stat().st_mtime > STALE:
+                    path.unlink()
+            except OSError:
+                pass  # its writer has finished it, or another process has removed it
+
+    def _is_foreign(self, path: Path) -> bool:
+        """Whether a file cannot come from a process that is just making this store."""
+        if path.name[0] == "." or path == self.manifest:
+            return False
+        return path != self.pieces or any(path.glob("*.nc"))
 
     def _compare(self, mine: dict[str, Any]) -> None:
-        """Refuse the store of another sweep, and say in what it differs."""
-        again = "give another folder as store=, or delete this one to compute everything again"
+        """Reject the store of another sweep, and say in what it differs."""
         try:
             theirs = json.loads(self.manifest.read_text())
-            same = theirs["identity"] == mine["identity"]
+            same, version = theirs["identity"] == mine["identity"], theirs["format"]
         except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-            raise ValueError(f"store: {self.manifest} cannot be read ({checks.reason(error)}): {again}") from None
+            raise ValueError(f"store: {self.manifest} cannot be read ({checks.reason(error)}): {AGAIN}") from None
+        if version != FORMAT:
+            raise ValueError(f"store: {self.manifest} has format {version!r}, and this version reads format {FORMAT}: {AGAIN}")
         if same:
             return
         differs = [name for name in mine if name not in ("identity", "version") and theirs.get(name) != json.loads(json.dumps(mine[name]))]
         shown = "; ".join(f"{name} was {_short(theirs.get(name))} and is {_short(mine[name])}" for name in differs[:3])
-        raise ValueError(f"store: {self.manifest} belongs to another sweep ({shown or 'its identity differs'}): {again}")
+        hint = ""
+        if "sha256" in shown:
+            hint = " (the hash of a function covers the variables that it reads: a list or dictionary that it fills changes it)"
+        raise ValueError(f"store: {self.manifest} belongs to another sweep ({shown or 'its identity differs'}){hint}: {AGAIN}")
 
-    def write(self, stack: Stack, values: list[str]) -> Path:
-        """One piece, under a name that follows from its points."""
-        variables: dict[str, Any] = {
-            "point_name": ("point", np.array(stack.names, dtype=str)),
-            "point_values": ("point", np.array(values, dtype=str)),
-            "failed": ("point", np.array(stack.failed, dtype=object)),
-            "warning": ("point", np.array(stack.warning, dtype=object)),
-        }
-        for name, one in stack.variables.items():
-            attributes = {**one.attributes, "is_coordinate": int(one.coordinate)}
-            variables[name] = (one.dims, one.values, attributes)
-        attributes = {f"text_{name}": text for name, text in stack.texts.items()} | {"version": __version__, "format": FORMAT}
-        name = digest(stack.names)[:24]
-        return save(xr.Dataset(variables, attrs=attributes), self.pieces / f"{name}.nc")
+    def write(self, stacks: list[Stack], values: dict[str, str]) -> list[Stack]:
+        """Write finished points in as few pieces as possible, and return them as written.
+
+        A point that no file can hold fails alone. A disk that is full raises OSError; the pieces written before are complete.
+        """
+        written = []
+        for stack in joined(stacks):
+            try:
+                contents = [(stack, netcdf({None: _piece(stack, values)}))]
+            except Exception:  # in memory: the reason is one of the answers
+                parts = joined([_storable(stack.row(index), values) for index in range(len(stack))])
+                contents = [(part, netcdf({None: _piece(part, values)})) for part in parts]
+            for part, content in contents:
+                path = self.pieces / f"{digest(part.names)[:24]}.nc"  # the name follows from the points
+                try:
+                    files.write(path, content, seal=True)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                    text = f"{reason}. The pieces in store = {str(self.folder)!r} are complete: the same call continues from them"
+                    raise OSError(error.errno, text) from None
+                written.append(part)
+        return written
 
     def read(self) -> tuple[list[Stack], list[str]]:
         """Every finished piece, older ones first, and the versions of the library that made them."""
-        found, versions = [], {__version__}
+        stacks, versions = [], {__version__}
         for path in sorted(self.pieces.glob("*.nc"), key=_age):
             try:
-                piece = load(path)
-                found.append(_stack(piece))
+                piece = read_file(path, sealed=True)
+                if piece.attrs["format"] != FORMAT:
+                    raise ValueError(f"it has format {piece.attrs['format']}, and this version of sgdynamics reads format {FORMAT}")
+                stacks.append(_stack(piece))
                 versions.add(str(piece.attrs["version"]))
             except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"store: {path} cannot be read, it is truncated or damaged ({error}): delete that file, and its points are computed "
                     "again on the next call"
                 ) from None
-        return found, sorted(versions)
+        return stacks, sorted(versions)
+
+
+def _storable(point: Stack, values: dict[str, str]) -> Stack:
+    """A point, or its failure if no file can hold it."""
+    try:
+        netcdf({None: _piece(point, values)})
+    except Exception as error:
+        return failure(point.names, f"the answer cannot be stored ({error_text(error)})")
+    return point
+
+
+def _piece(stack: Stack, values: dict[str, str]) -> xr.Dataset:
+    variables: dict[str, Any] = {
+        "point_name": ("point", np.array(stack.names, dtype=str)),
+        "point_values": ("point", np.array([values[name] for name in stack.names], dtype=object)),
+        "failed": ("point", np.array(stack.failed, dtype=object)),
+        "warning": ("point", np.array(stack.warning, dtype=object)),
+    }
+    for name, one in stack.variables.items():
+        variables[name] = (one.dims, one.values, {**one.attributes, "is_coordinate": int(one.coordinate)})
+    attributes = {f"text_{name}": text for name, text in stack.texts.items()}
+    return xr.Dataset(variables, attrs={**attributes, "version": __version__, "format": FORMAT})
 
 
 def _stack(piece: xr.Dataset) -> Stack:
@@ -122,7 +181,10 @@ def _stack(piece: xr.Dataset) -> Stack:
 
 
 def _age(path: Path) -> tuple[float, str]:
-    return path.stat().st_mtime, path.name
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:
+        return 0.0, path.name  # a broken link: reading it says so
 
 
 def _short(value: object) -> str:

@@ -16,9 +16,8 @@ from sgdynamics import checks
 from sgdynamics.arrays import Function
 from sgdynamics.progress import meter
 from sgdynamics.results import encode
-from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset, joined
+from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset
 from sgdynamics.sweeps.compute import together
-from sgdynamics.sweeps.identity import plain
 from sgdynamics.sweeps.job import Job
 from sgdynamics.sweeps.points import Point, SweepPlan, groups, plan_sweep
 from sgdynamics.sweeps.running import answers, refuse_inside_a_start
@@ -106,12 +105,20 @@ def sweep(
     progress = checks.flag("progress", progress, unsaid=True)
     made = plan_sweep(job, over)
     swept = list(made.titles)
+    if store is not None and made.unidentified is not None:
+        raise checks.reject(
+            "store",
+            str(store),
+            f"the points of this sweep cannot be recognised later, because of {made.unidentified}. Replace it by "
+            "numbers, text, arrays or functions of these, give its class a __getstate__ method that returns such "
+            "values, or omit store",
+        )
     folder = None if store is None else Store(store, job)
     parts, versions = ([], [__version__]) if folder is None else folder.read()
     done = {name for piece in parts for name, failed in zip(piece.names, piece.failed, strict=True) if not failed}
     complete = {point.name for point in made.points} <= done
     tasks = [] if complete else _tasks(job, made.points, done, part)
-    values = {point.name: _values(point) for point in made.points}
+    values = {point.name: json.dumps(point.identities) for point in made.points}
     total = sum(len(points) for points, _ in tasks)
     waiting: list[Stack] = []
     last = 0.0
@@ -122,14 +129,17 @@ def sweep(
                 waiting.append(stack)
                 shown.advance(len(stack))
                 if folder is not None and time.monotonic() - last > BETWEEN_WRITES:
-                    parts.append(_written(folder, waiting, values))
-                    waiting, last = [], time.monotonic()
+                    finished, waiting = waiting, []  # one attempt: a disk that is full stays full
+                    parts += folder.write(finished, values)
+                    last = time.monotonic()
     finally:
-        # also where the user stops it: what is finished is kept
-        if folder is not None and waiting:
-            parts.append(_written(folder, waiting, values))
-            waiting = []
-        running.close()
+        try:
+            # also where the user stops it: what is finished is kept
+            if folder is not None and waiting:
+                finished, waiting = waiting, []
+                parts += folder.write(finished, values)
+        finally:
+            running.close()
     if shard is not None and folder is not None:
         parts, versions = folder.read()  # with what other shards have finished in the meantime
     result = _result(job, made, chosen(parts + waiting, [point.name for point in made.points]), versions)
@@ -170,16 +180,6 @@ def _tasks(job: Job, points: list[Point], done: set[str], shard: tuple[int, int]
         if missing and number % shard[1] == shard[0]:
             found.append((missing, at_once))
     return found
-
-
-def _values(point: Point) -> str:
-    return json.dumps({".".join(path): plain(value) for path, value in point.values.items()})
-
-
-def _written(folder: Store, stacks: list[Stack], values: dict[str, str]) -> Stack:
-    stack = joined(stacks)
-    folder.write(stack, [values[name] for name in stack.names])
-    return stack
 
 
 def _result(job: Job, made: SweepPlan, stack: Stack, versions: Iterable[str]) -> xr.Dataset:
