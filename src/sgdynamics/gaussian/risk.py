@@ -22,7 +22,9 @@ from sgdynamics.samples import spectrum
 from sgdynamics.shapes import power_of_two
 
 CHUNK = 256
+LARGE_CHUNK = 1 << 14  # of many states: the host gathers and sends few chunks
 TOGETHER = 16  # states of a chunk that are evaluated at once
+TOGETHER_BYTES = 1 << 28  # the same on a GPU, which waits for the launch of each batch: as many as this memory holds
 SOME = 32  # states at which errors are estimated
 SHORT = 8  # lanes of a program for a few
 MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
@@ -58,10 +60,21 @@ def _risks(
     def one(parameters: Numbers, state: State) -> Float[Numeric, " replicates"]:
         return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
 
-    return jax.lax.map(lambda lane: _first(partial(one, lane[0]), lane[1], count), (parameters, states))
+    together = _together(states, nodes)
+    return jax.lax.map(lambda lane: _first(partial(one, lane[0]), lane[1], count, together), (parameters, states))
 
 
-def _first(one: Callable[[State], Any], states: State, count: Whole) -> Any:
+def _together(states: State, nodes: Nodes) -> int:
+    """How many states are evaluated at once: few on a processor, as many as memory allows on a GPU."""
+    if jax.default_backend() != "gpu":
+        return TOGETHER
+    points = max((leaf.size for leaf in jax.tree.leaves(nodes)), default=1)
+    overlaps = sum(leaf[0, 0].size for leaf in jax.tree.leaves(states))
+    largest = TOGETHER_BYTES // (64 * (points + overlaps))
+    return max(TOGETHER, 1 << (largest.bit_length() - 1))
+
+
+def _first(one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER) -> Any:
     """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
 
     def part(index: Whole) -> State:
@@ -71,7 +84,7 @@ def _first(one: Callable[[State], Any], states: State, count: Whole) -> Any:
         return jax.lax.dynamic_update_slice_in_dim(found, together(part(index)), size * index, 0)
 
     length = len(states["a"])
-    size = min(TOGETHER, length)  # chunks are powers of two
+    size = min(together_size, length)  # both are powers of two
     together = jax.jit(jax.vmap(one))  # named in two places, traced once
     shape = jax.eval_shape(together, jax.eval_shape(part, 0))
     return jax.lax.fori_loop(0, (count + size - 1) // size, few, jnp.zeros((length, *shape.shape[1:]), shape.dtype))
@@ -210,7 +223,8 @@ def _in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]]
     """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
     counts = [len(one["a"]) for one in states]
     most = max(counts)
-    chunk = min(CHUNK, power_of_two(most)) if size > 1 else CHUNK
+    chunk = LARGE_CHUNK if size == 1 and most > LARGE_CHUNK else CHUNK
+    chunk = min(chunk, power_of_two(most)) if size > 1 else chunk
     values = []
     for first in range(0, most, chunk):
         places = [np.minimum(np.arange(first, first + chunk), count - 1) for count in counts]
