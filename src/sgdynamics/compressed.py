@@ -123,6 +123,11 @@ class Grouping:
         """Which coordinate of its block each column of the strip is."""
         return np.concatenate([np.arange(0), *(np.arange(size) for size in self.raw)]).astype(int)
 
+    @property
+    def column_blocks(self) -> np.ndarray:
+        """The block of each column, of the strip and of the compressed blocks."""
+        return np.concatenate([self.strip, np.repeat(self.wide, self.inside + self.columns)])
+
     def joined(self, strip: Any, blocks: Any) -> Any:
         """Columns (..., strip) and (..., wide blocks, columns), flat."""
         flat = blocks.reshape(*blocks.shape[:-2], blocks.shape[-2] * blocks.shape[-1])
@@ -476,6 +481,15 @@ class ChainBatch(Ground):
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
         return rows, head, *sample_moves(structure, reading, fields, signals, head, given, lengths)
 
+    def _pulled(self, pull: Any, rows: Any) -> Any:
+        """What coefficients (..., [blocks,] p, p + K) on rows and signals move the rows along."""
+        grouping, p = self.grouping, self.grouping.structure.width
+        signals = _signal_rows(grouping, self.parameters)
+        if not grouping.structure.loss.pulls_by_block:
+            return pull[..., :p] @ rows + pull[..., p:] @ signals
+        by_column = jnp.take(pull, grouping.column_blocks, axis=-3)
+        return jnp.einsum("...cif,fc->...ic", by_column, jnp.concatenate([rows, signals]))
+
     def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         grouping, parameters, x, p = self.grouping, self.parameters, self.x, self.grouping.structure.width
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
@@ -490,8 +504,7 @@ class ChainBatch(Ground):
             strip, blocks = grouping.split(found)
             found = grouping.joined(strip, blocks.at[..., grouping.inside :].set(jnp.moveaxis(new, 0, 1)))
         if pulls is not None:
-            pull = jnp.mean(pulls, axis=0)
-            found = found + pull[:, :p] @ rows + pull[:, p:] @ _signal_rows(grouping, parameters)
+            found = found + self._pulled(jnp.mean(pulls, axis=0), rows)
         return found, jnp.mean(head_gradient, axis=0)
 
     def each(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
@@ -499,7 +512,7 @@ class ChainBatch(Ground):
         rows, head, h, head_gradient, pulls = self._moves(rows, head, shift, head_shift)
         found = jnp.sum((h[:, :, None] * self.x[:, None]).reshape(grouping.batch, -1, p, self.x.shape[1]), axis=1)
         if pulls is not None:
-            found = found + pulls[..., :p] @ rows + pulls[..., p:] @ _signal_rows(grouping, self.parameters)
+            found = found + self._pulled(pulls, rows)
         return found, head_gradient
 
     def noise(self) -> Any:

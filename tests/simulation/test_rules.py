@@ -123,6 +123,128 @@ def test_chain_and_direct_runs_have_one_law(kind):
         same_law(one[name].values[(slice(None), 1, *entry)], other[name].values[(slice(None), 1, *entry)], f"{name}{entry}")
 
 
+def loss_of_blocks(fields, signals, head, z, overlaps):
+    """Reads the overlaps by covariance block and those of the full rows."""
+    b = overlaps.blocks
+    penalty = jnp.sum(b.eigenvalues * b.Q[:, 0, 0] ** 2) + jnp.sum(b.M[:, 0, 0] * b.eigenvalues * b.fractions)
+    penalty = penalty + overlaps.Q[0, 0] * overlaps.M[0, 0]
+    return 0.5 * (fields[0] - signals[0] - 0.2 * z) ** 2 + 0.15 * penalty * (1 + 0.2 * z**2)
+
+
+def rule_of_blocks(fields, signals, head, z, overlaps):
+    """The gradient of `loss_of_blocks` by hand: coefficients with an axis of blocks."""
+    b, weight = overlaps.blocks, 0.15 * (1 + 0.2 * z**2)
+    rows = 4 * b.eigenvalues[:, None, None] * b.Q + 2 * overlaps.M[0, 0] * jnp.eye(1)
+    along_signals = (b.eigenvalues * b.fractions)[:, None, None] + overlaps.Q[0, 0] * jnp.ones((1, 1))
+    return sgd.Move(fields - signals - 0.2 * z, rows=weight * rows, signals=weight * along_signals)
+
+
+BLOCKS = {"covariance": [(0.4, 0.5), (1.6, 0.5)]}
+
+
+def start_in_blocks(problem):
+    return sgd.start(problem, M=[[[0.1]], [[0.3]]], Q=[[[0.4]], [[0.7]]])
+
+
+def test_rules_and_losses_read_overlaps_by_block():
+    """Chain and direct runs have one law; the rule written by hand is the gradient of the loss to 1e-12, as d grows and at d = 16."""
+    rule = sgd.Rule(rule_of_blocks, groups={"w": 1}, **BLOCKS)
+    loss = sgd.Problem(loss_of_blocks, width=1, signals=1, **BLOCKS)
+    shared = {"steps": [0, 20], "dimension": 16, "runs": 1000}
+    runs = {}
+    for method, seed in (("exact", 1), ("direct", 2)):
+        runs[method] = sgd.simulate(rule, SGD, start_in_blocks(rule), seed=seed, method=method, **shared)
+    for name in ("M", "Q"):
+        same_law(runs["exact"][name].values[:, 1, 0, 0], runs["direct"][name].values[:, 1, 0, 0], name)
+    with jax.enable_x64(True):
+        state = sgd.functional.state(start_in_blocks(loss))
+        quadrature = sgd.functional.rule(loss, start_in_blocks(loss))
+        for finite in (None, sgd.functional.finite(loss, 16)):
+            given = {"lr": 0.5, "rule": quadrature, "finite": finite}
+            drifts = []
+            for problem in (loss, rule):
+                drifts.append(jax.jit(partial(sgd.functional.drift, problem.structure, **given))(problem.parameters, state))
+            for name in ("M", "Q"):
+                np.testing.assert_allclose(np.asarray(drifts[0][name]), np.asarray(drifts[1][name]), rtol=1e-12, atol=1e-13)
+    plain = sgd.Rule(by_hand, groups={"W": 1, "V": 1}, **DATA).structure.loss
+    assert not plain.reads_blocks
+    assert not plain.pulls_by_block
+
+
+@pytest.mark.slow
+def test_the_mean_step_and_the_sde_of_a_rule_that_reads_blocks():
+    """The mean of 2e5 first steps of the chain is the drift at d = 16; the SDE at d = 400 has the means of the chain."""
+    rule = sgd.Rule(rule_of_blocks, groups={"w": 1}, **BLOCKS)
+    start, d, runs = start_in_blocks(rule), 16, 200_000
+    many = sgd.start(rule, M=np.broadcast_to(start.M_blocks, (runs, 2, 1, 1)), Q=np.broadcast_to(start.Q_blocks, (runs, 2, 1, 1)))
+    chain = ExactChain(rule, SGD, many, d, rule.block_dimensions(d))
+    after, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
+    with jax.enable_x64(True):
+        given = {"lr": SGD.lr, "rule": sgd.functional.rule(rule, start), "finite": sgd.functional.finite(rule, d)}
+        drift = jax.jit(partial(sgd.functional.drift, rule.structure, **given))(rule.parameters, sgd.functional.state(start))
+    for name in ("M", "Q"):
+        change = (after[name][:, 1] - after[name][:, 0]) / (SGD.lr / d)
+        error = change.std(axis=0, ddof=1) / np.sqrt(runs)
+        assert np.all(np.abs(change.mean(axis=0) - np.asarray(drift[name])) <= Z * error), name
+    shared = {"times": [0, 0.5], "dimension": 400}
+    sde = sgd.solve_sde(rule, SGD, start, runs=1000, seed=1, **shared)
+    chains = sgd.simulate(rule, SGD, start, runs=4000, seed=2, **shared)
+    for name in ("M", "Q"):
+        a, b = (result[name].values[:, 1, 0, 0] for result in (sde, chains))
+        error = np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b)))
+        assert abs(a.mean() - b.mean()) <= Z * error + 0.01 * abs(b.mean()), name
+
+
+def towards_zero(fields, signals, head, z):
+    """A linear unit with labels of pure noise: no teacher."""
+    return 0.5 * (fields[0] - z) ** 2
+
+
+def test_a_problem_without_signals(tmp_path):
+    """dQ/dt = -2 Q + lr (Q + 1) and its mean at d in closed form; chain and direct runs; records, files and pictures."""
+    problem = sgd.Problem(towards_zero, width=1, signals=0)
+    start, lr, d, steps = sgd.start(problem, Q=[[2.0]]), 0.4, 12, 30
+    assert start.M.shape == (1, 1, 0)
+    path = sgd.solve_ode(problem, sgd.OnePassSGD(lr), start, times=[0, 1.5])
+    fixed = lr / (2 - lr)
+    np.testing.assert_allclose(path.Q.values[0, -1, 0, 0], fixed + (2 - fixed) * np.exp(-(2 - lr) * 1.5), rtol=1e-7)
+    # one step: E[Q'] = Q (1 - 2 lr/d + lr^2 (d + 2)/d^2) + lr^2/d
+    mean = 2.0
+    for _ in range(steps):
+        mean = mean * (1 - 2 * lr / d + lr**2 * (d + 2) / d**2) + lr**2 / d
+    shared = {"steps": [0, steps], "dimension": d, "runs": 4000}
+    results = {}
+    for method, seed in (("exact", 1), ("direct", 2)):
+        results[method] = sgd.simulate(problem, sgd.OnePassSGD(lr), start, method=method, seed=seed, **shared)
+        values = results[method].Q.values[:, -1, 0, 0]
+        assert abs(values.mean() - mean) <= Z * values.std() / np.sqrt(len(values)), method
+    sgd.save(results["exact"], tmp_path / "result.nc")
+    assert sgd.load(tmp_path / "result.nc").M.shape == (4000, 2, 1, 0)
+    assert sgd.start_from(results["exact"]).M.shape == (4000, 1, 0)
+    sgd.plot.overlaps(results["exact"])
+    sgd.Rule(lambda f, s, a, z, overlaps: sgd.Move(f - z), groups={"w": 1}, signals=0)
+    for argument, value in (("means", np.zeros(0)), ("clusters", [(1.0, [], 1.0)])):
+        with pytest.raises(ValueError, match=f"{argument} = .*signals = 0"):
+            sgd.Problem(towards_zero, width=1, signals=0, **{argument: value})
+    with pytest.raises(ValueError, match=r"signals = 0: .*solve_ode"):
+        sgd.fixed_points(problem, sgd.OnePassSGD(lr))
+
+
+@pytest.mark.slow
+def test_sde_and_fixed_data_without_signals():
+    """Means of the SDE against those of the chain; DMFT of gradient descent on a data set against runs in d dimensions."""
+    problem = sgd.Problem(towards_zero, width=1, signals=0)
+    start, steps = sgd.start(problem, Q=[[2.0]]), [0, 60]
+    sde = sgd.solve_sde(problem, SGD, start, steps=steps, dimension=200, runs=1000, seed=1)
+    chain = sgd.simulate(problem, SGD, start, steps=steps, dimension=200, runs=4000, seed=2)
+    a, b = (result.Q.values[:, 1, 0, 0] for result in (sde, chain))
+    assert abs(a.mean() - b.mean()) <= Z * np.hypot(a.std() / np.sqrt(len(a)), b.std() / np.sqrt(len(b))) + 0.01 * b.mean()
+    descent = sgd.GradientDescent(lr=0.2, samples_per_dimension=2.0)
+    dmft = sgd.solve_dmft(problem, descent, start, steps=[0, 3], paths=4096, seed=1)
+    runs = sgd.simulate(problem, descent, start, steps=[0, 3], dimension=400, runs=50, seed=2)
+    np.testing.assert_allclose(dmft.Q.values[0, -1, 0, 0], runs.Q.values[:, -1, 0, 0].mean(), rtol=0.05)
+
+
 def lengths_read(fields, signals, head, z, overlaps):
     """A perceptron with steps over the input's length, as normalised data would give."""
     return sgd.Move(-jnp.sign(signals[0]) / overlaps.lengths[0, 0] * jnp.ones_like(fields))

@@ -188,6 +188,9 @@ def fixed_points(
     if "spiked tensor" in problem.kinds:
         return spiked_fixed_points(problem, algorithm)
     constant_rate(algorithm, "fixed points")
+    if problem.signals == 0:
+        fix = "the search takes its scale from the signals, and there are none. Solve to long times by solve_ode"
+        raise checks.reject("signals", 0, fix)
     tries = checks.whole("tries", tries, 0, MOST_TRIES)
     unphysical = checks.flag("unphysical", unphysical)
     seed = checks.whole("seed", seed, 0)

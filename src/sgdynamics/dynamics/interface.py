@@ -551,6 +551,8 @@ def sampling_errors(
     root = np.sqrt(len(risks))
     share = worst
     for name, value in {**states, "risk": risks}.items():
+        if value.size == 0:  # overlaps with no signals
+            continue
         error, size = value.std(axis=0, ddof=1) / root, np.abs(value.mean(axis=0))
         # a run that diverged has no largest value
         finite = np.where(np.isfinite(size), size, -np.inf)

@@ -68,7 +68,8 @@ class Moments(NamedTuple):
     shift : array or None
         Where inputs have means, (p, signals): E[h_i x] has their part sum_r shift_ir w*_r.
     pull : array or None
-        Where a loss or rule reads overlaps, (p, fields): the mean of its coefficients [A | B] on rows and signals.
+        Where a loss or rule reads overlaps, (p, fields) or by block (blocks, p, fields): the mean of its
+        coefficients [A | B] on rows and signals.
 
     Examples
     --------

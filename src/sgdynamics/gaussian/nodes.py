@@ -98,6 +98,8 @@ def lower_root(matrix: Float[Numeric, "n n"], *, unrolled: bool = False) -> Floa
     `unrolled`: without a loop, for small matrices of which there are very many.
     """
     size = matrix.shape[-1]
+    if size == 0:
+        return matrix
     index = jnp.arange(size)
 
     def column(j: Whole, L: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -118,6 +120,8 @@ def lower_root(matrix: Float[Numeric, "n n"], *, unrolled: bool = False) -> Floa
 def solve_lower(L: Float[Numeric, "n n"], right: Float[Numeric, "m n"]) -> Float[Numeric, "m n"]:
     """X with X L = right (X and right are rows x size), 0 along null pivots of L."""
     size = L.shape[-1]
+    if size == 0:
+        return right
 
     def row(step: Whole, X: Float[Array, "m n"]) -> Float[Array, "m n"]:
         j = size - 1 - step
@@ -129,6 +133,8 @@ def solve_lower(L: Float[Numeric, "n n"], right: Float[Numeric, "m n"]) -> Float
 
 def solve_forward(L: Float[Numeric, "n n"], right: Float[Numeric, "n m"]) -> Float[Numeric, "n m"]:
     """Y with L Y = right, 0 along null pivots of L."""
+    if L.shape[-1] == 0:
+        return right
 
     def row(j: Whole, Y: Float[Array, "n m"]) -> Float[Array, "n m"]:
         rest = right[j] - L[j] @ Y

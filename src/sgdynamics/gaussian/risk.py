@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -125,7 +126,7 @@ def rule_for(problem: Problem, Q: np.ndarray, margin: float) -> Rule:
 
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
     students, signals = (np.einsum("...ii->...i", spectrum.variance(problem.parameters, part)) for part in (Q, problem.gram))
-    return max(margin * _largest(students), float(signals.max()))
+    return max(margin * _largest(students), float(signals.max(initial=0.0)))
 
 
 @float64
@@ -155,7 +156,8 @@ def risks_by(
     numbers = lanes_of(parameters, size)
     leads = [one["a"].shape[:-1] for one in states]
     flat = [
-        {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in one.items()} for one, lead in zip(states, leads, strict=True)
+        {name: value.reshape(math.prod(lead), *value.shape[len(lead) :]) for name, value in one.items()}
+        for one, lead in zip(states, leads, strict=True)
     ]
     every = _in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
     errors = np.zeros((len(states), 1, 2))
@@ -197,7 +199,7 @@ def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) ->
     structure = problem.structure.with_loss(function)
     nodes = expectation_of(structure).risk_nodes(EXPECTED)
     lead = states["a"].shape[:-1]
-    flat = {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in states.items()}
+    flat = {name: value.reshape(math.prod(lead), *value.shape[len(lead) :]) for name, value in states.items()}
     (every,) = _in_chunks(partial(_risks, structure, EXPECTED, nodes, lanes_of([problem.parameters], 1)), [flat], 1)
     error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
     return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(*lead, *every.shape[2:])
@@ -208,7 +210,8 @@ def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.nd
     """The share of a mixture's data that a network classifies right, a tie f = 0 counted as 1/2 (beyond two units known to about 1e-3)."""
     rule = rule_for(problem, Q, MARGIN)
     nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
-    flat = {"M": M.reshape(-1, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
+    runs = math.prod(a.shape[:-1])
+    flat = {"M": M.reshape(runs, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
     find = partial(_one_by_one, "accuracy", problem.structure, rule, nodes, lanes_of([problem.parameters], 1))
     return _in_chunks(find, [flat], 1)[0].reshape(a.shape[:-1])
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -208,7 +209,7 @@ def pulled_norms(
     tokens, order = structure.sample.inputs_a_sample, order_of(structure)
     back = np.argsort(order)
 
-    def one(blocks: Float[Numeric, "..."], scaled: Float[Numeric, "..."]) -> Any:
+    def one(blocks: Float[Numeric, "..."], scaled: Float[Numeric, "..."], pulls: Float[Numeric, "n p fields"]) -> Any:
         # the mean of the fields' part in the block, given all of it
         part = points.z @ solve_forward(points.root, scaled[order][:, order])[:, back]
         if points.means is not None:
@@ -217,4 +218,6 @@ def pulled_norms(
         cross = jnp.einsum("nif,njf->ij", along, pulls)
         return cross + cross.T + jnp.einsum("n,nic,cd,njd->ij", points.weights, pulls, blocks, pulls)
 
-    return jax.vmap(one)(overlaps.blocks, spectrum.scaled(parameters, overlaps.blocks))
+    if structure.loss.pulls_by_block:
+        return jax.vmap(one, (0, 0, 1))(overlaps.blocks, spectrum.scaled(parameters, overlaps.blocks), pulls)
+    return jax.vmap(partial(one, pulls=pulls))(overlaps.blocks, spectrum.scaled(parameters, overlaps.blocks))

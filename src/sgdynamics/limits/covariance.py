@@ -262,7 +262,11 @@ def _averages(
         by_token = h.reshape(-1, tokens, p)
         along = np.einsum("nti,ntf->nif", by_token, fields)
         if pulls is not None:
-            along = along + np.asarray(pulls) @ np.asarray(overlaps.blocks).sum(axis=0)
+            by_block = np.asarray(overlaps.blocks)
+            if structure.loss.pulls_by_block:
+                along = along + np.einsum("nbic,bcd->nid", np.asarray(pulls), by_block)
+            else:
+                along = along + np.asarray(pulls) @ by_block.sum(axis=0)
         mixed = np.asarray(sample.mixed(parameters, by_token, -2))
         kick = np.einsum("nti,ntj->nij", mixed, mixed)
         every = np.concatenate([along, push * kick, np.asarray(head_gradient)[:, :, None]], axis=2)

@@ -406,7 +406,9 @@ def observe(setup: Setup, parameters: Numbers, paths: Kernels, number: Whole) ->
     structure = setup.structure
     k, p, one = structure.signals, structure.width, paths.scalars
     rows = jnp.moveaxis(jax.lax.dynamic_slice_in_dim(one.overlaps, k + p * number, p, 0), 0, 1)  # (blocks, p, room)
-    fields, signals, given = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (paths.fields, paths.signals, paths.given))
+    fields, signals, given = jax.tree.map(
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), (paths.fields, paths.signals, paths.given)
+    )
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(fields, signals, one.head, given, parameters)
     return {
         "M": rows[..., :k],

@@ -163,5 +163,7 @@ def widened(paths: Paths, room: int, lead: int) -> Paths:
 
 def observe(setup: Setup, parameters: Numbers, paths: Paths) -> dict[str, Any]:
     """M, Q (block by block), a and the mean loss over the paths, of one set."""
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (paths.fields, paths.signals, paths.given))
+    flat = jax.tree.map(
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), (paths.fields, paths.signals, paths.given)
+    )
     return observe_fields(setup, parameters, paths.rows, paths.head, *flat)

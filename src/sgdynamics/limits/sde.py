@@ -112,7 +112,7 @@ def _field(
         kicked = jnp.sqrt(2 * numbers["temperature"] * numbers["outside"])
         grown = jnp.concatenate([grown, kicked[:, None, None] * jnp.eye(p)], axis=-1)
     if found.pull is not None:
-        columns = columns + found.pull[:, :p]
+        columns = columns + found.pull[..., :p]
     if structure.sphere:
         # half the growth of |w_i|^2, taken off again
         norms = -jnp.einsum("bim,bim->i", pull, path.rows) - jnp.einsum("bij,bij->i", columns, extra) - decay
@@ -162,7 +162,11 @@ def _samples(
     each = h[:, None, :, None] * x[:, :, None, :]
     each = each.reshape(SAMPLES, -1, *each.shape[1:]).sum(axis=1)
     if pulls is not None:
-        each = each + jnp.einsum("sic,bcm->sbim", pulls, jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1))
+        each = each + jnp.einsum(
+            "sbic,bcm->sbim" if structure.loss.pulls_by_block else "sic,bcm->sbim",
+            pulls,
+            jnp.concatenate([path.rows, _signal_rows(structure, parameters)], axis=1),
+        )
     rows = -(each - field.pull)
     if kicks is not None:
         rows = rows + kicks if "inside" not in parameters else rows + kicks * parameters["inside"][:, None]

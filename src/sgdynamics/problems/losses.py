@@ -70,10 +70,10 @@ class Move(NamedTuple):
     ----------
     inputs : array (p,) or (p, tokens)
         H: how far each row moves against each input.
-    rows : array (p, p), optional
-        A: and against each row; none unless given.
-    signals : array (p, K), optional
-        B: and against each signal; none unless given.
+    rows : array (p, p) or (blocks, p, p), optional
+        A: coefficients of the rows, zero by default; with a leading axis they differ between covariance blocks.
+    signals : array (p, K) or (blocks, p, K), optional
+        B: coefficients of the signals, zero by default; with a leading axis they differ between covariance blocks.
     head : array (p,), optional
         g: and the head, where it is trained; 0 unless given.
 
@@ -99,22 +99,49 @@ class Move(NamedTuple):
         return Move(self.inputs, *(empty if part is None else part for part, empty in zip(self[1:], zeros, strict=True)))
 
 
+class BlockOverlaps(NamedTuple):
+    """Overlaps of the rows inside each covariance block: all arrays have a leading axis of blocks."""
+
+    Q: Any  # (blocks, p, p)
+    M: Any  # (blocks, p, K)
+    P: Any  # (blocks, K, K)
+    eigenvalues: Any  # of the inputs' covariance, (blocks,)
+    fractions: Any  # of the dimension, (blocks,)
+
+
 class Seen(NamedTuple):
     """What a loss or rule with an argument `overlaps` reads: Q = W W^T, M = W W*^T and P = W* W*^T of the full rows.
 
-    `lengths` is X X^T/d of the sample's inputs, where a rule says that it reads it.
+    `lengths` is X X^T/d of the sample's inputs, where a rule says that it reads it. `blocks` has the overlaps of
+    each covariance block, where the function reads them.
     """
 
     Q: Any
     M: Any
     P: Any
     lengths: Any = None
+    blocks: Any = None
+
+
+class RecordedOverlaps:
+    """Overlaps for one trial call of a user's function, which record whether `blocks` is read."""
+
+    def __init__(self, overlaps: Seen) -> None:
+        self.Q, self.M, self.P, self.lengths, self._blocks = overlaps
+        self.blocks_read = False
+
+    @property
+    def blocks(self) -> Any:
+        self.blocks_read = True
+        return self._blocks
 
 
 class Loss:
     """What is asked of any loss, answered for one of which nothing is known."""
 
     pulls = False  # whether a sample also moves rows along rows and signals, depending on the overlaps
+    reads_blocks = False  # whether it reads the overlaps of each covariance block
+    pulls_by_block = False  # whether these coefficients on rows and signals differ between covariance blocks
     reads_lengths = False  # whether it depends on the inputs' lengths too
     has_risk = True
     smooth = False  # whether it is known to have no kinks, so that its gradient has a derivative
@@ -153,8 +180,12 @@ class Loss:
         """The numbers with the overlaps (block by block) among them, where they are read."""
         if not self.pulls:
             return parameters
-        P = jnp.sum(jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:])), axis=0)
-        return {**parameters, "overlaps": Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), P, lengths)}
+        P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
+        overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
+        if self.reads_blocks:
+            blocks = BlockOverlaps(Q, M, P, parameters["eigenvalues"], parameters["fractions"])
+            overlaps = overlaps._replace(blocks=jax.tree.map(lambda part: jnp.asarray(part, Q.dtype), blocks))
+        return {**parameters, "overlaps": overlaps}
 
 
 def _own_activation(name: str, activation: Activation, of: Callable[..., Any]) -> Parts:
@@ -384,6 +415,11 @@ class UserLoss(Loss):
     kinks: tuple[float, ...] = ()
     smooth: bool = False
     noisy: bool = True
+    reads_blocks: bool = False
+
+    @property
+    def pulls_by_block(self) -> bool:
+        return self.reads_blocks
 
     @property
     def outer(self) -> Any:
@@ -422,9 +458,24 @@ class UserLoss(Loss):
         def value(fields: Float[Numeric, "p ..."], head: Float[Numeric, " p"], Q: Float[Numeric, "p p"], M: Float[Numeric, "p K"]) -> Any:
             return self(fields, signals, head, noise_draw, {**parameters, "overlaps": seen._replace(Q=Q, M=M)})
 
+        if self.reads_blocks:
+            return self._move_by_block(fields, signals, head, noise_draw, parameters)
         # W enters through the fields, Q = W W^T and M = W W*^T
         found, (h, g, of_Q, of_M) = jax.value_and_grad(value, argnums=(0, 1, 2, 3))(fields, head, seen.Q, seen.M)
         return found, Move(h, of_Q + of_Q.T, of_M, g)
+
+    def _move_by_block(self, fields: Any, signals: Any, head: Any, noise_draw: Tree, parameters: Numbers) -> tuple[Any, Move]:
+        """The gradient where the loss reads Q_b and M_b: the rows of block b move along dl/dQ_b and dl/dM_b."""
+        overlaps = parameters["overlaps"]
+
+        def value(fields: Any, head: Any, Q: Any, M: Any) -> Any:
+            blocks = overlaps.blocks._replace(Q=Q, M=M)
+            whole = overlaps._replace(Q=jnp.sum(Q, axis=0), M=jnp.sum(M, axis=0), blocks=blocks)
+            return self(fields, signals, head, noise_draw, {**parameters, "overlaps": whole})
+
+        at = fields, head, overlaps.blocks.Q, overlaps.blocks.M
+        loss, (h, g, of_Q, of_M) = jax.value_and_grad(value, argnums=(0, 1, 2, 3))(*at)
+        return loss, Move(h, of_Q + jnp.swapaxes(of_Q, -1, -2), of_M, g)
 
 
 @dataclass(frozen=True)
@@ -439,6 +490,8 @@ class RuleLoss(Loss):
     reads_lengths: bool = False
     smooth: bool = False
     noisy: bool = True
+    reads_blocks: bool = False
+    pulls_by_block: bool = False
     pulls = True
 
     @property
@@ -470,6 +523,12 @@ class RuleLoss(Loss):
     ) -> tuple[Any, Move]:
         found = self.update(fields, signals, head, noise_draw, *(parameters[name] for name in self.more))
         found = found.filled(fields.shape[0], signals.shape[0])
+        if self.pulls_by_block:
+            blocks = max(part.shape[0] for part in (found.rows, found.signals) if part.ndim == 3)
+            found = found._replace(
+                rows=jnp.broadcast_to(found.rows, (blocks, *found.rows.shape[-2:])),
+                signals=jnp.broadcast_to(found.signals, (blocks, *found.signals.shape[-2:])),
+            )
         rate = parameters["rates"][:, None].astype(fields.dtype)
         H = rate * found.inputs.reshape(fields.shape[0], -1)
         scaled = Move(H.reshape(fields.shape).astype(fields.dtype), rate * found.rows, rate * found.signals, found.head)

@@ -25,7 +25,7 @@ from sgdynamics.functions import checked_function, function_identity, looked_int
 from sgdynamics.precision import float64
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.gram import gram_root, spread_gram
-from sgdynamics.problems.losses import Seen, UserLoss, asked, label_noise, squared
+from sgdynamics.problems.losses import BlockOverlaps, RecordedOverlaps, Seen, UserLoss, asked, label_noise, squared
 from sgdynamics.problems.reading import Reading, reading_of
 from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
@@ -111,11 +111,12 @@ class Problem:
     loss : callable
         ``loss(fields, signals, head, noise_draw)`` of one sample, any JAX function that returns a number. fields: lambda_i = w_i . x for
         the trained rows; signals: w*_r . x for the fixed directions; head: the second layer a; noise_draw: one standard normal a
-        sample, with ``clusters`` the label, with ``draws`` a dictionary.
+        sample, with ``clusters`` the label, with ``draws`` a dictionary. An argument ``overlaps`` has ``Q``, ``M`` and ``P`` of the
+        full rows, and in ``overlaps.blocks`` those of each covariance block with ``eigenvalues`` and ``fractions``.
     width : int
         How many rows are trained, p.
     signals : int
-        How many fixed directions the loss sees, K.
+        Number of fixed directions that the loss sees, K; 0 for a problem without a teacher.
     gram : array_like, optional
         Gram matrix of the signals, K x K (one a covariance block, or one that is spread over them); the identity unless given.
     head : str, default "fixed"
@@ -132,7 +133,8 @@ class Problem:
         (weight, coefficients, label) each: the inputs are a Gaussian mixture. With these probabilities they have the mean
         sum_r coefficients_r w*_r, and the loss receives the cluster's label in place of the noise draw.
     parameters : dict, optional
-        Numbers that the loss takes as a fifth argument; changing them does not compile again. They may be functions of alpha (or of t).
+        Numbers that the loss takes as an argument ``parameters``; changing them does not compile again. They may be
+        functions of alpha (or of t).
     kinks : sequence of float, default ()
         Values of a field at which the loss has a kink (0 for a ReLU network), so that the theory integrates around them.
     tokens : int, optional
@@ -210,6 +212,7 @@ class Problem:
         pairs = checked_covariance(covariance)
         self._set(wrapped, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         checked_function("loss", loss, self.example(wrapped.more), takes=self.takes(wrapped.more), call="one sample")
+        self.structure = replace(self.structure, loss=replace(wrapped, reads_blocks=self._reads_blocks(loss, wrapped.more)))
         self._look_into((loss, wrapped.more))
         self._try()
 
@@ -277,7 +280,7 @@ class Problem:
     ) -> None:
         """Check and store what every problem has; `data` are the other arguments of its samples."""
         self.width = checks.whole("width", width, 1)
-        self.signals = checks.whole("signals", signals, 1)
+        self.signals = checks.whole("signals", signals, 0)
         # rows alone may be many (a wide network keeps no p x p matrix); the signals' Gram matrix is made here and now
         check_memory("width", self.width, 64.0 * self.width, "its rows", "take a smaller width")
         check_memory("signals", self.signals, 64.0 * self.signals**2, "their overlaps", "take fewer")
@@ -314,6 +317,19 @@ class Problem:
         loss = replace(self.structure.loss, smooth=smooth, noisy=any(touched[3] for _, touched in found))
         self.structure = replace(self.structure, loss=loss)
 
+    def _reads_blocks(self, function: Callable[..., Any], more: tuple[str, ...]) -> bool:
+        """Whether a function that takes these arguments after the draws reads `overlaps.blocks`, by one trial call."""
+        if "overlaps" not in more:
+            return False
+        position, recorded = 4 + more.index("overlaps"), []
+
+        def call(*arguments: Any) -> Any:
+            recorded.append(RecordedOverlaps(arguments[position]))
+            return function(*arguments[:position], recorded[-1], *arguments[position + 1 :])
+
+        jax.eval_shape(call, *self.example(more))
+        return recorded[-1].blocks_read
+
     def _try(self) -> None:
         """The last of its making: try it on a few samples, and see what of them it reads."""
         overlaps = try_problem(self)
@@ -330,7 +346,9 @@ class Problem:
         p, k, sample = self.width, self.signals, self.structure.sample
         tokens, numbers = sample.token_shape, self.at(0.0).parameters
         lengths = np.zeros((sample.inputs_a_sample,) * 2) if self.structure.loss.reads_lengths else None
-        numbers["overlaps"] = Seen(np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths)
+        b = self.structure.blocks
+        blocks = BlockOverlaps(np.zeros((b, p, p)), np.zeros((b, p, k)), np.zeros((b, k, k)), np.zeros(b), np.zeros(b))
+        numbers["overlaps"] = Seen(np.zeros((p, p)), np.zeros((p, k)), np.zeros((k, k)), lengths, blocks)
         given = sample.example(numbers)
         return np.zeros((p, *tokens)), np.zeros((k, *tokens)), np.zeros(p), given, *(numbers[name] for name in more)
 

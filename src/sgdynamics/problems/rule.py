@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
@@ -29,7 +30,9 @@ class Rule(Problem):
     ----------
     update : callable
         A JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample, giving a ``Move``. ``overlaps`` has ``Q``, ``M``,
-        ``P`` of the full rows, and with ``reads_lengths`` also ``lengths``. An argument ``parameters`` is the dictionary of that name.
+        ``P`` of the full rows, and with ``reads_lengths`` also ``lengths``; ``overlaps.blocks`` has the ``Q``, ``M`` and ``P`` of each
+        covariance block along a leading axis, with the ``eigenvalues`` and ``fractions`` of the blocks.
+        An argument ``parameters`` is the dictionary of that name.
     groups : dict of str to int
         How many rows each group has, by name.
     rates : dict of str to float, optional
@@ -40,7 +43,7 @@ class Rule(Problem):
     reads_lengths : bool, default False
         Whether the update reads ``overlaps.lengths``, X X^T/d of the sample's inputs (tokens x tokens).
     signals : int, default 1
-        How many fixed directions there are.
+        Number of fixed directions, 0 or more.
     gram : array, optional
         Gram matrix of the signals, the identity unless given, as of ``Problem``; so are all arguments below.
     head : str, default 'fixed'
@@ -139,7 +142,10 @@ class Rule(Problem):
         pairs, width = checked_covariance(covariance), sum(self.groups.values())
         self._set(loss, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         self._parameters["rates"] = self._checked_rates(rates)
-        self._check_update(more)
+        by_block = self._check_update(more)
+        reads = [self._reads_blocks(function, names) for function, names in ((update, more), (risk, of_risk)) if function is not None]
+        loss = replace(loss, reads_blocks=any(reads), pulls_by_block=by_block)
+        self.structure = replace(self.structure, loss=loss)
         if risk is not None:
             checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
         self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
@@ -153,8 +159,8 @@ class Rule(Problem):
         values = [checks.number(f"rates[{name!r}]", given.get(name, 1.0), least=0.0) for name in self.groups]
         return np.repeat(np.array(values), list(self.groups.values()))
 
-    def _check_update(self, more: tuple[str, ...]) -> None:
-        """Refuse what gives no `Move` of the right shapes."""
+    def _check_update(self, more: tuple[str, ...]) -> bool:
+        """Raise ValueError unless the update returns a `Move` of the right shapes; whether it differs between blocks."""
         example, takes = self.example(more), self.takes(more)
         try:
             inspect.signature(self.update).bind(*example)
@@ -169,13 +175,17 @@ class Rule(Problem):
         if not isinstance(found, Move):
             raise checks.reject("update", self.update, f"it gave a {type(found).__name__}: return sgd.Move(inputs=..., rows=..., ...)")
         p, k, fields = self.width, self.signals, np.shape(example[0])
+        by_block = False
         for name, shape in (("inputs", fields), ("rows", (p, p)), ("signals", (p, k)), ("head", (p,))):
             part = getattr(found, name)
             if part is None and name != "inputs":
                 continue
             given = getattr(part, "shape", None)
-            if given != shape:
+            if name in ("rows", "signals") and given == (self.structure.blocks, *shape):
+                by_block = True
+            elif given != shape:
                 raise checks.reject("update", self.update, f"its Move has {name} of shape {given}: give {shape}")
+        return by_block
 
     def describe(self) -> dict[str, Any]:
         """The rule as plain values for the record of a result."""

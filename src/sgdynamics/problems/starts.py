@@ -79,7 +79,7 @@ class Start:
         runs, p = (len(a), Q.shape[-1]) if a.ndim == 2 and Q.ndim == 4 else (-1, -1)
         fits = M.ndim == 4 and Q.ndim == 4 and M.shape[:3] == (runs, Q.shape[1], p) and Q.shape == (runs, Q.shape[1], p, p)
         fits = fits and a.shape[1] > 0 and a.shape[1] % p == 0
-        if not fits or 0 in M.shape:
+        if not fits or 0 in M.shape[:3]:
             raise ValueError(
                 f"M_blocks has shape {M.shape}, Q_blocks {Q.shape} and a {a.shape}: give (runs, blocks, units, signals), "
                 "(runs, blocks, units, units) and (runs, units), one run at least; sgd.start makes them from M, Q and a"
@@ -120,7 +120,8 @@ def start(
     problem : Problem or SpikedTensor
         What is learned: it says which overlaps a start has.
     M : array_like, optional
-        Overlaps W W*^T of the rows with the signals, units x signals. Needed, except for spiked tensors.
+        Overlaps W W*^T of the rows with the signals, units x signals. Needed, except for problems without
+        signals and for spiked tensors.
     Q : array_like, optional
         The full Gram matrix W W^T of the rows, units x units. Needed, except for wide networks and spiked tensors.
     a : array_like, optional
@@ -160,6 +161,8 @@ def start(
     checked_kind(problem)
     spiked = isinstance(problem, SpikedTensor)
     wide = q is not None
+    if not spiked and M is None and problem.signals == 0:
+        M = np.zeros((problem.width, 0))
     wanted = {"m": m, "r2": r2} if spiked else {"M": M, "q" if wide else "Q": q if wide else Q}
     others = {"M": M, "Q": Q, "q": q, "a": a} if spiked else {"m": m, "r2": r2, **({"Q": Q} if wide else {})}
     missing = [name for name, value in wanted.items() if value is None]
@@ -276,7 +279,7 @@ def _with_blocks(name: str, value: object, problem: Problem, shape: tuple[int, i
     blocks = problem.structure.blocks
     result = checks.numbers(name, value, f"give numbers of shape {shape} ({meaning})")
     fractions = problem.parameters["fractions"][:, None, None]
-    if result.shape[-2:] != shape or result.ndim > 4 or 0 in result.shape:
+    if result.shape[-2:] != shape or result.ndim > 4 or 0 in result.shape[:-2]:
         raise ValueError(
             f"{name} has shape {result.shape}: give {shape} ({meaning}), with a leading run axis if you like"
             + (f", and a block axis of {blocks} before the units" if blocks > 1 else "")
@@ -330,7 +333,7 @@ def frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
     result = problem.parameters["frame"].copy()
     for block, size in _small(problem, sizes):
         values, vectors = np.linalg.eigh(problem.gram[block])
-        kept = values[::-1] > TOLERANCE * max(1.0, values[-1])
+        kept = values[::-1] > TOLERANCE * max(1.0, *values[-1:])
         if kept.sum() > size:
             raise checks.reject(
                 "gram",

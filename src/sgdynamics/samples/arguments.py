@@ -45,6 +45,9 @@ def stated_sample(
     }
     if covariance.spectrum is not None:
         numbers["multiplicities"] = covariance.spectrum.multiplicities.astype(np.float64)
+    for name, value in (("clusters", clusters or None), ("means", means)):
+        if signals == 0 and value is not None:
+            raise checks.reject(name, value, "the means of the inputs lie along the signals, and signals = 0. Set signals to 1 or more")
     if clusters:
         weights, coefficients, labels = (np.array(part) for part in zip(*clusters, strict=True))
         numbers |= {

@@ -259,7 +259,7 @@ class Sample:
 
     def by_sample(self, rows: Float[Numeric, "inputs p"]) -> Float[Numeric, "samples p ..."]:
         """What the loss sees of (inputs, p): (samples, p), or (samples, p, tokens)."""
-        return rows if self.tokens is None else rows.reshape(-1, self.tokens, rows.shape[-1]).swapaxes(1, 2)
+        return rows if self.tokens is None else rows.reshape(rows.shape[0] // self.tokens, self.tokens, rows.shape[-1]).swapaxes(1, 2)
 
     def by_input(self, values: Float[Numeric, "samples p ..."]) -> Float[Numeric, "inputs p"]:
         """(samples, p[, tokens]) as (inputs, p)."""

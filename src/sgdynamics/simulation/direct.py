@@ -20,7 +20,7 @@ from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.compressed import sample_moves
 from sgdynamics.controls import numbers_at
-from sgdynamics.problems.losses import Seen
+from sgdynamics.problems.losses import BlockOverlaps, Seen
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import step_key
@@ -199,7 +199,7 @@ def _advance_weights(
         seen = x
         if sample.noisy_inputs:
             seen = x + jnp.sqrt(now["input_noise"]) * jax.random.normal(jax.random.fold_in(data_key, 1), x.shape, dtype)
-        more = {"kicks": kicks_of(law, noise_key, (structure.width, dimension), dtype), "clean": x}
+        more = {"kicks": kicks_of(law, noise_key, (structure.width, dimension), dtype), "clean": x, "edges": edges}
         state = direct_step(structure, (now, rates), rates["lr"] / dimension, state, seen, sample.given(draws), here, law, number, **more)
         if see is not None:
             M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], state.rows[: structure.width], state.signals)
@@ -239,6 +239,7 @@ class DirectBatch(Ground):
     place: Place
     kicks: Any = None
     clean: Any = None  # the inputs that the signals are of, where those in x have noise
+    edges: tuple[int, ...] = ()  # first coordinates of the covariance blocks, and d; read by functions of overlaps by block
 
     def _moves(self, weights: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any, Any, Any]:
         structure, parameters, x, place = self.structure, self.parameters, self.x, self.place
@@ -249,7 +250,10 @@ class DirectBatch(Ground):
         reading, lengths = parameters, None
         if structure.loss.pulls:
             Q, M = weights @ weights.T, weights[:, place.axes] @ place.signals.T
-            reading = {**parameters, "overlaps": Seen(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))}
+            overlaps = Seen(Q, M, (place.signals @ place.signals.T).astype(Q.dtype))
+            if structure.loss.reads_blocks:
+                overlaps = overlaps._replace(blocks=self._block_overlaps(weights))
+            reading = {**parameters, "overlaps": overlaps}
         if structure.loss.reads_lengths:
             tokens = x.reshape(self.samples, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
@@ -260,9 +264,27 @@ class DirectBatch(Ground):
     def samples(self) -> int:
         return self.x.shape[0] // self.structure.sample.inputs_a_sample
 
+    def _signals_in_space(self, dtype: Any) -> Any:
+        """The signals as rows of d coordinates."""
+        empty = jnp.zeros((self.place.signals.shape[0], self.x.shape[1]), dtype)
+        return empty.at[:, self.place.axes].set(self.place.signals.astype(dtype))
+
+    def _block_overlaps(self, weights: Numeric) -> BlockOverlaps:
+        """Q, M and P of the coordinates of each covariance block, one after the other."""
+        signals, parts = self._signals_in_space(weights.dtype), []
+        for low, high in pairwise(self.edges):
+            W, S = weights[:, low:high], signals[:, low:high]
+            parts.append((W @ W.T, W @ S.T, S @ S.T))
+        laws = (self.parameters[name].astype(weights.dtype) for name in ("eigenvalues", "fractions"))
+        return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
+
     def _pulled(self, pull: Numeric, weights: Numeric) -> Any:
-        """What a loss of overlaps moves rows along, with coefficients (..., p, p + K) on rows and signals."""
+        """What a loss of overlaps moves rows along, with coefficients (..., [blocks,] p, p + K) on rows and signals."""
         p = len(weights)
+        if self.structure.loss.pulls_by_block:
+            every = jnp.concatenate([weights, self._signals_in_space(weights.dtype)])
+            moved = [pull[..., block, :, :] @ every[:, low:high] for block, (low, high) in enumerate(pairwise(self.edges))]
+            return jnp.concatenate(moved, axis=-1)
         along = pull[..., p:] @ self.place.signals.astype(weights.dtype)
         return jnp.asarray(pull[..., :p] @ weights).at[..., self.place.axes].add(along)
 
@@ -295,9 +317,10 @@ def direct_step(
     *,
     kicks: Any = None,
     clean: Any = None,
+    edges: tuple[int, ...] = (),
 ) -> Rows:
     """One step on weights (p, d) and head (p) from inputs x (inputs, d): plain SGD, or an update's (momentum: 2p for p)."""
     parameters, algorithm = numbers
     stride = Stride(rate, algorithm["head_rate"], parameters["weight_decay"], structure)
-    ground = DirectBatch(structure, parameters, x, noise, place, kicks, clean)
+    ground = DirectBatch(structure, parameters, x, noise, place, kicks, clean, edges)
     return take_step(law, algorithm, state, ground, stride, x.shape[1], number)

@@ -275,7 +275,9 @@ def _draw_data(structure: Structure, samples: int, types: tuple[np.dtype, np.dty
         if chunks == 1:
             return chunk(key)
         parts = jax.lax.map(lambda number: chunk(jax.random.fold_in(key, number)), jnp.arange(chunks))
-        return jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: samples * (part.shape[1] // rows)], parts)
+        return jax.tree.map(
+            lambda part: part.reshape(part.shape[0] * part.shape[1], *part.shape[2:])[: samples * (part.shape[1] // rows)], parts
+        )
 
     return jax.lax.map(one, keys)
 
