@@ -157,7 +157,7 @@ class FieldDynamics(Dynamics):
         """sqrt(Q P) for M, which vanishes for signals that no row aligns with."""
         lengths = np.einsum("...ii->...i", states["Q"])
         largest = np.max(np.where(np.isfinite(lengths), lengths, 0.0), axis=tuple(range(1, lengths.ndim)))
-        return {"M": np.sqrt(largest * np.max(np.einsum("...ii->...i", self.definition.gram)))}
+        return {"M": np.sqrt(largest * np.max(np.einsum("...ii->...i", self.definition.gram), initial=0.0))}
 
     def timed(self, states: dict[str, np.ndarray], when: Clock) -> dict[str, np.ndarray]:
         """Overlaps (..., time, ...), with alpha where numbers of the problem depend on it."""

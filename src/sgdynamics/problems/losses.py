@@ -19,6 +19,7 @@ from sgdynamics import checks
 from sgdynamics.arrays import Function, Numbers, Numeric, Scalar, Tree
 from sgdynamics.functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
+from sgdynamics.samples import spectrum
 from sgdynamics.samples.draws import weights_of
 
 
@@ -183,7 +184,7 @@ class Loss:
         P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
         overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
         if self.reads_blocks:
-            blocks = BlockOverlaps(Q, M, P, parameters["eigenvalues"], parameters["fractions"])
+            blocks = BlockOverlaps(Q, M, P, spectrum.eigenvalues(parameters), spectrum.fractions(parameters))
             overlaps = overlaps._replace(blocks=jax.tree.map(lambda part: jnp.asarray(part, Q.dtype), blocks))
         return {**parameters, "overlaps": overlaps}
 

@@ -16,6 +16,11 @@ def eigenvalues(numbers: Numbers) -> Float[Numeric, " blocks"]:
     return numbers["eigenvalues"]
 
 
+def fractions(numbers: Numbers) -> Float[Numeric, " blocks"]:
+    """f_b, the share of the dimensions, (blocks,)."""
+    return numbers["fractions"]
+
+
 def of_blocks(numbers: Numbers, blocks: np.ndarray) -> dict[str, Any]:
     """The numbers of some of the blocks."""
     found = {**numbers, "frame": numbers["frame"][blocks], "eigenvalues": numbers["eigenvalues"][blocks]}

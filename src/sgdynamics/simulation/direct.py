@@ -24,6 +24,7 @@ from sgdynamics.problems.losses import BlockOverlaps, Seen
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
 from sgdynamics.random import step_key
+from sgdynamics.samples import spectrum
 from sgdynamics.samples.sample import Place, as_dtype
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach
@@ -275,7 +276,7 @@ class DirectBatch(Ground):
         for low, high in pairwise(self.edges):
             W, S = weights[:, low:high], signals[:, low:high]
             parts.append((W @ W.T, W @ S.T, S @ S.T))
-        laws = (self.parameters[name].astype(weights.dtype) for name in ("eigenvalues", "fractions"))
+        laws = (law(self.parameters).astype(weights.dtype) for law in (spectrum.eigenvalues, spectrum.fractions))
         return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
 
     def _pulled(self, pull: Numeric, weights: Numeric) -> Any:
