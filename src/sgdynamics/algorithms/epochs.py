@@ -17,16 +17,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics import checks, trees
+from sgdynamics.algorithms.cell_stability import LEVELS, CellStability, smallest_cells
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, NUMBERS, FixedData
 from sgdynamics.arrays import Numeric, Whole
 from sgdynamics.controls import Schedule
 from sgdynamics.precision import float64
 
 ORDERS = ("reshuffle", "replacement", "fixed")
-LEVELS = 4  # cells come in so many, a half and a quarter of them: what their number changes is extrapolated
 FEWEST_CELLS = 16
 EPOCHS_SEEN, RATES_SEEN = 20, 401  # of a learning rate that is a function: its largest value here sets the number of cells
-FINEST = 0.04  # t of a cell, unless its number is given: the extrapolation then leaves about 1e-3
+FINEST = 0.04  # default t of a cell: for isotropic inputs at lr < 1 the extrapolation leaves about 1e-3
+SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 
 
 @trees.numbered(*NUMBERS)
@@ -105,34 +106,60 @@ class EpochSGD(FixedData):
             raise checks.reject("batch", self.batch, f"at dimension {dimension} there are {count} samples: take at most as many")
         return count
 
-    def cells(self, given: Any = None) -> int:
-        """How many cells an epoch is cut into at d -> infinity: half and a quarter of them are taken too, hence a multiple of 4.
+    @property
+    def largest_rate(self) -> float:
+        """The largest lr/batch; of a schedule, that of the first 20 epochs."""
+        if not isinstance(self.lr, Schedule):
+            return self.lr / self.batch
+        alpha = self.samples_per_dimension * np.linspace(0, EPOCHS_SEEN, RATES_SEEN)
+        return float(np.max(rates_at(self.lr, alpha))) / self.batch
+
+    def cells(self, given: Any = None, stability: CellStability | None = None) -> int:
+        """Number of cells that an epoch is divided into at d -> infinity.
+
+        Half and a quarter of the cells are solved for too, so the number is a multiple of 4.
 
         Parameters
         ----------
         given : int, optional
-            At least so many; unless given, as many as make their t = lr samples_per_dimension/(batch cells) 0.04 or less, 16 at least;
-            of a function, its largest lr in 20 epochs.
+            Lower bound on the number of cells. By default the number is the smallest for which t of
+            a cell, lr samples_per_dimension/(batch cells), is at most 0.04 and the dynamics with a
+            quarter of the cells is stable with a margin. It is at least 16. For a schedule, the
+            largest lr of the first 20 epochs is used.
+        stability : CellStability, optional
+            Spectrum and curvature that determine the stability. By default only t of a cell counts.
 
         Returns
         -------
         int
-            Their number.
+            The number of cells.
 
         Raises
         ------
         ValueError
-            If what is given is no whole number above 0, or t of an epoch is too large.
+            If ``given`` is not a positive integer or too small for a stable solution, or if t of an
+            epoch is too large.
         """
         if given is not None:
-            return LEVELS * math.ceil(checks.whole("cells", given, 1) / LEVELS)
-        lr = self.lr
-        if isinstance(lr, Schedule):
-            lr = float(np.max(rates_at(lr, self.samples_per_dimension * np.linspace(0, EPOCHS_SEEN, RATES_SEEN))))
-        least = lr * self.samples_per_dimension / (self.batch * FINEST)
+            count = LEVELS * math.ceil(checks.whole("cells", given, 1) / LEVELS)
+            if stability is not None and not stability.is_stable(count // LEVELS):
+                needed = smallest_cells(lambda cells: stability.is_stable(cells // LEVELS))
+                raise checks.reject(
+                    "cells",
+                    given,
+                    f"the dynamics with a quarter of the cells ({count // LEVELS} per epoch) is unstable at this "
+                    f"learning rate and covariance. Use cells = {needed} or more, a smaller lr, or {SIMULATE}.",
+                )
+            return count
+        least = self.largest_rate * self.samples_per_dimension / FINEST
         if not least < checks.LARGEST_WHOLE:
-            raise checks.reject("lr", self.lr, f"t of an epoch is {FINEST * least:.3g}: take a smaller lr, or fewer samples")
-        return max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
+            raise checks.reject(
+                "lr", self.lr, f"t of one epoch is {FINEST * least:.3g}. Use a smaller lr or smaller samples_per_dimension."
+            )
+        count = max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
+        if stability is None:
+            return count
+        return smallest_cells(lambda cells: stability.has_margin(cells // LEVELS), count)
 
     @property
     def selects(self) -> bool:

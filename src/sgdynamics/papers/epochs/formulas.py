@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sgdynamics import checks
-from sgdynamics.algorithms.epochs import ORDERS
+from sgdynamics.algorithms.cell_stability import CellStability
+from sgdynamics.algorithms.epochs import ORDERS, EpochSGD
 from sgdynamics.arrays import Given
+from sgdynamics.progress import warn
 
-MOST_CELLS = 4000  # in all epochs together: ten matrices of so many squared
+MOST_CELLS = 4000  # in all epochs together: about ten square matrices of this size are stored
+MOST_REFINED_CELLS = 1200  # up to which the default number of cells is doubled
+TOLERANCE = 0.05  # estimated relative error at which it is not doubled further
+LARGE_ERROR = 0.1  # estimated relative error that is warned of
 
 
 def two_time(lr: float, alpha: float, noise: float, order: str, epochs: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,60 +49,124 @@ def two_time(lr: float, alpha: float, noise: float, order: str, epochs: int, cel
     return np.diag(C)[:count:cells], np.diag(Y)[:count:cells]
 
 
+class LinearEpochs(NamedTuple):
+    """Solution of the two-time equations of a linear unit, at the start and after each epoch.
+
+    Attributes
+    ----------
+    distance : ndarray
+        abs(w - w*)^2, twice the excess risk.
+    residual : ndarray
+        The mean squared residual of the data set, twice the training risk; NaN for order "fixed",
+        whose equations do not contain it.
+    distance_error : ndarray
+        Estimated absolute error of ``distance``.
+    residual_error : ndarray
+        Estimated absolute error of ``residual``.
+    cells : int
+        Number of cells per epoch.
+    """
+
+    distance: np.ndarray
+    residual: np.ndarray
+    distance_error: np.ndarray
+    residual_error: np.ndarray
+    cells: int
+
+
 def linear_epochs(
-    lr: float, samples_per_dimension: float, noise: float, epochs: int, order: str = "reshuffle", cells: int = 40
-) -> tuple[np.ndarray, np.ndarray]:
-    """A linear unit that begins at 0 and sees its data set again and again, at d -> infinity.
+    lr: float,
+    samples_per_dimension: float,
+    noise: float,
+    epochs: int,
+    order: str = "reshuffle",
+    cells: int | None = None,
+) -> LinearEpochs:
+    """Solve for a linear unit that starts at 0 and is trained for several epochs, at d -> infinity.
 
     Parameters
     ----------
     lr : float
-        The learning rate over the batch, above 0.
+        Learning rate over the batch size, above 0 and below 2.
     samples_per_dimension : float
-        Samples of the data set over d, above 0.
+        Number of samples of the data set over d, above 0.
     noise : float
         Variance of the label noise, 0 or more.
     epochs : int
-        How many.
+        Number of epochs.
     order : str, default "reshuffle"
-        "reshuffle", "replacement" or "fixed", as of ``EpochSGD``.
-    cells : int, default 40
-        Of an epoch, a multiple of 4.
+        "reshuffle", "replacement" or "fixed", as in ``EpochSGD``.
+    cells : int, optional
+        Number of cells per epoch, a multiple of 4. By default the number that ``solve_dmft`` uses,
+        doubled until the estimated error is below 5% or there are more than 1200 cells in all.
 
     Returns
     -------
-    distance : ndarray
-        abs(w - w*)^2, twice the excess risk, at the start and after each epoch.
-    residual : ndarray
-        The mean squared residual of the data set, twice the training risk, at the same times; NaN for "fixed", whose equations do not have
-        it.
+    LinearEpochs
+        ``distance`` and ``residual`` with their estimated errors, and ``cells``.
 
     Raises
     ------
     ValueError
-        If an argument is refused.
+        If an argument is out of range, if a quarter of ``cells`` is unstable, or if more than 4000
+        cells are needed in all.
+
+    Warns
+    -----
+    UserWarning
+        If the estimated error of ``distance`` exceeds 10%.
 
     Notes
     -----
-    The equations in two times, cell by cell, of docs/theory.md: no sampling, the cost is (epochs cells)^3. The error of the cells is of
-    order lr samples_per_dimension/cells; what is given is (8 x(m) - 6 x(m/2) + x(m/4))/3, which leaves the third order.
+    The two-time equations of docs/theory.md are solved cell by cell, without sampling, at a cost of
+    (epochs cells)^3. The cells x(m), x(m/2) and x(m/4) are extrapolated to (8 x(m) - 6 x(m/2) + x(m/4))/3,
+    which leaves an error of third order in lr samples_per_dimension/cells. The estimated error is
+    the change from the extrapolation of second order, 2 x(m) - x(m/2).
+    The cells are stable for lr < 2 if there are enough of them (``CellStability``); from lr = 2 on SGD
+    diverges.
 
     Examples
     --------
-    >>> distance, _ = sgd.papers.epochs.linear_epochs(0.8, 2.0, 0.0, 2)
-    >>> distance.round(3)
-    array([1.   , 0.147, 0.05 ])
+    >>> solution = sgd.papers.epochs.linear_epochs(0.8, 2.0, 0.0, 2)
+    >>> solution.distance.round(3), solution.cells
+    (array([1.   , 0.147, 0.05 ]), 40)
+    >>> bool((solution.distance_error[1:] < 0.01 * solution.distance[1:]).all())
+    True
     """
-    lr, alpha = checks.number("lr", lr, above=0.0), checks.number("samples_per_dimension", samples_per_dimension, above=0.0)
+    lr = checks.number("lr", lr, above=0.0)
+    alpha = checks.number("samples_per_dimension", samples_per_dimension, above=0.0)
     noise, order = checks.number("noise", noise, 0.0), checks.choice("order", order, ORDERS)
-    count, m = checks.whole("epochs", epochs, 1), checks.whole("cells", cells, 4)
-    if m % 4:
-        raise checks.reject("cells", cells, "a quarter and a half of them are solved for too: give a multiple of 4")
+    count = checks.whole("epochs", epochs, 1)
+    if lr >= 2:
+        raise checks.reject("lr", lr, "SGD of a linear unit diverges from lr = 2 on. Use a smaller lr.")
+    if cells is not None and checks.whole("cells", cells, 4) % 4:
+        raise checks.reject("cells", cells, "a half and a quarter of the cells are used too. Use a multiple of 4.")
+    stability = CellStability(lr, alpha, np.ones(1), np.ones(1))
+    m = EpochSGD(lr, alpha).cells(cells, stability)
     if m * count > MOST_CELLS:
-        raise checks.reject("epochs", epochs, f"times {m} cells that is more than {MOST_CELLS} in all: take fewer of one of the two")
-    few, some, many = (np.stack(two_time(lr, alpha, noise, order, count, part)) for part in (m // 4, m // 2, m))
-    distance, residual = (8 * many - 6 * some + few) / 3
-    return distance, np.full_like(residual, np.nan) if order == "fixed" else residual
+        raise checks.reject(
+            "epochs",
+            epochs,
+            f"with {m} cells per epoch there are {m * count} cells, more than {MOST_CELLS}. "
+            "Use fewer epochs, a smaller lr, or sgd.simulate.",
+        )
+    levels: dict[int, np.ndarray] = {}
+    while True:
+        for size in (m // 4, m // 2, m):
+            if size not in levels:
+                levels[size] = np.stack(two_time(lr, alpha, noise, order, count, size))
+        second_order = 2 * levels[m] - levels[m // 2]
+        values = (8 * levels[m] - 6 * levels[m // 2] + levels[m // 4]) / 3
+        errors = np.abs(values - second_order)
+        relative = float(np.max(errors[0] / np.abs(values[0])))
+        if cells is not None or relative <= TOLERANCE or 2 * m * count > MOST_REFINED_CELLS:
+            break
+        m *= 2
+    if not relative <= LARGE_ERROR:
+        warn(f"The estimated error of distance is {100 * relative:.2g}%. Use more cells than {m}.")
+    if order == "fixed":
+        values[1] = errors[1] = np.nan
+    return LinearEpochs(*values, *errors, m)
 
 
 def fresh_samples(distance: Given, lr: float, noise: float) -> Any:
