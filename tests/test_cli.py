@@ -115,6 +115,23 @@ def test_help_and_bad_input_in_a_shell(folder):
     assert said.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "exit-time", "hessian", "sweep"])
+def test_files_are_checked_before_jax_is_imported(command, folder):
+    (folder / "broken.toml").write_text("[problem\n")
+    said = {"nothere.toml": "no such file."}
+    if command != "compare":
+        said["broken.toml"] = "not a TOML file"
+    code = (
+        "import sys\nfrom sgdynamics.cli import app\nfor name in sys.argv[2:]:\n"
+        "    try:\n        app([sys.argv[1], name])\n    except SystemExit as stop:\n        print(stop.code)\n"
+        "print([name for name in ('jax', 'xarray') if name in sys.modules])"
+    )
+    arguments = [sys.executable, "-c", code, command, *(str(folder / name) for name in said)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[:-1] == ["2"] * len(said) + ["[]"]
+    assert all(words in line for words, line in zip(said.values(), done.stderr.splitlines(), strict=True))
+
+
 def test_run_writes_what_the_library_computes(first, folder):
     problem, algorithm = sgd.TeacherStudent(width=2, activation="square", noise=0.1), sgd.OnePassSGD(lr=0.2)
     start = sgd.random_start(problem, dimension=100, seed=3)
@@ -407,7 +424,7 @@ FILES = {
     "random": HEAD + RUN.replace("dimension = 100", "").replace('"ode", "exact"', '"ode"'),
 }
 SAYS = {
-    "file": "file = '{folder}/smal.toml': no such file; did you mean 'small.toml'?",
+    "file": "file = '{folder}/smal.toml': no such file. Did you mean 'small.toml'?",
     "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, hessian, sweep, figure, figures, "
     "info, explore",
     "option": "no option '--formt': did you mean '--format'?",
@@ -423,8 +440,8 @@ SAYS = {
     "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
     "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of TeacherStudent, GaussianMixture, SpikedTensor, "
     "contexts, {models}",
-    "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, abs, sign, "
-    "he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
+    "activation": "activation = 'sqare': did you mean 'square'? known are linear, square, erf, relu, tanh, gelu, softplus, sigmoid, "
+    "silu, abs, he2, he3, he4, he5, he6; or sgd.Activation(f, kinks=...)",
     "number": "lr = 'fast': give a number, 0 or more",
     "method": "run.methods = 'exakt': did you mean 'exact'? choose one of 'ode', 'sde', 'mean_field', 'dmft', 'linear', "
     "'large_batch', 'exact', 'direct', 'tensor'",
@@ -438,7 +455,7 @@ SAYS = {
     "part": "the table [sweep] is missing: it says what to compute",
     "out": "out = '{folder}/small.toml': no folder can be made there (File exists): give another",
     "name": "name = 'a/b': give a name without a folder; the folder is --out",
-    "folder": "file = '{folder}': this is a folder: give a problem file (.toml) or a result (.nc)",
+    "folder": "file = '{folder}': this is a folder. Give a problem file (.toml) or a result (.nc).",
     "seed": "seed = -1: give a whole number, 0 or more",
     "runs": "run.runs = 0: give a whole number, 1 or more",
     "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",

@@ -114,6 +114,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Solve and simulate what [run] states: NetCDF, a picture, and a table of theory beside simulation."""
+    _check_file(file)
     from sgdynamics import checks, problem_files
     from sgdynamics.results import save
 
@@ -151,6 +152,9 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Theory beside simulation: differences in standard errors, variable by variable."""
+    for path in (first, second):
+        if path is not None:
+            _check_file(path, problem=False)
     from sgdynamics import problem_files
     from sgdynamics.tables import compared, picked, print_compared
 
@@ -164,6 +168,7 @@ def compare(
 @app.command(name="exit-time", short_help="When runs leave their plateau.")
 def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
     """When runs leave their plateau, by each method that [exit_time] names."""
+    _check_file(file)
     from sgdynamics import problem_files
     from sgdynamics.analysis import exit_times
     from sgdynamics.tables import exit_row, print_exits
@@ -177,6 +182,7 @@ def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
 @app.command(short_help="Eigenvalues of the risk's Hessian.")
 def hessian(file: File, json_: Json = False) -> None:
     """All eigenvalues of the risk's Hessian at the start, with multiplicities."""
+    _check_file(file)
     from sgdynamics import problem_files
     from sgdynamics.analysis.landscape import hessian_spectrum
     from sgdynamics.tables import print_hessian, spectrum
@@ -196,6 +202,7 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """A grid of solutions as [sweep] states it, resumable: one labelled NetCDF file, a table, a picture."""
+    _check_file(file)
     from sgdynamics import problem_files
     from sgdynamics.results import save
     from sgdynamics.sweeps import sweep as swept
@@ -219,6 +226,15 @@ def sweep(
     _answer(found, json_, print_sweep)
     if found["failed"] and found["failed"] == found["points"] - found["missing"]:
         raise typer.Exit(1)
+
+
+def _check_file(path: Path, *, problem: bool = True) -> None:
+    """Reject a missing or unreadable file before JAX is imported, which takes seconds."""
+    from sgdynamics import files
+
+    files.require_file(path)
+    if problem and path.suffix != ".nc":
+        files.read_toml(path)
 
 
 def _folder(out: Path) -> None:

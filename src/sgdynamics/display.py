@@ -13,6 +13,7 @@ import xarray as xr
 
 from sgdynamics import plot
 from sgdynamics.results import ROUNDING, requested_clock
+from sgdynamics.time_axis import add_epoch_axis, curve_style, set_time_axis, table_clocks
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 POINTS = 6  # save points of the table
@@ -83,12 +84,12 @@ def _compared(result: xr.Dataset) -> list[str]:
     clock = requested_clock(result)
     points = np.asarray(result[clock])
     for ax in (left, right):
-        plot.set_time_axis(ax, result, clock)
+        set_time_axis(ax, result, clock)
         add_epoch_axis(ax, result, clock)
     name = "excess_risk" if "excess_risk_z" in result else "risk"
     theory, runs, error, z = (np.asarray(result[f"{name}_{part}"]) for part in ("theory", "simulation", "standard_error", "z"))
     left.set_yscale("log")
-    left.plot(points, theory, label="theory", **plot.curve_style(len(points)))
+    left.plot(points, theory, label="theory", **curve_style(len(points)))
     left.errorbar(points, runs, error, fmt="o", ms=3.5, lw=1, capsize=2, label=f"mean of {result.attrs['runs']} runs")
     left.set_ylabel(VARIABLES[name].label)
     left.legend(frameon=False)
@@ -116,17 +117,6 @@ def _figure(count: int) -> tuple[Any, Any]:
 
     fig = Figure(figsize=(4.2 * count, 2.9), layout="constrained")
     return fig, list(fig.subplots(1, count, squeeze=False)[0])
-
-
-def add_epoch_axis(ax: Any, result: xr.Dataset, clock: str) -> None:
-    """Show epochs along the upper edge, where they are proportional to the unit of the lower one."""
-    if "epoch" not in result.coords or clock == "epoch":
-        return
-    points, epochs = (np.asarray(result[name], dtype=float) for name in (clock, "epoch"))
-    rate = epochs[-1] / points[-1] if points[-1] > 0 else 0.0
-    if rate > 0 and np.allclose(epochs, rate * points, rtol=1e-6, atol=1e-9 * epochs[-1]):
-        upper = ax.secondary_xaxis("top", functions=(lambda x: x * rate, lambda epoch: epoch / rate))
-        upper.set_xlabel("epochs")
 
 
 def _image(fig: Any) -> str:
@@ -165,11 +155,6 @@ def _table(result: xr.Dataset, columns: list[tuple[str, np.ndarray, np.ndarray |
         lines.append("".join(f"<td {style}>{cell}</td>" for cell in cells))
     table = "<table style='font-size:85%'>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
     return f"<div class='sgdynamics-table' style='overflow-x:auto'>{table}</div>"
-
-
-def table_clocks(result: xr.Dataset) -> list[str]:
-    """The time columns of a table: the unit in which save points were requested, then epochs."""
-    return [requested_clock(result), *(["epoch"] if "epoch" in result.coords else [])]
 
 
 def _number(value: float, error: float | None) -> str:

@@ -1,4 +1,7 @@
-"""Files that are complete or absent: written under a temporary name and renamed, with a checksum where they are read again."""
+"""Files that are complete or absent: written under a temporary name and renamed, with a checksum where they are read again.
+
+Input files are checked here too, without importing JAX.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ import hashlib
 import os
 import re
 import shutil
+import tomllib
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from sgdynamics import checks
 
 TEMPORARY = ".*.part"  # pattern of the files that a killed process may leave
 ATTEMPTS = 5  # at writing a file whose temporary one another process removes
@@ -111,3 +118,27 @@ def _hdf5_size(start: bytes) -> int | None:
     # the end-of-file address, with addresses of 8 bytes, in superblocks of version 0, 1, and 2 or 3
     offset = {0: 40, 1: 44}.get(start[8], 28)
     return int.from_bytes(start[offset : offset + 8], "little")
+
+
+def require_file(path: str | Path) -> Path:
+    """The path of an existing file; ValueError otherwise, with the name of a similar file in the same folder."""
+    file = Path(path)
+    if file.is_dir():
+        fix = "this is a folder. Give a problem file (.toml) or a result (.nc)."
+        raise checks.reject("file", str(path), fix)
+    if not file.is_file():
+        names = [other.name for other in file.parent.glob("*")] if file.parent.is_dir() else []
+        similar = checks.did_you_mean(file.name, names).strip()
+        raise checks.reject("file", str(path), f"no such file. {similar[:1].upper()}{similar[1:]}".strip())
+    return file
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file."""
+    try:
+        return tomllib.loads(require_file(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        fix = "this is not a text file. Give a problem file (.toml) or a result (.nc)."
+        raise checks.reject("file", str(path), fix) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from None

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.analysis.protocol_picture import protocol as protocol
-from sgdynamics.results import requested_clock
+from sgdynamics.time_axis import choose_clock, curve_style, set_time_axis
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 if TYPE_CHECKING:  # drawing is imported where it is done
     from matplotlib.axes import Axes
 
-CLOCK_LABELS = {"t": "$t$ = lr steps / $d$", "alpha": r"$\alpha$ = samples / $d$", "step": "steps", "epoch": "epochs"}
 MOST_POINTS = 25  # error bars on a curve before they run into one another
-SPARSE = 12  # save points up to which a theory is drawn as markers: a line could hide a jump
-GROWTH = 5.0  # ratio of last to median save point of a logarithmic axis; evenly spaced points have 2
-axis_clocks: MutableMapping[Any, str] = WeakKeyDictionary()  # unit of time of each axis drawn on
 
 
 def risk(
@@ -77,7 +70,7 @@ def risk(
     'excess risk'
     """
     _checked(result)
-    clock = _clock(result, x, ax)
+    clock = choose_clock(result, x, ax)
     train, log = checks.flag("train", train), checks.flag("log", log)
     excess, label = checks.flag("excess", excess, unsaid=True), _text("label", label)
     chosen = "excess_risk" if ("excess_risk" in result if excess is None else excess) else "risk"
@@ -187,7 +180,7 @@ def variable(result: xr.Dataset, name: str, ax: Axes | None = None, *, x: str | 
     checks.result("result", result, name)
     if result[name].dims[:2] != ("run", "time"):
         raise checks.reject("name", name, f"it has the axes {result[name].dims}: give a variable along runs and times")
-    clock = _clock(result, x, ax)
+    clock = choose_clock(result, x, ax)
     label = _text("label", label)
     fig, ax = _axes(ax)
     set_time_axis(ax, result, clock)
@@ -493,49 +486,6 @@ def _checked(result: Any) -> None:
         raise checks.reject("result", dict(result.sizes), "it has no runs or no save points: there is nothing to draw")
 
 
-def _clock(result: xr.Dataset, x: str | None, ax: Axes | None) -> str:
-    """The unit of time of a picture: that of the caller, of earlier curves on the axis, or of the result."""
-    if x is not None:
-        checks.choice("x", x, tuple(CLOCK_LABELS))
-    drawn = axis_clocks.get(ax) if hasattr(ax, "errorbar") else None  # what is no axis is rejected later
-    name = x or drawn or requested_clock(result)
-    if name not in result.coords:
-        known = [clock for clock in CLOCK_LABELS if clock in result.coords]
-        fix = f"this result has only {', '.join(known)}"
-        raise checks.reject("x", name, fix if x else f"this is the unit of the curves on ax. However, {fix}: give x=")
-    return name
-
-
-def set_time_axis(ax: Axes, result: xr.Dataset, clock: str) -> None:
-    """Label the time axis of a picture; the first result on it sets the scale.
-
-    The scale is logarithmic where save points grow by factors: on a linear axis all but the last
-    few would be at its left edge. Where the first save point is 0, the axis is linear up to the
-    second one.
-    """
-    ax.set_xlabel(clock_label(result, clock))
-    if ax in axis_clocks or ax.has_data():
-        return
-    axis_clocks[ax] = clock
-    points = np.asarray(result[clock], dtype=float)
-    if points[-1] < GROWTH * np.median(points):
-        return
-    if points[0] > 0:
-        ax.set_xscale("log")
-    elif len(points) > 2 and points[1] > 0:
-        ax.set_xscale("symlog", linthresh=points[1], linscale=0.5)
-
-
-def clock_label(result: xr.Dataset, clock: str) -> str:
-    """The label of a time axis, with the divisor of t or alpha that the result records."""
-    name = str(result[clock].attrs.get("long_name", ""))
-    if clock == "t" and (match := re.search(r"(t(?:/p)?) = lr steps(?:/(.+))?$", name)):
-        return f"${match[1]}$ = lr steps" + (f" / ${match[2]}$" if match[2] else "")
-    if clock == "alpha" and (match := re.fullmatch(r"samples/(\w)", name)):
-        return rf"$\alpha$ = samples / ${match[1]}$"
-    return CLOCK_LABELS[clock]
-
-
 def _is_theory(result: xr.Dataset) -> bool:
     """Whether a result is one curve, and not many random paths."""
     return not str(result.attrs.get("method", "")).startswith(("simulate", "solve_sde"))
@@ -573,11 +523,6 @@ def _own_error(result: xr.Dataset, name: str) -> np.ndarray | None:
     of = (VARIABLES[name].error if name in VARIABLES else "") or name
     own = result.get(f"{of}{STANDARD_ERROR}")
     return np.asarray(own) if own is not None and own.shape == result[name].shape else None
-
-
-def curve_style(count: int) -> dict[str, Any]:
-    """Style of a theory with this many save points: a line, or open markers for a few."""
-    return {"lw": 1.6} if count > SPARSE else {"ls": "none", "marker": "D", "ms": 7, "mfc": "none"}
 
 
 def _draw(

@@ -13,7 +13,6 @@ Times and what is varied are lists, or ranges {from = 0, to = 4, points = 21, sp
 from __future__ import annotations
 
 import inspect
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ import xarray as xr
 from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
 from sgdynamics.analysis.landscape import hessian_spectrum
+from sgdynamics.files import read_toml, require_file
 from sgdynamics.limits.mean_field import solve_mean_field
 from sgdynamics.records import algorithm_from, problem_from, start_of
 from sgdynamics.results import decode, encode, groups_in, load, start_from
@@ -70,20 +70,10 @@ class FilePlan:
 
 def read(path: str | Path) -> dict[str, Any]:
     """The record in a TOML file, or the one that a result (.nc) keeps of the run that made it."""
-    file = Path(path)
-    if not file.is_file():
-        if file.is_dir():
-            raise checks.reject("file", str(path), "this is a folder: give a problem file (.toml) or a result (.nc)")
-        close = checks.did_you_mean(file.name, [other.name for other in file.parent.glob("*")] if file.parent.is_dir() else [])
-        raise checks.reject("file", str(path), f"no such file; {close}".rstrip("; "))
+    file = require_file(path)
     if file.suffix == ".nc":
         return next(iter(statements(file)))
-    try:
-        record = tomllib.loads(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise checks.reject("file", str(path), "this is no text: give a problem file (.toml) or a result (.nc)") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: not a TOML file: {error}") from None
+    record = read_toml(file)
     checks.known_names("the file", record, TABLES)
     for name in TABLES[1:]:
         if not isinstance(record.get(name, {}), Mapping):

@@ -15,10 +15,10 @@ import xarray as xr
 
 from sgdynamics import checks
 from sgdynamics.comparison import compare as compare_results
-from sgdynamics.display import add_epoch_axis, table_clocks
 from sgdynamics.problem_files import SAMPLED, method_of
 from sgdynamics.results import requested_clock, time_name
 from sgdynamics.sweeps.answers import MISSING
+from sgdynamics.time_axis import add_epoch_axis, table_clocks
 from sgdynamics.variables import TIMES
 
 ROWS = 11  # lines of a table of times

@@ -64,11 +64,32 @@ def test_polynomials_by_wick_are_their_mehler_series():
     np.testing.assert_allclose(three(cubic, he5, 0.9, 1.3, -0.4), three(cubic, he5, 0.9, 1.3, -0.4, using="mehler"), rtol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["erf", "linear", "square", "he2", "he5", "tanh", "gelu", "softplus"])
+@pytest.mark.parametrize("name", ["erf", "linear", "square", "he2", "he5", "tanh", "gelu", "softplus", "sigmoid", "silu"])
 def test_series_and_polar_agree(name):
     # the polar rule knows nothing of Hermite polynomials, the series nothing of polar coordinates
     scale = np.abs(integrals(name, using="polar", nodes=40)).max()
     np.testing.assert_allclose(integrals(name, using="mehler"), integrals(name, using="polar", nodes=40), atol=3e-12 * scale)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_sigmoid_and_silu_against_quadrature(name):
+    """E[g(u) g(v)] and E[g'(u) g'(v)] by Gauss-Hermite nodes, with g written out in NumPy."""
+    nodes, weights = hermite_e.hermegauss(90)
+    weights = np.outer(weights, weights) / weights.sum() ** 2
+    q1, q2, c = 1.3, 0.8, 0.5
+    u = np.sqrt(q1) * nodes[:, None]
+    v = c / np.sqrt(q1) * nodes[:, None] + np.sqrt(q2 - c**2 / q1) * nodes[None, :]
+
+    def activation(x):
+        return 1 / (1 + np.exp(-x)) if name == "sigmoid" else x / (1 + np.exp(-x))
+
+    def slope(x):
+        s = 1 / (1 + np.exp(-x))
+        return s * (1 - s) if name == "sigmoid" else s + x * s * (1 - s)
+
+    expected = [np.sum(weights * part(u) * part(v)) for part in (activation, slope)]
+    K, _, B = three(NAMED[name], NAMED[name], q1, q2, c)
+    np.testing.assert_allclose([K, B], expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("first", "second"), [("erf", "erf"), ("erf", "sign"), ("relu", "relu")], ids=lambda name: name)

@@ -106,6 +106,8 @@ BAD = {
     "negative noise": (lambda: sgd.TeacherStudent(noise=-1), r"noise = -1: give a number, 0 or more"),
     "nan decay": (lambda: sgd.TeacherStudent(weight_decay=float("nan")), "weight_decay = nan"),
     "misspelt activation": (lambda: sgd.TeacherStudent(activation="rellu"), r"did you mean 'relu'\?"),
+    "sign for a student": (lambda: sgd.TeacherStudent(activation="sig"), r"silu, abs, he2"),
+    "sign for a teacher": (lambda: sgd.TeacherStudent(teacher_activation="sgn"), r"did you mean 'sign'\?"),
     "sign student": (lambda: sgd.TeacherStudent(activation="sign"), "use it as teacher_activation only"),
     "polynomial without coefficients": (lambda: sgd.TeacherStudent(activation="polynomial"), r"sgd.polynomial\(\[c0, c1"),
     "constant polynomial": (lambda: sgd.polynomial([1.0]), "non-constant"),

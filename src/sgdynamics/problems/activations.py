@@ -44,8 +44,10 @@ class Activation:
 
     Notes
     -----
-    Names that stand for one: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, abs, sign, and he2 to he6, the probabilists'
-    Hermite polynomials as they are, not normalised (he2 = x^2 - 1, he3 = x^3 - 3x, E[he_n^2] = n!).
+    Names that stand for one: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, sigmoid
+    (1/(1 + exp(-x))), silu (x/(1 + exp(-x))), abs, sign (for teachers), and he2 to he6, the
+    probabilists' Hermite polynomials without normalisation (he2 = x^2 - 1, he3 = x^3 - 3x,
+    E[he_n^2] = n!).
     Derivatives come from autodiff on the smooth pieces; the jumps of f and f' at the kinks are measured from both sides and enter
     expectations of f' and f'' as point masses.
 
@@ -305,17 +307,23 @@ NAMED: dict[str, Activation] = {
     "tanh": Activation(jnp.tanh, name="tanh"),
     "gelu": Activation(_gelu, name="gelu"),
     "softplus": Activation(jax.nn.softplus, name="softplus"),
+    "sigmoid": Activation(jax.nn.sigmoid, name="sigmoid"),
+    "silu": Activation(jax.nn.silu, name="silu"),
     "abs": Activation(jnp.abs, kinks=(0.0,), name="abs"),
     "sign": Activation(jnp.sign, kinks=(0.0,), name="sign"),
     **{f"he{order}": _hermite(order) for order in range(2, 7)},
 }
 
 
+JUMPING = ("sign",)  # activations that a student cannot have: their gradient is 0 almost everywhere
 ActivationLike = str | Activation | Function | Mapping[str, Any]  # a name, an activation, a user's function, or a record of one
 
 
-def activation(value: ActivationLike, argument: str = "activation") -> Activation:
-    """The activation that a name, an `Activation` or a plain JAX function stands for."""
+def activation(value: ActivationLike, argument: str = "activation", *, trained: bool = False) -> Activation:
+    """The activation that a name, an `Activation` or a plain JAX function stands for.
+
+    `trained` activations must not jump, which restricts the names that an error message suggests.
+    """
     if isinstance(value, Activation):
         _warn_of_kinks(value, argument)
         return value
@@ -327,8 +335,9 @@ def activation(value: ActivationLike, argument: str = "activation") -> Activatio
         if value == "polynomial":
             raise checks.reject(argument, value, "give its coefficients: sgd.polynomial([c0, c1, ...])")
         if value not in NAMED:
-            known = ", ".join(NAMED)
-            raise checks.reject(argument, value, f"{checks.did_you_mean(value, NAMED)}known are {known}; or sgd.Activation(f, kinks=...)")
+            names = [name for name in NAMED if not (trained and name in JUMPING)]
+            known = f"known are {', '.join(names)}; or sgd.Activation(f, kinks=...)"
+            raise checks.reject(argument, value, f"{checks.did_you_mean(value, names)}{known}")
         return NAMED[value]
     if callable(value):
         made = Activation(value)
@@ -339,7 +348,7 @@ def activation(value: ActivationLike, argument: str = "activation") -> Activatio
 
 def student_activation(value: ActivationLike, argument: str = "activation") -> Activation:
     """An activation that can be trained through: it must not jump."""
-    result = activation(value, argument)
+    result = activation(value, argument, trained=True)
     if any(result.jumps(0)):
         raise checks.reject(argument, result.label, "it jumps, so its gradient is 0 almost everywhere; use it as teacher_activation only")
     return result

@@ -57,7 +57,8 @@ class TeacherStudent(_Network):
     teacher_width : int, default 1
         How many units the teacher has, k.
     activation : str, Activation or callable, default "square"
-        The student's: a name (linear, square, erf, relu, tanh, gelu, softplus, abs, he2 to he6; see ``sgd.Activation``), a polynomial, an
+        Activation of the student: a name (linear, square, erf, relu, tanh, gelu, softplus, sigmoid,
+        silu, abs, he2 to he6; see ``sgd.Activation``), a polynomial, an
         ``Activation``, or a JAX function.
     teacher_activation : str, Activation or callable, optional
         The teacher's, which may also be "sign"; the student's unless given.
