@@ -110,8 +110,6 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
         yield "drift at finite d", partial(one, finite=finite)
     overlaps = overlaps_at(structure, numbers, state)
     yield "risk", partial(expectation.risk, rule, first(expectation.risk_nodes(rule)), numbers, overlaps, state["a"])
-    if name in ("mixture of 2", "mixture of 5"):
-        yield "accuracy", partial(expectation.accuracy, rule, first(expectation.risk_nodes(rule)), numbers, overlaps, state["a"])
 
     def advanced(simulator: Any) -> Any:
         return simulator.advance(simulator.initial(chosen), keys, 0, 3)

@@ -382,26 +382,6 @@ def test_wide_networks_against_monte_carlo(width):
         assert np.all(spread < 0.02 * np.abs(samples.mean())), name
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
-def test_accuracy_against_monte_carlo(width):
-    generator = np.random.default_rng(10 + width)
-    W = generator.standard_normal((width, width + 1)) / 2
-    covariance, means = W @ W.T, generator.standard_normal((2, width)) / 2
-    head = np.array([0.7, -1.0, 0.8, -0.5])[:width]
-    labels = np.array([0.0, 1.0])
-    share = found(means, covariance, head, labels, function=mixtures.accuracy)
-    count = 2**18
-    z = generator.standard_normal((count, width))
-    for k, label in enumerate(labels):
-        f = np.maximum(means[k] + z @ np.linalg.cholesky(covariance).T, 0) @ head
-        right = np.where(f == 0, 0.5, (f > 0) == (label > 0.5))
-        assert abs(share[k] - right.mean()) <= Z * right.std() / np.sqrt(count) + (1e-3 if width > 2 else 0.0)
-    certain = found(
-        np.stack([0 * means[0], 9 * np.ones(width)]), 1e-6 * np.eye(width), np.abs(head), [1.0, 1.0], function=mixtures.accuracy
-    )
-    np.testing.assert_allclose(certain, [1 - 0.5 ** (width + 1), 1.0], atol=1e-3 if width > 2 else 1e-12)
-
-
 # the rules themselves
 
 

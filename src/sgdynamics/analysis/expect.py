@@ -48,9 +48,12 @@ def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Pr
 
     Notes
     -----
-    Averages over 16 scrambled sets of 4096 Sobol points (256 for each case of discrete draws, which are summed over where there are
-    at most 64 cases), whose spread is the standard error. ``risk`` is the expectation of the loss, ``accuracy`` that of the label's
-    sign being right; the library has closed forms for these.
+    Averages over 16 scrambled sets of 4096 Sobol points (1024 for each case of discrete draws, which
+    are summed over where there are at most 64 cases). Their spread is the standard error. No use is
+    made of where the function jumps, so that a probability is known to about 1e-4, and a probability
+    below 1e-3 only roughly. Prefer ``risk`` and ``accuracy`` of the result to the expectations of the
+    loss and of the right sign: they use closed forms and quadrature where the library has them, and
+    state their errors (``error_quadrature``, ``error_accuracy``).
 
     Examples
     --------

@@ -199,8 +199,7 @@ def hessian_spectrum(
     largest = max(abs(value) for value, _ in values)
     if gap > WARN_ABOVE * largest and not replicates:
         warnings.warn(
-            f"eigenvalues up to {largest:.1e} are known only to {gap:.1e}: an activation with kinks should declare them, "
-            "sgd.Activation(f, kinks=...)",
+            f"eigenvalues up to {largest:.1e} are known only to {gap:.1e}: {expectation_of(problem.structure).advice}.",
             stacklevel=3,
         )
     error = gap + ROUNDING * rows.size * largest

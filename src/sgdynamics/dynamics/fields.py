@@ -16,10 +16,11 @@ from sgdynamics.arrays import Numbers
 from sgdynamics.clock import Clock
 from sgdynamics.controls import all_stretched, check_schedules, numbers_at, scheduled
 from sgdynamics.dynamics.interface import Dynamics, Prepared
+from sgdynamics.gaussian.accuracy import population_accuracy
 from sgdynamics.gaussian.choice import expectation_of
 from sgdynamics.gaussian.expectation import Rule
 from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
-from sgdynamics.gaussian.risk import Risks, finer_rule, population_accuracy, population_risk, risk_at, risks_by, rule_for
+from sgdynamics.gaussian.risk import Risks, finer_rule, population_risk, risk_at, risks_by, rule_for
 from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
 from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, from_units, in_units, rates_at
 from sgdynamics.limits.sde import SdePaths, sde_step_length, with_edges
@@ -230,7 +231,7 @@ class FieldDynamics(Dynamics):
             )
         if not risks.worst > WARN_ABOVE:  # also where all runs diverged, and it is NaN
             return ()
-        return (f"expectations are known only to {risks.worst:.1e} (relative): {expectation_of(self.structure).advice}",)
+        return (f"expectations are known only to {risks.worst:.1e} (relative): {expectation_of(self.structure).advice}.",)
 
     def simulator(self, method: str, begin: Start, dimension: int, sizes: np.ndarray, *, dtype: str = "float64", **more: Any) -> Simulator:
         if method == "exact":
@@ -271,7 +272,7 @@ class FieldDynamics(Dynamics):
             alone = [self.definition.with_numbers(probabilities=one) for one in np.eye(self.structure.sample.contexts)]
             found["context_risk"] = np.stack([population_risk(one, self.timed(states, when))[0] for one in alone], axis=-1)
         if self.definition.classifies:
-            found["accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
+            found["accuracy"], found["error_accuracy"] = population_accuracy(self.definition, M, Q, states["a"])
         if self.structure.blocks > 1:
             found |= {"M_block": M, "Q_block": Q}
         if self.definition.spectrum is not None:

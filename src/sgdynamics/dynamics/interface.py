@@ -461,7 +461,7 @@ class Dynamics:
         return OwnWatch(self.definition, criterion), self.numbers(dimension)
 
     def observed(self, states: dict[str, np.ndarray], risk: np.ndarray, when: Clock) -> dict[str, np.ndarray]:
-        """The variables of a result."""
+        """The variables of a result; numbers named error_* become its attributes."""
         return {**states, "risk": risk}
 
     def meanings(self) -> Mapping[str, tuple[Any, ...]]:

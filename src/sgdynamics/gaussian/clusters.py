@@ -104,9 +104,3 @@ class Clusters(Sampled):
             return super().error(rule, nodes, parameters, overlaps, head)
         every = jax.tree.map(lambda value: value[None], nodes)
         return mixtures.error(self._rule(rule), every, *self._means(parameters, overlaps), head, parameters["cluster_labels"])
-
-    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
-        if "plain" in nodes:
-            return super().accuracy(rule, nodes, parameters, overlaps, head)
-        found = mixtures.accuracy(self._rule(rule), nodes, *self._means(parameters, overlaps), head, parameters["cluster_labels"])
-        return parameters["cluster_weights"] @ found

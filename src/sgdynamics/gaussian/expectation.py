@@ -143,7 +143,7 @@ class Expectation(ABC):
     """
 
     series = False  # whether `error` is that of a series, which other nodes would not show
-    advice = "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"  # where the error is large
+    advice = "the quadrature does not resolve the loss at these overlaps. Compare with sgd.simulate, which uses none"
 
     @abstractmethod
     def moments(
@@ -311,10 +311,6 @@ class Expectation(ABC):
     def drift_sampled(self) -> bool:
         """Whether the drift itself is, not only the noise term."""
         return False
-
-    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
-        """P(the output has the label's sign) of a network that classifies, f = 0 counted as 1/2, with the nodes of `risk_nodes`."""
-        raise NotImplementedError("only a network that classifies clusters has an accuracy")
 
     @property
     def closed(self) -> bool:

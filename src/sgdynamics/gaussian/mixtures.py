@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from sgdynamics.arrays import Nodes, Numeric, Scalar, Whole
 from sgdynamics.checks import whole
 from sgdynamics.gaussian import half_lines, nested
-from sgdynamics.gaussian.half_lines import FAR, Frame, standardised
+from sgdynamics.gaussian.half_lines import Frame, standardised
 from sgdynamics.gaussian.nodes import gauss_legendre, lower_root, safe_ratio, safe_root, sobol_normals
 
 WIDTHS = 4  # units integrated by nested rules; more are sampled
@@ -92,9 +92,7 @@ def nodes_for(rule: MixtureRule, width: int) -> dict[str, np.ndarray]:
             "points": sobol_normals(width, rule.log2_points, rule.replicates, whiten=False, seed=20261),
         }
     counts = {rule.line, *rule.inner[:2], *rule.lines} | (set(rule.outer[:2]) if width == WIDTHS else set())
-    nodes = {f"half_line_{count}": half_lines.table(count)[None] for count in counts}
-    # of three or four units only `accuracy` is sampled
-    return nodes if width <= 2 else {**nodes, "circles": sobol_normals(2 * width, 12, 1, whiten=False)}
+    return {f"half_line_{count}": half_lines.table(count)[None] for count in counts}
 
 
 def cluster_moments(
@@ -188,23 +186,6 @@ def _other(rule: MixtureRule, width: int) -> MixtureRule:
     return replace(
         rule, line=rule.line + 2, inner=inner, outer=outer, graded=rule.graded + 4, near=0.7 * rule.near, span=rule.span + 0.7, lines=lines
     )
-
-
-def accuracy(
-    rule: MixtureRule,
-    nodes: Nodes,
-    means: Float[Numeric, "clusters p"],
-    covariance: Float[Numeric, "p p"],
-    head: Float[Numeric, " p"],
-    labels: Float[Numeric, " clusters"],
-) -> Any:
-    """P(sign of f agrees with the label) of every cluster, a tie f = 0 counted as 1/2; `nodes` is one replicate of `nodes_for`.
-
-    One and two units by quadrature; more on circles through Sobol points, each circle exactly (an error of about 1e-4).
-    """
-    means, covariance, head, labels = (jnp.asarray(x) for x in (means, covariance, head, labels))
-    way = _pair_accuracy if means.shape[1] <= 2 else _circle_accuracy
-    return jax.vmap(lambda mean, label: way(rule, nodes, mean, covariance, head, 1 - 2 * label))(means, labels)
 
 
 # nested rules
@@ -501,61 +482,3 @@ def _on_circles(
 
     edges = jax.lax.map(edge, jnp.arange(mean.shape[0]))
     return ClusterMoments(flip * first @ active, flip * density * edges, S, B, weights @ _softplus(f, q))
-
-
-# accuracy
-
-
-def _pair_accuracy(
-    rule: MixtureRule,
-    nodes: Nodes,
-    mean: Float[Numeric, " p"],
-    covariance: Float[Numeric, "p p"],
-    head: Float[Numeric, " p"],
-    flip: Scalar,
-) -> Any:
-    """One or two units: f is linear in n on every piece of the plane, so the share of n where it is positive is a difference of cdfs."""
-    if mean.shape[0] == 1:
-        share = jax.scipy.special.ndtr(standardised(mean[0], safe_root(covariance[0, 0])))
-        return 0.5 - share * jnp.sign(flip * head[0]) / 2
-    frame = half_lines.frame(lower_root(covariance))
-    plane = half_lines.plane(_tables(nodes, rule.inner), rule.inner[2], rule.span, frame, mean[:1], mean[1:])
-    above, below, right, left = half_lines.active(frame.sign).T
-    t, low, high = plane.t[0], plane.low[0], plane.high[0]
-    far = jnp.full_like(t, FAR)
-    lowest, highest = jnp.stack([high, -far, low]), jnp.stack([far, low, high])  # (piece, right or left, t)
-    pieces = jnp.stack([jnp.stack([above, above]), jnp.stack([below, below]), jnp.stack([right, left])])
-    a, b = head[0] * pieces[..., :1], head[1] * pieces[..., 1:]
-    level = a * (mean[0] + frame.sa * frame.sin * t) + b * (mean[1] - frame.sign * frame.sb * frame.sin * t)
-    slope = (a * frame.sa + b * frame.sign * frame.sb) * frame.cos
-    sloping = slope != 0
-    zero = jnp.clip(jnp.where(sloping, -level / jnp.where(sloping, slope, 1.0), FAR), lowest, highest)
-    start, middle, end = jax.scipy.special.ndtr(jnp.stack([lowest, zero, highest]))
-    # P(f > 0) - P(f < 0)
-    signed = jnp.where(sloping, jnp.sign(slope) * (end - 2 * middle + start), jnp.sign(level) * (end - start))
-    return 0.5 - flip * jnp.sum(plane.weight[0] * signed) / 2
-
-
-def _circle_accuracy(
-    rule: MixtureRule,
-    nodes: Nodes,
-    mean: Float[Numeric, " p"],
-    covariance: Float[Numeric, "p p"],
-    head: Float[Numeric, " p"],
-    flip: Scalar,
-) -> Any:
-    """Any number of units: on every arc f = level + a cos(phi) + b sin(phi), positive on a known interval of angles."""
-    del rule
-    arcs = _arcs(nodes["circles"], mean, covariance)
-    middle = (arcs.starts + arcs.lengths / 2)[..., None]
-    h = mean + arcs.along[:, None] * jnp.cos(middle) + arcs.across[:, None] * jnp.sin(middle)
-    weighted = head * (h >= 0)
-    level, a, b = weighted @ mean, jnp.einsum("nak,nk->na", weighted, arcs.along), jnp.einsum("nak,nk->na", weighted, arcs.across)
-    reach, centre = _reach(a, b, level)
-    positive = jnp.zeros_like(level)
-    for turn in (-2 * np.pi, 0.0, 2 * np.pi):
-        low = jnp.maximum(arcs.starts, centre - reach + turn)
-        positive = positive + jnp.maximum(jnp.minimum(arcs.starts + arcs.lengths, centre + reach + turn) - low, 0.0)
-    tie = (level == 0) & (a == 0) & (b == 0)
-    signed = jnp.where(tie, 0.0, 2 * positive - arcs.lengths)
-    return 0.5 - flip * jnp.sum(signed) / (4 * np.pi * signed.shape[0])

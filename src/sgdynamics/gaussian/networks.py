@@ -42,6 +42,14 @@ class Networks(Expectation):
         """With E0 the residual without its noise: the Stein matrix of s'_i E0, E[s_i E0] and E[E0^2]/2."""
 
     @property
+    def advice(self) -> str:  # type: ignore[override]
+        """What to do about a large error; the library's own activations declare their kinks."""
+        own = [one for one in self.partners if one.coefficients is None and one not in NAMED.values()]
+        if any(not activation.kinks for activation in own):
+            return "an activation with kinks should declare them, sgd.Activation(f, kinks=...)"
+        return super().advice
+
+    @property
     def partners(self) -> tuple[Activation, ...]:
         """The activations that a student's is paired with."""
         return (self.structure.loss.student,)

@@ -62,7 +62,7 @@ def _risks(
         return jax.vmap(lambda node: risk_at(structure, rule, node, _at(parameters, state), state))(nodes)
 
     together = _together(states, nodes)
-    return jax.lax.map(lambda lane: _first(partial(one, lane[0]), lane[1], count, together), (parameters, states))
+    return jax.lax.map(lambda lane: first_states(partial(one, lane[0]), lane[1], count, together), (parameters, states))
 
 
 def _together(states: State, nodes: Nodes) -> int:
@@ -75,7 +75,7 @@ def _together(states: State, nodes: Nodes) -> int:
     return max(TOGETHER, 1 << (largest.bit_length() - 1))
 
 
-def _first(one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER) -> Any:
+def first_states(one: Callable[[State], Any], states: State, count: Whole, together_size: int = TOGETHER) -> Any:
     """A function of the first `count` states, a few at a time, and 0 for the others: one program for few and for many."""
 
     def part(index: Whole) -> State:
@@ -91,21 +91,15 @@ def _first(one: Callable[[State], Any], states: State, count: Whole, together_si
     return jax.lax.fori_loop(0, (count + size - 1) // size, few, jnp.zeros((length, *shape.shape[1:]), shape.dtype))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _one_by_one(
-    name: str, structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State, count: Whole
-) -> Float[Numeric, "1 n ..."]:
-    """`errors` (2,) of the expectation at all states, one after the other, or its `accuracy` at the first `count`."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _errors(structure: Structure, rule: Rule, nodes: Nodes, parameters: Numbers, states: State) -> Float[Numeric, "1 n 2"]:
+    """The `errors` (2,) of the expectation at all states, one after the other."""
 
-    def one(parameters: Numbers, state: State) -> Float[Numeric, "..."]:
+    def at_state(parameters: Numbers, state: State) -> Float[Numeric, "2"]:
         now = _at(parameters, state)
-        value = getattr(expectation_of(structure), name)(rule, nodes, now, overlaps_at(structure, now, state), state["a"])
-        return jnp.stack(value) if name == "errors" else value
+        return jnp.stack(expectation_of(structure).errors(rule, nodes, now, overlaps_at(structure, now, state), state["a"]))
 
-    def lane(numbers: Numbers, states: State) -> Any:
-        return _first(partial(one, numbers), states, count) if name == "accuracy" else jax.lax.map(partial(one, numbers), states)
-
-    return jax.lax.map(lambda both: lane(*both), (parameters, states))
+    return jax.lax.map(lambda lane: jax.lax.map(partial(at_state, lane[0]), lane[1]), (parameters, states))
 
 
 @float64
@@ -159,13 +153,13 @@ def risks_by(
         {name: value.reshape(math.prod(lead), *value.shape[len(lead) :]) for name, value in one.items()}
         for one, lead in zip(states, leads, strict=True)
     ]
-    every = _in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
+    every = in_chunks(partial(_risks, structure, rule, nodes, numbers), flat, size)
     errors = np.zeros((len(states), 1, 2))
     if "plain" not in nodes:
         # an error estimate costs more than the risk itself: take it at a few states, those with the longest rows among them
         some = lanes_of([_telling(one) for one in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
-        errors = np.asarray(_one_by_one("errors", structure, rule, first, numbers, some, np.int64(SOME)))
+        errors = np.asarray(_errors(structure, rule, first, numbers, some))
     found = []
     for one, lead, error in zip(every, leads, errors, strict=False):
         risk = one.mean(axis=1)
@@ -187,7 +181,8 @@ def _telling(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value[places] for name, value in states.items()}
 
 
-EXPECTED = Rule(log2_points=10, replicates=16)  # of any function: 2^12 points (2^8 a case of the draws) in each replicate
+# of any function: 2^12 points in each replicate, and 2^10 for each case of discrete draws
+EXPECTED, EXPECTED_BY_CASE = Rule(log2_points=10, replicates=16), Rule(log2_points=12, replicates=16)
 
 
 @float64
@@ -197,23 +192,14 @@ def expected(problem: Problem, function: Loss, states: dict[str, np.ndarray]) ->
     Averages over scrambled Sobol points, discrete draws case by case: nothing is assumed of the function, which may jump.
     """
     structure = problem.structure.with_loss(function)
-    nodes = expectation_of(structure).risk_nodes(EXPECTED)
+    by_case = structure.sample.free < structure.sample.draw_normals
+    rule = EXPECTED_BY_CASE if by_case else EXPECTED
+    nodes = expectation_of(structure).risk_nodes(rule)
     lead = states["a"].shape[:-1]
     flat = {name: value.reshape(math.prod(lead), *value.shape[len(lead) :]) for name, value in states.items()}
-    (every,) = _in_chunks(partial(_risks, structure, EXPECTED, nodes, lanes_of([problem.parameters], 1)), [flat], 1)
+    (every,) = in_chunks(partial(_risks, structure, rule, nodes, lanes_of([problem.parameters], 1)), [flat], 1)
     error = every.std(axis=1, ddof=1) / np.sqrt(every.shape[1])
     return every.mean(axis=1).reshape(*lead, *every.shape[2:]), error.reshape(*lead, *every.shape[2:])
-
-
-@float64
-def population_accuracy(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """The share of a mixture's data that a network classifies right, a tie f = 0 counted as 1/2 (beyond two units known to about 1e-3)."""
-    rule = rule_for(problem, Q, MARGIN)
-    nodes = {name: value[0] for name, value in expectation_of(problem.structure).risk_nodes(rule).items()}
-    runs = math.prod(a.shape[:-1])
-    flat = {"M": M.reshape(runs, *M.shape[-3:]), "Q": Q.reshape(-1, *Q.shape[-3:]), "a": a.reshape(-1, a.shape[-1])}
-    find = partial(_one_by_one, "accuracy", problem.structure, rule, nodes, lanes_of([problem.parameters], 1))
-    return _in_chunks(find, [flat], 1)[0].reshape(a.shape[:-1])
 
 
 def lanes_of(items: list[Any], size: int) -> Any:
@@ -222,7 +208,7 @@ def lanes_of(items: list[Any], size: int) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(items + [items[-1]] * (length - len(items))))
 
 
-def _in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
+def in_chunks(function: Callable[..., Any], states: list[dict[str, np.ndarray]], size: int) -> list[np.ndarray]:
     """A function of the states of every lane, in chunks of one size, the last filled up, so that any number of them compiles once."""
     counts = [len(one["a"]) for one in states]
     most = max(counts)

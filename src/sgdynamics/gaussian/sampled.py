@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from sgdynamics.arrays import Nodes, Numbers, Numeric
 from sgdynamics.gaussian.expectation import Expectation, Moments, Overlaps, Rule
-from sgdynamics.gaussian.nodes import lower_root, sobol_normals, solve_forward, solve_lower
+from sgdynamics.gaussian.nodes import sobol_normals, solve_forward, solve_lower
 from sgdynamics.gaussian.points import Points, columns, field_points, mirrored, norm_weights, order_of, sample_fields
 from sgdynamics.gaussian.read_fields import read_fields
 from sgdynamics.problems.problem import Structure
@@ -155,14 +155,6 @@ class Sampled(Expectation):
             return jnp.mean(values, axis=0) if weights is None else jnp.tensordot(found.weights, values, axes=1)
 
         return self._over_cases(parameters, one)
-
-    def accuracy(self, rule: Rule, nodes: Nodes, parameters: Numbers, overlaps: Overlaps, head: Float[Numeric, " p"]) -> Float[Numeric, ""]:
-        p = self.structure.width
-        students = nodes["plain"][:, :p] @ lower_root(overlaps.covariance[:p, :p]).T
-        means = overlaps.means(parameters["cluster_coefficients"])
-        outputs = self.structure.loss.student(students + means[:, None, :p]) @ head
-        right = jnp.sign(outputs) * (2 * parameters["cluster_labels"] - 1)[:, None]
-        return parameters["cluster_weights"] @ jnp.mean(0.5 + 0.5 * right, axis=1)
 
 
 def slopes(

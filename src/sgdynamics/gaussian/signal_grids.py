@@ -41,7 +41,9 @@ UNDECLARED = 1 / (1.5**0.5 - 1)
 class SignalGrids(Networks):
     """A target y = g(signals): given the signals, lambda_i = t_i . zeta + sqrt(v_i) xi is Gaussian, and E over xi one-dimensional."""
 
-    advice = f"a target with kinks or jumps should declare them, sgd.MultiIndex(..., kinks=...), and {Networks.advice}"
+    @property
+    def advice(self) -> str:  # type: ignore[override]
+        return f"a target with kinks or jumps should declare them, sgd.MultiIndex(..., kinks=...); {super().advice}"
 
     @property
     def few(self) -> bool:

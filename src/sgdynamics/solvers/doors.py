@@ -119,5 +119,6 @@ def closed(
         attributes["error_evaluated"] = error if "evaluated_risk" in observed else None
     attributes["recorded"] = " ".join(name for name in observed if name != "evaluated_risk") or None
     values = dynamics.observed(states, risk, door.when)
+    attributes |= {name: float(values.pop(name)) for name in list(values) if name.startswith("error_")}
     more = labelled(observed, door.observables.evaluated)
     return trajectory(dynamics, door.when, values, method=method, attributes=attributes, made=made, more=more, **ends)

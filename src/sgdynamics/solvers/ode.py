@@ -77,7 +77,8 @@ def solve_ode(
         ``error_quadrature``, the estimated error of the expectations: of pairs and grids relative
         to their own scale, of sampling on the overlaps and the risk relative to their largest
         values in the run (for ``M`` at least sqrt(Q P)); ``error_quadrature_risk``, where anything
-        is sampled, relative to the risk of the same time, which is large where the risk is near 0.
+        is sampled, relative to the risk of the same time, which is large where the risk is near 0;
+        ``error_accuracy``, the largest absolute error of the ``accuracy`` of a mixture.
         With a ``sgd.Spectrum``: ``g_l1`` (a step times the largest eigenvalue),
         ``effective_dimension``, ``trace``, and with bins ``error_binning``, their relative error on
         the risk.
