@@ -7,7 +7,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.scaling.modes import power_sum
-from tests.conftest import Z
+from tests.conftest import Z, same_law
 
 scaling = sgd.scaling
 j12 = np.arange(1.0, 13.0)
@@ -150,3 +150,55 @@ def test_phases(name):
 def test_bad_input(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+FEATURES = sgd.scaling.RandomFeatures(1.0, 0.7, features=6, inputs=30)
+
+
+def features_in_numpy(schedule, order, noise, generator):
+    """Risks of SGD on theta in y = theta . A^T x, x_j = j^-a z_j: samples in the order given, (runs, steps) rows of a data set or None."""
+    d, v = 6, 30
+    A = np.random.default_rng(0).standard_normal((v, d)) / np.sqrt(d)
+    j = np.arange(1.0, v + 1)
+    spread, target = j**-1.0, j**-0.7
+    runs = order.shape[0]
+    data = spread * generator.standard_normal((runs, order.max() + 1, v))
+    labels = data @ target + np.sqrt(noise) * generator.standard_normal(data.shape[:2])
+    theta = np.zeros((runs, d))
+    for step in range(order.shape[1]):
+        x, y = (part[np.arange(runs), order[:, step]] for part in (data, labels))
+        features = x @ A
+        theta = theta - schedule(step) * (np.sum(theta * features, axis=1) - y)[:, None] * features
+    gap = (theta @ A.T - target) * spread
+    return 0.5 * np.sum(gap**2, axis=1) + noise / 2
+
+
+@pytest.mark.parametrize("kind", ["schedule", "epochs"])
+def test_random_features_as_a_problem_against_numpy(kind):
+    """A schedule of steps on fresh samples, and three epochs over 12 samples: the risk has the law of SGD on the features."""
+    runs, steps, d, noise = 1000, 36, 6, 0.05
+    problem = FEATURES.problem(seed=0, noise=noise)
+    start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+    generator = np.random.default_rng(5)
+    if kind == "schedule":
+        algorithm = sgd.OnePassSGD(lr=lambda alpha: 0.4 / (1 + alpha), per="step")
+        order = np.broadcast_to(np.arange(steps), (runs, steps))
+        expected = features_in_numpy(lambda step: 0.4 / (1 + step / d), order, noise, generator)
+    else:
+        algorithm = sgd.EpochSGD(lr=0.2 * d, samples_per_dimension=2.0)
+        order = np.concatenate([generator.permuted(np.tile(np.arange(12), (runs, 1)), axis=1) for _ in range(3)], axis=1)
+        expected = features_in_numpy(lambda step: 0.2, order, noise, generator)
+    result = sgd.simulate(problem, algorithm, start, steps=[0, steps], runs=runs, seed=3)
+    same_law(result.risk.values[:, -1], expected, "risk")
+
+
+def test_modes_as_a_problem_keep_their_numbers():
+    modes = FEATURES.sample(3)
+    problem = modes.problem(noise=0.1)
+    np.testing.assert_allclose(problem.noise, modes.noise + 0.1)
+    start = sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+    exact = sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1, per="step"), start, steps=[0, 40])
+    louder = sgd.scaling.LinearModes(modes.eigenvalues, modes.counts, modes.errors, modes.noise + 0.1)
+    np.testing.assert_allclose(exact.risk.values[0], louder.risk([0, 40], step=0.1), rtol=1e-10)
+    with pytest.raises(ValueError, match=r"kappa = 2.0: .*solve_linear"):
+        sgd.scaling.LinearModes([1.0], [1], [1.0], kappa=2.0).problem()

@@ -124,7 +124,8 @@ class FieldDynamics(Dynamics):
         size than the others."""
         if self.definition.spectrum is None:
             return {}
-        of_blocks = 1 / np.asarray(eigenvalues(self.parameters))[:, None, None]
+        variances = np.asarray(eigenvalues(self.parameters))[:, None, None]
+        of_blocks = 1 / np.where(variances > 0, variances, 1.0)  # inputs of variance 0 act through their means
         return {"units": dict.fromkeys(overlaps, of_blocks) | dict.fromkeys(others, np.float64(1.0))}
 
     def _tolerance(self, case: Case, rtol: float | None, atol: float | None) -> dict[str, Any]:

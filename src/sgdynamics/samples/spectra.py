@@ -33,7 +33,7 @@ class Spectrum:
     Parameters
     ----------
     eigenvalues : array_like (blocks,)
-        l_b, above 0, in any order.
+        l_b, 0 or more and at least one above 0, in any order. A direction of variance 0 may carry a mean (``means=``).
     multiplicities : array_like (blocks,)
         n_b: how many coordinates have it, whole, 1 or more.
     target : array_like, optional
@@ -43,7 +43,8 @@ class Spectrum:
     Raises
     ------
     ValueError
-        If an eigenvalue is not above 0, a multiplicity is not whole, shapes differ, or a Gram matrix has a rank above its block's size.
+        If an eigenvalue is negative, all are 0, a multiplicity is not whole, shapes differ, or a Gram matrix has a
+        rank above its block's size.
 
     Examples
     --------
@@ -64,9 +65,10 @@ class Spectrum:
     law: dict[str, Any] | None = field(default=None, init=False, repr=False)  # the arguments of power_law that made it
 
     def __post_init__(self) -> None:
-        fix = "give numbers above 0 in one row, one a block"
+        fix = "give numbers of 0 or more, at least one above 0, in one row with one number per block"
         eigenvalues = np.atleast_1d(checks.numbers("eigenvalues", self.eigenvalues, fix))
-        if eigenvalues.ndim != 1 or not len(eigenvalues) or not np.all(np.isfinite(eigenvalues)) or np.any(eigenvalues <= 0):
+        valid = eigenvalues.ndim == 1 and np.all(np.isfinite(eigenvalues)) and np.all(eigenvalues >= 0)
+        if not valid or not np.any(eigenvalues):
             raise checks.reject("eigenvalues", self.eigenvalues, fix)
         counts = np.atleast_1d(checks.numbers("multiplicities", self.multiplicities, "give whole numbers, 1 or more, one a block"))
         if counts.shape != eigenvalues.shape:

@@ -18,12 +18,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import optimize
 
 from sgdynamics import checks
+
+if TYPE_CHECKING:
+    from sgdynamics.problems.teacher_student import TeacherStudent
 
 MOST_MODES = 3000  # of an eigenproblem
 MOST_STEPS = 20_000  # that are taken one by one, where there are more modes
@@ -108,6 +111,41 @@ class LinearModes:
                 object.__setattr__(self, name, checks.array(name, value, shape, "one number a block"))
         if self.along is None and self.targets is not None:
             object.__setattr__(self, "along", -self.targets)
+
+    def problem(self, noise: float = 0.0) -> TeacherStudent:
+        """The linear student with these modes as a problem, for schedules, protocols, epochs and fixed data sets.
+
+        Parameters
+        ----------
+        noise : float, default 0.0
+            Variance of label noise in addition to that of the modes.
+
+        Returns
+        -------
+        TeacherStudent
+            Of width 1, linear, with the eigenvalues as ``covariance`` and the target along one signal. Steps
+            ``w <- w - g grad`` are those of ``OnePassSGD(lr=g, per="step")``.
+
+        Raises
+        ------
+        ValueError
+            If ``kappa`` is not 1 (problems have Gaussian inputs), or a count is not whole.
+
+        Notes
+        -----
+        The coordinates of the target are the roots of ``targets``, or of ``errors`` where there are none: the
+        modes of a student that starts at w = 0.
+        """
+        # here, because the rest of this module needs no JAX
+        from sgdynamics.problems.teacher_student import TeacherStudent
+        from sgdynamics.samples.spectra import Spectrum
+
+        if self.kappa != 1.0:
+            raise checks.reject("kappa", self.kappa, "a problem has Gaussian inputs, kappa = 1. Use sgd.solve_linear(kappa=...)")
+        targets = self.errors if self.targets is None else self.targets
+        spectrum = Spectrum(self.eigenvalues, self.counts, target=np.sqrt(targets))
+        total = self.noise + checks.number("noise", noise, least=0.0)
+        return TeacherStudent(width=1, activation="linear", noise=total, covariance=spectrum)
 
     @property
     def trace(self) -> float:

@@ -15,12 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sgdynamics import checks
 from sgdynamics.reach import check_memory
 from sgdynamics.scaling.modes import LinearModes, listed, power_sum, small_step
+
+if TYPE_CHECKING:
+    from sgdynamics.problems.teacher_student import TeacherStudent
 
 CONTOUR = 32  # points of Talbot's contour
 REAL, TURNS, NEWTON = 16, 6, 5  # of Newton's method for m: on the negative axis, and while z is turned from there
@@ -127,6 +131,29 @@ class RandomFeatures:
         rest = float(target @ target - np.sum(along[reached] ** 2))
         values, along = values[reached], along[reached]
         return LinearModes(values**2, np.ones_like(values), (along / values) ** 2, max(rest, 0.0))
+
+    def problem(self, seed: int = 0, noise: float = 0.0) -> TeacherStudent:
+        """The linear student on one draw of the features as a problem, for schedules, epochs and fixed data sets.
+
+        Parameters
+        ----------
+        seed : int, default 0
+            Seed of the features, as of ``sample``.
+        noise : float, default 0.0
+            Variance of label noise.
+
+        Returns
+        -------
+        TeacherStudent
+            As of ``LinearModes.problem``. The part of the target that no theta reaches is independent of the
+            features, as inputs are Gaussian, and is part of its label noise.
+
+        Raises
+        ------
+        ValueError
+            If the inputs are infinitely many, or the matrix of features does not fit in memory.
+        """
+        return self.sample(seed).problem(noise)
 
     def equivalent(self) -> Equivalent:
         """The deterministic equivalent for large d: its loss needs neither features nor steps.
