@@ -215,6 +215,6 @@ def test_damaged_results(change, count, tmp_path, monkeypatch):
         file = shutil.copy(whole, tmp_path / f"{number}.nc")
         change(Path(file), draw)
         ends.append(ends_well(tmp_path, "compare", file) if number % 2 else ends_well(tmp_path, "run", file, "--out", f"out{number}"))
-    # both happen, as above; most bytes of a small file are its structure
+    # a checksum covers every byte; attributes that were changed by a writer of netCDF files may be legitimate
     assert ends.count("refused") > 10
-    assert len(ends) - ends.count("refused") > 2
+    assert (ends.count("refused") == len(ends)) == (change is change_bytes)

@@ -19,6 +19,7 @@ SAME_TIME = 1e-9  # largest distance of equal save points, relative to the last 
 REPRODUCED = 1e-5  # relative accuracy to which a new solution must reproduce the theory
 # relative errors that results record
 NUMERICAL_ERRORS = ("error_quadrature", "error_integrator", "error_binning")
+GROSS = 0.01  # relative difference that no numerical error explains, where runs have no spread
 TOLERATED = 0.1  # interpolation error, in standard errors, up to which no warning is given
 
 
@@ -65,7 +66,8 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     The standard error is that of the mean over runs, combined with the theory's own sampling error
     (DMFT) and the estimated interpolation error. Where there is none (all runs agree, as at a
     common start, or there is a single run), z is 0 if theory and simulation agree to within the
-    numerical errors that they record, else NaN.
+    numerical errors that they record, infinite if several runs agree with each other and differ
+    from the theory by more than 1%, and NaN otherwise.
 
     Examples
     --------
@@ -116,8 +118,10 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         spread = error > rounding  # none at a start that all runs share, and NaN for a single run
         largest = np.nanmax(np.abs(predicted), initial=0.0)
         same = np.abs(mean) <= np.maximum(rounding, numerical * largest)
+        differs = np.abs(mean) > (GROSS * largest if runs > 1 else np.inf)
+        without_error = np.where(same, 0.0, np.where(differs, np.copysign(np.inf, mean), np.nan))
         with np.errstate(invalid="ignore", divide="ignore"):
-            z = np.where(spread, mean / error, np.where(same, 0.0, np.nan))
+            z = np.where(spread, mean / error, without_error)
         label = theory[name].attrs.get("long_name", name)
         variables[f"{name}_theory"] = (dims, predicted.mean(axis=0), {"long_name": f"{label}, theory"})
         variables[f"{name}_simulation"] = (dims, measured.mean(axis=0), {"long_name": f"{label}, mean over runs"})

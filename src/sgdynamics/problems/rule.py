@@ -143,11 +143,11 @@ class Rule(Problem):
         self._set(loss, width, signals, gram, "gram", head, constraint, weight_decay, pairs, clusters, expectation, **data)
         self._parameters["rates"] = self._checked_rates(rates)
         by_block = self._check_update(more)
+        if risk is not None:
+            checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
         reads = [self._reads_blocks(function, names) for function, names in ((update, more), (risk, of_risk)) if function is not None]
         loss = replace(loss, reads_blocks=any(reads), pulls_by_block=by_block)
         self.structure = replace(self.structure, loss=loss)
-        if risk is not None:
-            checked_function("risk", risk, self.example(of_risk), takes=self.takes(of_risk), call="one sample", differentiated=False)
         self._look_into((update, more), *([] if risk is None else [(risk, of_risk)]))
         self._try()
 

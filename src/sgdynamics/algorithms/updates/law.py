@@ -127,6 +127,20 @@ class Update:
         """Raise ValueError if the update averages over less than one step, D/c < 1, at any of these alpha.
 
         The share of the past that remains in the average, 1 - c/D, is negative there.
+
+        Parameters
+        ----------
+        D : float
+            Number of steps per unit of alpha: the dimension, or the trace of the covariance.
+        alpha : numpy.ndarray
+            Values of samples/D at which parameters that depend on alpha are checked.
+        unit : str, default "the step is lr itself"
+            Explanation of D for the message.
+
+        Raises
+        ------
+        ValueError
+            If the update would average over less than one step.
         """
         inner = self.numbers.get("of")
         if isinstance(inner, Update):
