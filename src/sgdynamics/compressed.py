@@ -34,6 +34,7 @@ from sgdynamics.algorithms.updates.ground import Ground, Rows
 from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.controls import numbers_at, scheduled
+from sgdynamics.problems.losses import overlaps_of_blocks
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
 from sgdynamics.samples.sample import Place, chosen_row
@@ -480,6 +481,9 @@ class ChainBatch(Ground):
             tokens = x.reshape(grouping.batch, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / self.dimension
         return rows, head, *sample_moves(structure, reading, fields, signals, head, given, lengths)
+
+    def overlaps(self, rows: Any) -> Any:
+        return overlaps_of_blocks(self.parameters, *_gram_and_overlaps(self.grouping, self.parameters, rows))
 
     def _pulled(self, pull: Any, rows: Any) -> Any:
         """What coefficients (..., [blocks,] p, p + K) on rows and signals move the rows along."""

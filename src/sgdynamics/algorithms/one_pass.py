@@ -18,6 +18,7 @@ from sgdynamics import checks, trees
 from sgdynamics.algorithms.updates.additions import thermal
 from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments
 from sgdynamics.algorithms.updates.law import Law, Update, checked_update
+from sgdynamics.algorithms.updates.state_rates import check_state_rate, reads_state
 from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
 from sgdynamics.controls import Schedule, all_stretched, checked_values, constant, describe_schedule, number_or_schedule, stretched
 from sgdynamics.samples.spectra import UNITS
@@ -96,6 +97,9 @@ class OnePassSGD:
         object.__setattr__(self, "batch", _checked_batch(self.batch))
         object.__setattr__(self, "head_rate", number_or_schedule("head_rate", self.head_rate))
         checked_update(self.update)
+        if reads_state(self.lr):
+            fix = "A rate that reads the state is update=sgd.updates.state_rate(f) with f(overlaps), times lr."
+            raise checks.reject("lr", self.lr, fix)
         object.__setattr__(self, "lr", number_or_schedule("lr", self.lr))
         object.__setattr__(self, "temperature", number_or_schedule("temperature", self.temperature))
         object.__setattr__(self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0)
@@ -161,6 +165,8 @@ class OnePassSGD:
         if not self.counts and (self.stepping is not None or "fields" not in problem.kinds or "snr = inf" in problem.kinds):
             fix = "any number, or a function of alpha, is for plain steps on problems of fields: give a whole number, by sgd.phases several"
             raise checks.reject("batch", self.batch, fix)
+        if self.law is not None and self.law.state_rate is not None:
+            check_state_rate(self.law.state_rate, problem)
         if self.law is None or structure is None:
             return
         if structure.trained and not self.law.trains_head:

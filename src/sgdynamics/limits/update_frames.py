@@ -15,6 +15,7 @@ from sgdynamics.algorithms.updates.ground import Rows, on_sphere
 from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Numbers, Numeric, Scalar, State
 from sgdynamics.gaussian.nodes import lower_root, safe_ratio, solve_forward
+from sgdynamics.problems.losses import overlaps_of_blocks
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
 
@@ -104,6 +105,11 @@ class Frame:
     def overlaps(self, rows: Float[Numeric, "blocks n columns"]) -> dict[str, Any]:
         """M and Q of rows in this frame."""
         return {"M": rows @ jnp.swapaxes(self.S, -1, -2), "Q": rows @ jnp.swapaxes(rows, -1, -2)}
+
+    def seen(self, rows: Float[Numeric, "n flat"]) -> Any:
+        """The overlaps of rows as a rate that reads them takes them."""
+        overlaps = self.overlaps(self.by_block(rows))
+        return overlaps_of_blocks(self.parameters, overlaps["Q"], overlaps["M"])
 
     def noisy(self, noise: Float[Numeric, "p p"], samples: Scalar | int) -> Float[Numeric, "blocks p p"]:
         """The noise of a gradient, of covariance E[h h^T] over so many samples, along new columns."""

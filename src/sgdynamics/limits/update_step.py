@@ -99,6 +99,9 @@ class _Recorder(Ground):
         batch = self.frame.batch
         return jnp.zeros((batch, *rows.shape), rows.dtype), jnp.zeros((batch, *head.shape), head.dtype)
 
+    def overlaps(self, rows: Numeric) -> Any:
+        return self.frame.seen(rows)
+
     def noise(self) -> Any:
         return jnp.zeros((self.frame.p, self.frame.blocks * (self.frame.inside + self.frame.new)))
 
@@ -124,6 +127,9 @@ class _MeanBatch(Ground):
 
     def mean(self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None) -> tuple[Any, Any]:
         return self.G, self.g
+
+    def overlaps(self, rows: Numeric) -> Any:
+        return self.frame.seen(rows)
 
     def noise(self) -> Any:
         frame = self.frame

@@ -124,6 +124,16 @@ class Seen(NamedTuple):
     blocks: Any = None
 
 
+def overlaps_of_blocks(parameters: Numbers, Q: Any, M: Any, lengths: Any = None, *, with_blocks: bool = True) -> Seen:
+    """The overlaps that a user's function reads, from Q (blocks, p, p) and M (blocks, p, K)."""
+    P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
+    overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
+    if not with_blocks:
+        return overlaps
+    blocks = BlockOverlaps(Q, M, P, spectrum.eigenvalues(parameters), spectrum.fractions(parameters))
+    return overlaps._replace(blocks=jax.tree.map(lambda part: jnp.asarray(part, Q.dtype), blocks))
+
+
 class RecordedOverlaps:
     """Overlaps for one trial call of a user's function, which record whether `blocks` is read."""
 
@@ -181,12 +191,7 @@ class Loss:
         """The numbers with the overlaps (block by block) among them, where they are read."""
         if not self.pulls:
             return parameters
-        P = jnp.broadcast_to(parameters["gram"], (*M.shape[:1], *parameters["gram"].shape[-2:]))
-        overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
-        if self.reads_blocks:
-            blocks = BlockOverlaps(Q, M, P, spectrum.eigenvalues(parameters), spectrum.fractions(parameters))
-            overlaps = overlaps._replace(blocks=jax.tree.map(lambda part: jnp.asarray(part, Q.dtype), blocks))
-        return {**parameters, "overlaps": overlaps}
+        return {**parameters, "overlaps": overlaps_of_blocks(parameters, Q, M, lengths, with_blocks=self.reads_blocks)}
 
 
 def _own_activation(name: str, activation: Activation, of: Callable[..., Any]) -> Parts:

@@ -279,6 +279,10 @@ class DirectBatch(Ground):
         laws = (law(self.parameters).astype(weights.dtype) for law in (spectrum.eigenvalues, spectrum.fractions))
         return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
 
+    def overlaps(self, rows: Numeric) -> Seen:
+        blocks = self._block_overlaps(rows)
+        return Seen(*(jnp.sum(part, axis=0) for part in blocks[:3]), blocks=blocks)
+
     def _pulled(self, pull: Numeric, weights: Numeric) -> Any:
         """What a loss of overlaps moves rows along, with coefficients (..., [blocks,] p, p + K) on rows and signals."""
         p = len(weights)

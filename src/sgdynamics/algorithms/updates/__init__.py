@@ -15,6 +15,7 @@ from sgdynamics.algorithms.updates.law import Update, maker, own
 from sgdynamics.algorithms.updates.lengths import clipped, normalised, reuse, sam
 from sgdynamics.algorithms.updates.matrices import muon
 from sgdynamics.algorithms.updates.memories import average, dana, momentum, nesterov, polyak, schedule_free
+from sgdynamics.algorithms.updates.state_rates import state_rate
 
 __all__ = [
     "Update",
@@ -37,5 +38,6 @@ __all__ = [
     "sam",
     "schedule_free",
     "sign",
+    "state_rate",
     "weight_decay",
 ]

@@ -44,6 +44,10 @@ class Ground(ABC):
         """p rows of independent standard normals."""
         raise NotImplementedError
 
+    def overlaps(self, rows: Numeric) -> Any:
+        """Q, M and P of rows of the weights, of all inputs and by covariance block (`problems.losses.Seen`)."""
+        raise NotImplementedError
+
     def squares(self, G: Float[Numeric, "p columns"]) -> Any:
         """The squares of a gradient's coordinates."""
         return G**2
@@ -103,6 +107,10 @@ class Gradient:
     def sign(self, G: Float[Numeric, "p columns"]) -> Any:
         """The signs of a gradient's coordinates."""
         return self.ground.sign(G)
+
+    def overlaps(self, rows: Float[Numeric, "p columns"]) -> Any:
+        """The overlaps of the weights, as a rate that reads them takes them."""
+        return self.ground.overlaps(self.parted(rows)[0])
 
     def stepped(self, G: Float[Numeric, "p columns"]) -> Any:
         """-(lr/D) G, with the head's own rate in its column."""

@@ -69,6 +69,7 @@ class Law:
     bends_by_row: bool = False  # as a norm of every row by itself
     no_limit: str = ""  # why it has no ODE, where that is known
     scales: bool = True  # known to have a limit in its units; a user's is tried
+    state_rate: Callable[[Any], Any] | None = None  # function of the overlaps that multiplies its step
     averaging: tuple[str, ...] = ()  # the number c of an average over D/c steps, or two numbers whose ratio is c
 
 
@@ -165,7 +166,7 @@ class Update:
         dict
             "kind", the numbers and the options; "rerunnable" is False for a user's own that has no maker.
         """
-        own = {} if self.kind in MAKERS else {**function_identity(self.law.step), "rerunnable": False}
+        own = {} if self.kind in MAKERS else {**function_identity(self.law.state_rate or self.law.step), "rerunnable": False}
         shown = {
             name: value.describe() if isinstance(value, Update) else describe_schedule(value)[0] for name, value in self.numbers.items()
         }
