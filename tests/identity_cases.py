@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,8 @@ VALUES = {
     "partial of a closure": lambda value: functools.partial(scaled(value), x=1.0),
     "jit": lambda value: jax.jit(scaled(value)),
     "grad": lambda value: jax.grad(scaled(value)),
+    "checkpoint": lambda value: jax.checkpoint(scaled(value)),
+    "closure over a pattern": lambda value: scaled(re.compile(f"{value}")),
     "cached": lambda value: functools.lru_cache(scaled(value)),
     "custom derivative": derived,
     "lambda": lambda value: lambda x: value * x,

@@ -91,7 +91,8 @@ def test_what_a_function_may_return():
             assert str(sweep(wrong, over={"n": [1]}).failed.values[0])
 
 
-def test_names_are_checked_before_anything_runs():
+def test_names_are_checked_before_anything_runs(monkeypatch):
+    monkeypatch.setattr("sgdynamics.reach.host_bytes", lambda: 2.0**30)
     wrong = {
         "nois": "did you mean 'noise'",
         "problem.noize": "did you mean 'noise'",
@@ -121,6 +122,8 @@ def test_names_are_checked_before_anything_runs():
     for message, change in cases.items():
         with pytest.raises(ValueError, match=message):
             sweep("solve_ode", **{"times": TIMES, **BASE, **change})
+    with pytest.raises(ValueError, match=r"over = \{'x': 1000, 'y': 1000\}: 1e\+06 points need 2.79 GiB, and 1 GiB are free: give fewer"):
+        sweep(area, over={"x": list(range(1000)), "y": list(range(1000))})
     with pytest.raises(ValueError, match="did you mean 'solve_ode'"):
         sweep("solve_od", over={"lr": [0.1]}, times=TIMES, **BASE)
     with pytest.raises(ValueError, match="needs y"):

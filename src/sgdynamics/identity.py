@@ -11,6 +11,7 @@ names it; a sweep with a store refuses it.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import dis
 import functools
@@ -51,7 +52,7 @@ C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.Clas
 
 def digest(value: object) -> str:
     """SHA-256 of the identity of a value, the same in every process and on every machine."""
-    return _sha256(plain(value))
+    return hash_plain(plain(value))
 
 
 def plain(value: object) -> Any:
@@ -266,6 +267,8 @@ class _Walk:
             },
             "attributes": self._namespace(vars(function)),
         }
+        if _is_library(function.__module__ or ""):  # made by a package: its version stands for the globals
+            return {**parts, "library": function.__module__, "version": _version(function.__module__)}
         for name, value in _globals_read(function, closure):
             parts["globals"][name] = self._inside(f"global variable {name!r}", value)
         for name in _reads(code).imports:
@@ -295,7 +298,8 @@ class _Walk:
         if isinstance(value, property):
             return {"property": self._all([value.fget, value.fset, value.fdel])}
         try:
-            reduced = value.__reduce_ex__(4)
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception:
             return self._without_identity(value)
         if isinstance(reduced, str):
@@ -342,14 +346,15 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _sha256(identity: object) -> str:
+def hash_plain(identity: object) -> str:
+    """SHA-256 of a value that is plain JSON already."""
     return hashlib.sha256(_json(identity).encode()).hexdigest()
 
 
 def _hashed(parts: object) -> dict[str, str]:
     """The hash of an identity; an object without identity inside it stays visible."""
     missing = unidentified(parts)
-    return {"sha256": _sha256(parts)[:32], **({} if missing is None else {UNIDENTIFIED: missing})}
+    return {"sha256": hash_plain(parts)[:32], **({} if missing is None else {UNIDENTIFIED: missing})}
 
 
 def _number(value: float) -> int | float | str:

@@ -41,11 +41,11 @@ def check_work(argument: str, runs: float, steps: float, moves: float = 1.0) -> 
         )
 
 
-def check_memory(argument: str, value: object, needed: float, what: str, fix: str) -> None:
-    """Refuse arrays that do not fit into the memory that is free."""
+def check_memory(argument: str, value: object, needed: float, what: str, fix: str, host: bool = False) -> None:
+    """Reject arrays that do not fit into the free memory of JAX's device, or of the `host`."""
     if needed < 1 << 28:  # asking the system costs more than these
         return
-    free = available_bytes()
+    free = host_bytes() if host else available_bytes()
     if needed > SHARE_OF_MEMORY * free:
         raise checks.reject(argument, value, f"{what} need {needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: {fix}")
 
@@ -57,6 +57,11 @@ def available_bytes() -> float:
     if jax.default_backend() != "cpu":
         stats = jax.local_devices()[0].memory_stats() or {}
         return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0)) if "bytes_limit" in stats else np.inf
+    return host_bytes()
+
+
+def host_bytes() -> float:
+    """Free RAM, and the rest of a container's limit; infinite if the system reports neither."""
     free = np.inf
     for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
         if name in os.sysconf_names:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from sgdynamics import checks, variables
-from sgdynamics.identity import digest, plain, unidentified
+from sgdynamics.identity import digest, hash_plain, plain, unidentified
+from sgdynamics.reach import check_memory
 from sgdynamics.sweeps.job import Job
 
 Path = tuple[str, ...]
-MOST_POINTS = 10**7  # of a grid: the list of its points alone takes gigabytes then
+MOST_POINTS = 10**7
+POINT_BYTES = 3000  # of a point with two parameters and an answer of one number, measured
 SECTIONS = ("problem", "algorithm", "start", "arguments")
 # names that results use themselves: a swept parameter of the same name keeps its full dotted one
 TAKEN = variables.TAKEN | {"point", "times", "left", "mean", "failed", "warning"}
@@ -72,7 +74,7 @@ def plan_sweep(job: Job, over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
         identities = {".".join(path): identify(value) for path, value in values.items()}
         # without identities points differ by their position: such a sweep has no store
         position = [] if identify.missing is None else [index]
-        points.append(Point(index, digest([identity, identities, *position])[:24], values, identities))
+        points.append(Point(index, hash_plain([identity, identities, *position])[:24], values, identities))
     if len({point.name for point in points}) < count:
         raise checks.reject("over", over, "two points have the same parameters: give each once")
     if isinstance(axes, dict):
@@ -122,6 +124,8 @@ def _columns(over: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[lis
             raise checks.reject(
                 "over", {name: len(values) for name, values in axes.items()}, f"that is {size:.3g} points: give fewer values"
             )
+        shape = {name: len(values) for name, values in axes.items()}
+        check_memory("over", shape, POINT_BYTES * size, f"{size:.3g} points", "give fewer values", host=True)
         product = list(zip(*itertools.product(*axes.values()), strict=True))
         columns: dict[str, Any] = dict(zip(axes, product, strict=True))
         columns |= {name: values for name, values in over.items() if callable(values)}
@@ -256,7 +260,7 @@ def family(point: Point) -> str:
         else:
             value = point.identities[".".join(path)]
         kept[".".join(path)] = value
-    return digest(kept)
+    return hash_plain(kept)
 
 
 def groups(points: list[Point], size: Callable[[Point], int]) -> list[list[Point]]:

@@ -60,8 +60,8 @@ def sweep(
     start : Start, dict or callable, optional
         A start, a record ``{"kind": "random", "seed": 0}``, or a function of (problem, parameters).
     store : str or path, optional
-        A folder where every finished piece is written at once. A sweep that was stopped goes on from there, and so does one with more
-        values; failed points are tried again.
+        Folder in which finished points are stored as they are computed. A call that was stopped continues from there, and so does one
+        with more values; failed points are computed again.
     workers : int, optional
         Processes on this machine; unless given this process as long as little is left to do, then all cores (scripts need
         ``if __name__ == "__main__":``).
@@ -84,12 +84,21 @@ def sweep(
     Raises
     ------
     ValueError
-        If a name is not known, or what is swept does not fit, before anything runs.
+        If a name is not known, a value does not fit, or the store is damaged or belongs to another sweep, before anything runs.
+    OSError
+        If the disk of the store is full. Finished points stay stored: the same call continues from them.
 
     Notes
     -----
     Points that differ only in numbers are solved together by the ODE (solve_ode, and exit_time with method="ode"), elsewhere they share
     their compilation.
+
+    A store recognises its points by all that their functions compute with: bytecode, default arguments, closure variables, the global
+    variables that they read, the state of bound objects, the content of arrays, and the versions of installed packages. If any of these
+    differs, the store belongs to another sweep. Every file in it has a checksum.
+
+    Each point fails alone, with its error in ``failed``: also one whose answer has other dimensions than at most points, or one that
+    calls ``sys.exit``.
 
     Examples
     --------
