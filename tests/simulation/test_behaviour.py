@@ -29,12 +29,41 @@ def test_same_seed_same_numbers_whatever_else(setting, monkeypatch):
     assert np.abs(other.Q - few.Q).max() > 1e-3
 
 
+ERF = sgd.TeacherStudent(width=2, activation="erf", noise=0.1)
+DATA = {"lr": 0.2, "samples_per_dimension": 2.0}
+# problem, algorithm, name of the clock, its last value, method
+KINDS = {
+    "sphere": (ERF.replace(constraint="sphere"), sgd.OnePassSGD(lr=0.5), "steps", 60, "exact"),
+    "erf": (ERF, sgd.OnePassSGD(lr=0.5), "steps", 60, "exact"),
+    "momentum": (ERF, sgd.OnePassSGD(lr=0.5, update=sgd.updates.momentum(0.5)), "steps", 60, "exact"),
+    "direct": (ERF, sgd.OnePassSGD(lr=0.5), "steps", 60, "direct"),
+    "multi-pass": (ERF, sgd.MultiPassSGD(batch_fraction=0.5, **DATA), "steps", 10, "exact"),
+    "multi-pass, direct": (ERF, sgd.MultiPassSGD(batch_fraction=0.5, **DATA), "steps", 10, "direct"),
+    "gradient descent": (ERF, sgd.GradientDescent(**DATA), "steps", 10, "exact"),
+    "epochs": (ERF, sgd.EpochSGD(**DATA), "alpha", 4.0, "exact"),
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "sphere")) for kind in KINDS])
+def test_same_seed_same_numbers_to_rounding_for_each_kind_of_run(kind):
+    """One run or forty, other save points: 1e-12; the same call again: the same bits."""
+    problem, algorithm, clock, last, method = KINDS[kind]
+    begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+
+    def final(runs, save_points):
+        arguments = {clock: save_points, "dimension": 30, "runs": runs, "seed": 3, "method": method}
+        result = sgd.simulate(problem, algorithm, begin, **arguments)
+        return np.concatenate([np.asarray(result[name])[:, -1].reshape(runs, -1) for name in ("M", "Q", "risk")], axis=1)
+
+    many, single = final(40, [last]), final(1, [last])
+    np.testing.assert_allclose(single[0], many[0], rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(final(40, [0, last / 5, last]), many, rtol=1e-12, atol=1e-13)
+    np.testing.assert_array_equal(final(1, [last]), single)
+
+
 @pytest.mark.slow
-def test_direct_seeds(setting):
+def test_single_precision_of_direct_runs(setting):
     problem, algorithm, begin = setting
-    one = sgd.simulate(problem, algorithm, begin, steps=[5, 60], dimension=30, runs=6, seed=9, method="direct")
-    two = sgd.simulate(problem, algorithm, begin, steps=[60], dimension=30, runs=2, seed=9, method="direct")
-    np.testing.assert_allclose(one.Q[:2, -1], two.Q[:, 0], rtol=1e-12)
     single = sgd.simulate(problem, algorithm, begin, steps=[60], dimension=30, runs=2, seed=9, method="direct", dtype="float32")
     assert single.Q.dtype == np.float64
     assert single.attrs["dtype"] == "float32"

@@ -69,7 +69,9 @@ def simulate(
     runs : int, optional
         How many runs; unless given as many as the start has.
     seed : int, default 0
-        Of the random numbers. The same seed gives the same numbers, whatever the save points and the number of runs.
+        Seed of the random number generator. The same seed gives the same numbers to rounding, whatever
+        the save points and the number of runs: run i does not depend on how many runs there are. The
+        same call on the same machine gives the same bits.
     method : str, default "exact"
         "exact": the compressed chain, equal in law to SGD, at a cost without d; on a fixed data set the exact law by Gaussian conditioning,
         without a data set, at a cost that grows with the steps squared. "direct": SGD on d-dimensional weights, from a start with the same
