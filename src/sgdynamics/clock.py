@@ -17,7 +17,7 @@ from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.arrays import Given
-from sgdynamics.controls import Schedule, piece_edges
+from sgdynamics.controls import Schedule, alpha_of_steps, piece_edges
 from sgdynamics.gaussian.nodes import gauss_legendre
 from sgdynamics.reach import check_steps
 
@@ -156,7 +156,7 @@ def _scheduled(algorithm: OnePassSGD, name: str, points: np.ndarray, dimension: 
         assert dimension is not None
         check_steps(name, float(points[-1]), float(step[-1]), "give less, or a smaller dimension")
         step = np.round(step).astype(np.int64)
-        return Clock(time_of_steps(algorithm, step, dimension), step * (algorithm.batch / dimension), step)
+        return Clock(time_of_steps(algorithm, step, dimension), alpha_of_steps(step, algorithm.batch, dimension), step)
     return Clock(elapsed(algorithm, alpha), alpha, step)
 
 
@@ -194,13 +194,13 @@ def time_of_steps(algorithm: OnePassSGD | FixedData, step: np.ndarray, dimension
         return np.asarray(algorithm.lr.numbers["times"])[step] if algorithm.scheduled else step * algorithm.lr
     if not isinstance(algorithm.lr, Schedule):
         return step * (float(algorithm.lr) / dimension)
-    share = algorithm.batch / dimension
     if np.max(step, initial=0) > MOST_SUMMED:
         order = np.argsort(step)
         found = np.empty(len(step))
-        found[order] = elapsed(algorithm, step[order] * share)
+        found[order] = elapsed(algorithm, alpha_of_steps(step[order], algorithm.batch, dimension))
         return found
-    sums = np.concatenate([[0.0], np.cumsum(algorithm.rates(np.arange(int(np.max(step, initial=0))) * share))])
+    alpha = alpha_of_steps(np.arange(int(np.max(step, initial=0))), algorithm.batch, dimension)
+    sums = np.concatenate([[0.0], np.cumsum(algorithm.rates(alpha))])
     return sums[np.maximum(step, 0)] / dimension
 
 

@@ -33,7 +33,7 @@ from sgdynamics.algorithms.one_pass import Stride, take_step
 from sgdynamics.algorithms.updates.ground import Ground, Rows
 from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Function, Numbers, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.controls import numbers_at, scheduled
+from sgdynamics.controls import alpha_of_steps, numbers_at, scheduled
 from sgdynamics.problems.losses import overlaps_of_blocks
 from sgdynamics.problems.problem import Structure
 from sgdynamics.random import bartlett, chi, normals_and_uniforms
@@ -261,7 +261,7 @@ def lone_step(
 ) -> tuple[Rows, Any]:
     """One step, with its fold, of a grouping whose steps are single, given (parameters, algorithm, dimension); as `run_span` makes many."""
     parameters, algorithm, dimension = given
-    alpha = index * (grouping.batch / dimension)
+    alpha = alpha_of_steps(index, grouping.batch, dimension)
     inputs, labels = block_inputs(grouping, parameters, part, jnp.reshape(alpha, 1))
     kicks = block_kicks(grouping, part)
     now, rates = numbers_at((parameters, algorithm), alpha)
@@ -322,13 +322,13 @@ def run_span(
 
     def block(carry: tuple[Rows, Any], given: tuple[SpanDraws, Any, Any]) -> tuple[tuple[Rows, Any], None]:
         part, on, numbers = given
-        inputs, labels = block_inputs(grouping, parameters, part, numbers * (grouping.batch / dimension))
+        inputs, labels = block_inputs(grouping, parameters, part, alpha_of_steps(numbers, grouping.batch, dimension))
         kicks = block_kicks(grouping, part)
 
         def step(carry: tuple[Rows, Any], sample: tuple[Any, ...]) -> tuple[tuple[Rows, Any], None]:
             state, seen = carry
             x, noise, kicks, flag, index = sample
-            now, rates = numbers_at((parameters, algorithm), index * (grouping.batch / dimension))
+            now, rates = numbers_at((parameters, algorithm), alpha_of_steps(index, grouping.batch, dimension))
             rate = jnp.where(flag, rates["lr"] / dimension, 0.0)
             moved = one_step(grouping, (now, rates), rate, state, (x, noise, part.outside, kicks), dimension, index)
             # a plain step of length 0 changes nothing; others have to be held

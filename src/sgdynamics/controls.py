@@ -198,6 +198,15 @@ def numbers_at(numbers: Tree, alpha: Scalar) -> Any:
     return jax.tree.map(lambda leaf: leaf(alpha) if isinstance(leaf, Schedule) else leaf, numbers, is_leaf=scheduled)
 
 
+def alpha_of_steps(steps: Any, batch: float, dimension: Any) -> Any:
+    """alpha = samples/d at which a step is taken, after this many others.
+
+    One division of whole numbers: a piece of a schedule that starts at alpha = n batch/d starts with
+    step n. The product n (batch/d) may round below that edge, and the piece would start a step late.
+    """
+    return steps * float(batch) / dimension
+
+
 def piece_edges(numbers: Tree) -> np.ndarray:
     """Where pieces of schedules among these numbers begin, in alpha (on fixed data in t)."""
     leaves = [leaf.numbers for leaf in jax.tree.leaves(numbers, is_leaf=scheduled) if isinstance(leaf, Schedule)]

@@ -147,7 +147,7 @@ def test_sphere_with_weight_decay_and_noise_that_falls(batch):
 @pytest.mark.slow
 def test_contexts_with_replay():
     """Task one alone, then task two with a replay of 30%: two heads, each trained by its own samples."""
-    d, batch, lr, head_rate, switch, replay = 10, 3, 1.5, 2.0, 0.75, 0.3
+    d, batch, lr, head_rate, switch, replay = 10, 3, 1.5, 2.0, 0.9, 0.3
     weights, teacher = rows_of(2, d, 7), np.eye(2, d)
     first = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", head="trained", teacher_head=[2.0, 0.0], noise=0.1)
     shares = sgd.piecewise_rate([switch], [[1.0, 0.0], [replay, 1 - replay]])

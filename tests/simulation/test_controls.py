@@ -26,6 +26,18 @@ def simulated(problem, method, seed, runs=4000, algorithm=None, **when):
     return sgd.simulate(problem, algorithm, begin, dimension=D, runs=runs, seed=seed, method=method, **(when or {"steps": [0, 10, 20]}))
 
 
+@pytest.mark.parametrize("method", ["exact", pytest.param("direct", marks=pytest.mark.slow)])
+def test_a_switch_at_the_alpha_of_a_step_is_made_at_that_step(method):
+    """Steps 0, 1, 2 of batch 3 are taken in d = 10 before alpha = .9, which 3 * (3/10) rounds below."""
+    problem = sgd.TeacherStudent(width=1, activation="square")
+    begin = sgd.start(problem, M=[[0.3]], Q=[[1.0]])
+    algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([0.9], [0.5, 0.0]), batch=3)
+    result = sgd.simulate(problem, algorithm, begin, steps=[2, 3, 6], dimension=10, runs=2, method=method)
+    assert np.all(result.Q[:, 1] != result.Q[:, 0])
+    np.testing.assert_array_equal(result.Q[:, 2], result.Q[:, 1])
+    np.testing.assert_allclose(result.t, [0.1, 0.15, 0.15])
+
+
 @pytest.mark.slow  # the schedules of test_schedules, and the numbers of an own loss below, go the same way
 def test_chain_against_direct():
     """Label noise that falls from 2 to .27, and decay that grows: the law of SGD in d dimensions, not that of constant numbers."""

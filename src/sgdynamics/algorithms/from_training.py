@@ -23,6 +23,7 @@ from sgdynamics.algorithms.from_torch import (
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.torch_network import TwoLayers, is_module, loss_scale, optimised, read_network
 from sgdynamics.arrays import Function, Given
+from sgdynamics.controls import alpha_of_steps
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.bridge import as_array, overlaps_of
@@ -84,7 +85,7 @@ class Training:
         float or ndarray
             ``steps * batch / dimension``, for the argument ``alpha=`` of every solver.
         """
-        return np.asarray(steps) * (self.algorithm.batch / self.dimension)
+        return alpha_of_steps(np.asarray(steps), self.algorithm.batch, self.dimension)
 
     def loss(self, risk: Any) -> Any:
         """Convert a risk of the library to the loss of the training.

@@ -19,7 +19,7 @@ from sgdynamics.algorithms.updates.ground import Ground, Rows
 from sgdynamics.algorithms.updates.law import Law, copies
 from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
 from sgdynamics.compressed import sample_moves
-from sgdynamics.controls import numbers_at
+from sgdynamics.controls import alpha_of_steps, numbers_at
 from sgdynamics.problems.losses import BlockOverlaps, Seen
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
@@ -193,7 +193,7 @@ def _advance_weights(
     def one(number: Whole, state: Rows, key: OneKey, watched: Tree) -> tuple[Rows, Any]:
         data_key, noise_key = jax.random.split(step_key(key, number))
         normals = jax.random.normal(data_key, (batch, *sample.token_shape, dimension), dtype)
-        now, rates = as_dtype(numbers_at((parameters, algorithm), number * (batch / dimension)), dtype)
+        now, rates = as_dtype(numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension)), dtype)
         draws = sample.drawn(now, jax.random.normal(noise_key, (batch, sample.draw_normals), dtype))
         here = own_place(place, state)
         x = sample.inputs_in_space(now, normals, draws, here)

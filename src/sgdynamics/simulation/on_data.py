@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.ground import Rows
 from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Tree, Whole
-from sgdynamics.controls import numbers_at
+from sgdynamics.controls import alpha_of_steps, numbers_at
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start
 from sgdynamics.random import step_key
@@ -54,7 +54,7 @@ def _advance(
         which_key, noise_key = jax.random.split(step_key(key, number))
         which = jax.random.randint(which_key, (batch,), 0, n)
         noise = jax.random.normal(noise_key, (batch,), z.dtype) if draws is None else draws[which]
-        now, rates = numbers_at((parameters, algorithm), number * (batch / dimension))
+        now, rates = numbers_at((parameters, algorithm), alpha_of_steps(number, batch, dimension))
         kicks = kicks_of(law, noise_key, (structure.width, dimension), z.dtype)
         return direct_step(structure, (now, rates), rates["lr"] / dimension, state, z[which], noise, place, law, number, kicks=kicks)
 
