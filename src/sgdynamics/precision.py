@@ -7,21 +7,43 @@ values in and gives NumPy values out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import jax
+from jax._src import xla_bridge
 
 P = ParamSpec("P")
 R = TypeVar("R")
+FORKED = (
+    "This process was forked after JAX had started, and JAX's threads do not survive a fork: the call would never return. Start processes "
+    "with multiprocessing.get_context('spawn'), as sgd.sweep(workers=...) does, or fork before the first computation."
+)
+_forked = False  # whether this process is the fork of one in which JAX had started
+
+
+def _after_fork() -> None:
+    """Note in a forked process whether its parent had started JAX."""
+    global _forked
+    _forked = xla_bridge.backends_are_initialized()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def float64(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with 64-bit JAX arrays and leave the user's setting as it was."""
+    """Run a function with 64-bit JAX arrays and leave the user's setting as it was.
+
+    Every computation of the library goes through here: in a forked process, where it would hang, it raises RuntimeError.
+    """
 
     @wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _forked:
+            raise RuntimeError(FORKED)
         with jax.enable_x64(True):
             return function(*args, **kwargs)
 

@@ -7,6 +7,7 @@ dimensions. Each setting compares every entry of M, Q and of a trained head over
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -215,3 +216,41 @@ def test_threads_that_compile_at_once():
 def test_a_spawned_process_gives_the_same_numbers():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         np.testing.assert_allclose(pool.apply(solve_and_simulate), solve_and_simulate(), rtol=1e-12)
+
+
+FORK = """
+import multiprocessing
+from tests.simulation.test_against_numpy import solve_and_simulate
+
+def child(queue):
+    try:
+        queue.put(solve_and_simulate().tolist())
+    except RuntimeError as error:
+        queue.put(str(error))
+
+def answer():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    try:
+        return queue.get(timeout=100)
+    finally:
+        process.kill()
+
+before = answer()
+expected = solve_and_simulate().tolist()
+print(before == expected)
+print(answer())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_process_forked_before_jax_starts_works_and_one_forked_later_is_told_why():
+    """It used to wait for ever: JAX's threads do not survive a fork."""
+    call = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=900, check=True)
+    same, message = call.stdout.splitlines()
+    assert same == "True"
+    assert "forked after JAX had started" in message
+    assert "spawn" in message
