@@ -235,7 +235,7 @@ def hinted(hints: Mapping[str, str]) -> Callable[[Any], Any]:
         needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
         @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def checked(*args: object, **kwargs: object) -> Any:
             for name in kwargs:
                 if name not in known:
                     listed = f"{did_you_mean(name, known)}It takes {', '.join(known) or 'no arguments'}."

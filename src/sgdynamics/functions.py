@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,32 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
     return True
 
 
-def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any]]]:
+class Equation(Protocol):
+    """One operation of a jaxpr, as `jax.extend.core.JaxprEqn` has it; a protocol, so that nothing experimental is imported."""
+
+    primitive: Any
+    params: dict[str, Any]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+
+
+class Jaxpr(Protocol):
+    """Operations of a traced function, as `jax.extend.core.Jaxpr` has them."""
+
+    constvars: Sequence[Any]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    eqns: Sequence[Equation]
+
+
+class ClosedJaxpr(Protocol):
+    """A jaxpr with the values of its constants."""
+
+    jaxpr: Jaxpr
+    consts: Sequence[Any]
+
+
+def inner_jaxprs(equation: Equation) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs among the parameters of an equation, each with the values of its constants."""
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr)
     return [(getattr(leaf, "jaxpr", leaf), getattr(leaf, "consts", ())) for leaf in leaves if _is_jaxpr(leaf)]

@@ -31,7 +31,7 @@ HEAD_FIX = (
 )
 
 
-def from_torch(optimiser: Any, *, dimension: int, batch: int = 1) -> OnePassSGD:
+def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassSGD:
     """Convert a PyTorch optimiser, for a network and a loss in the library's units.
 
     Use ``sgd.from_training`` for any other network or loss: it reads both and converts them too.
@@ -94,7 +94,7 @@ def from_torch(optimiser: Any, *, dimension: int, batch: int = 1) -> OnePassSGD:
     return OnePassSGD(lr=lr, batch=batch, head_rate=head_rate, update=update)
 
 
-def convert_group(optimiser: Any, group: dict[str, Any], d: int, gradient_scale: float = 1.0) -> tuple[float, Update | None]:
+def convert_group(optimiser: object, group: dict[str, Any], d: int, gradient_scale: float = 1.0) -> tuple[float, Update | None]:
     """Library lr and update, without weight decay, of a parameter group.
 
     ``gradient_scale`` is the ratio of the gradients that the optimiser receives to those of the
@@ -114,7 +114,7 @@ def convert_group(optimiser: Any, group: dict[str, Any], d: int, gradient_scale:
     return factor * lr, update
 
 
-def with_weight_decay(optimiser: Any, update: Update | None, rate: float, head: float | None = None) -> Update:
+def with_weight_decay(optimiser: object, update: Update | None, rate: float, head: float | None = None) -> Update:
     """An update with the weight decay of the optimiser, coupled or decoupled as PyTorch has it."""
     decoupled = type(optimiser).__name__ in DECOUPLED or update is None
     return weight_decay(rate, of=update, decoupled=decoupled, head=head)
@@ -130,7 +130,7 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def parameter_groups(optimiser: Any) -> list[dict[str, Any]]:
+def parameter_groups(optimiser: object) -> list[dict[str, Any]]:
     """The parameter groups of an optimiser; raise ValueError if it has none."""
     groups = getattr(optimiser, "param_groups", None)
     valid = not isinstance(optimiser, type) and isinstance(groups, (list, tuple)) and len(groups) > 0
@@ -145,7 +145,7 @@ def same_options(first: dict[str, Any], second: dict[str, Any], ignored: tuple[s
     return groups[0] == groups[1]
 
 
-def _single_group(optimiser: Any) -> tuple[dict[str, Any], float]:
+def _single_group(optimiser: object) -> tuple[dict[str, Any], float]:
     """The options of the rows' parameter group, and the learning rate of the head relative to it."""
     groups = parameter_groups(optimiser)
     fix = "Pass an optimiser of one parameter group, or of two that differ only in lr (rows, then head)."

@@ -21,7 +21,7 @@ from sgdynamics.algorithms.from_torch import (
     with_weight_decay,
 )
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.torch_network import TwoLayers, is_module, loss_scale, optimised, read_network
+from sgdynamics.algorithms.torch_network import Loss, Module, Optimiser, TwoLayers, is_module, loss_scale, optimised, read_network
 from sgdynamics.arrays import Function, Given
 from sgdynamics.controls import alpha_of_steps
 from sgdynamics.problems.activations import Activation, ActivationLike
@@ -72,7 +72,7 @@ class Training:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.problem, self.algorithm, self.start))
 
-    def alpha(self, steps: Any) -> Any:
+    def alpha(self, steps: Given) -> Any:
         """Convert steps of the training to the library's clock alpha = samples/d.
 
         Parameters
@@ -105,11 +105,11 @@ class Training:
 
 
 def from_training(
-    network: Any,
-    loss: Any,
-    optimiser: Any,
+    network: Module,
+    loss: Loss,
+    optimiser: Optimiser,
     *,
-    teacher: Any,
+    teacher: Module | Given,
     teacher_head: Given | None = None,
     teacher_activation: ActivationLike | None = None,
     noise: float | Function = 0.0,
@@ -256,7 +256,7 @@ class _Labels:
 
 
 def _read_teacher(
-    teacher: Any,
+    teacher: Module | Given,
     head: Given | None,
     activation: ActivationLike | None,
     student: TwoLayers,
@@ -290,7 +290,7 @@ def _read_teacher(
     return _Labels(input_scale * rows, head, function)
 
 
-def _layer_groups(layers: TwoLayers, optimiser: Any, groups: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _layer_groups(layers: TwoLayers, optimiser: Optimiser, groups: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Parameter groups of the first layer and of the head; None for a frozen head."""
     rows, head = optimised(layers.first, groups), optimised(layers.second, groups)
     name = type(optimiser).__name__
@@ -335,7 +335,7 @@ def _block_rows(problem: TeacherStudent, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _velocity(
-    optimiser: Any,
+    optimiser: Optimiser,
     layers: TwoLayers,
     rows_group: dict[str, Any],
     head_group: dict[str, Any] | None,

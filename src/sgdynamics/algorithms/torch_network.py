@@ -7,10 +7,10 @@ read is compared with the output of the module itself on a few random inputs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,33 @@ from sgdynamics.algorithms.from_torch import plain
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.bridge import as_array
+
+
+class Tensor(Protocol):
+    """A parameter or a batch, as ``torch.Tensor`` has it."""
+
+    shape: Any
+    dtype: Any
+
+
+class Module(Protocol):
+    """A network or a layer, as ``torch.nn.Module`` has it."""
+
+    def named_modules(self) -> Iterable[tuple[str, Any]]: ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+    def __call__(self, *inputs: object) -> object: ...
+
+
+class Optimiser(Protocol):
+    """An optimiser, as ``torch.optim.Optimizer`` has it."""
+
+    param_groups: list[dict[str, Any]]
+
+
+Loss = str | Callable[..., object]  # a name in SQUARED_LOSSES, or loss(output, target)
+
 
 PROBES = 16  # random inputs on which a network is compared with what was read from it
 HALF_PRECISION = ("float16", "bfloat16")
@@ -94,7 +121,7 @@ def is_module(value: object) -> bool:
 
 def read_network(
     argument: str,
-    network: Any,
+    network: Module,
     activation: ActivationLike | None,
     input_scale: float,
     groups: list[dict[str, Any]],
@@ -123,7 +150,7 @@ def read_network(
     return TwoLayers(weights, head, function, scale, first.weight, getattr(second, "weight", None))
 
 
-def _leaves(network: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _leaves(network: Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
     """The Linear layers of a network and its other modules without children, in their order."""
     linear, other = [], []
     for name, module in network.named_modules():
@@ -138,7 +165,7 @@ def _leaves(network: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]
     return linear, other
 
 
-def _check_parameters(argument: str, network: Any, layers: list[Any]) -> None:
+def _check_parameters(argument: str, network: Module, layers: list[Any]) -> None:
     """Raise ValueError if the network has parameters that are not in its Linear layers."""
     known = {id(getattr(layer, name, None)) for layer in layers for name in ("weight", "bias")}
     for name, parameter in network.named_parameters():
@@ -209,8 +236,8 @@ def _common_bias(
 
 def _output_scale(
     argument: str,
-    network: Any,
-    parameter: Any,
+    network: Module,
+    parameter: Tensor,
     weights: np.ndarray,
     head: np.ndarray,
     function: Activation,
@@ -247,13 +274,13 @@ def _output_scale(
     return scale
 
 
-def tensor_like(parameter: Any, values: np.ndarray) -> Any:
+def tensor_like(parameter: Tensor, values: np.ndarray) -> Any:
     """Values as a tensor of the type and device of a parameter; NumPy arrays for other objects."""
     new_tensor = getattr(parameter, "new_tensor", None)
     return new_tensor(values) if callable(new_tensor) else values
 
 
-def _called(argument: str, function: Any, *arguments: Any) -> np.ndarray:
+def _called(argument: str, function: Callable[..., object], *arguments: object) -> np.ndarray:
     """Output of a module as an array."""
     try:
         value = function(*arguments)
@@ -262,7 +289,7 @@ def _called(argument: str, function: Any, *arguments: Any) -> np.ndarray:
     return as_array(f"output of {argument}", value)
 
 
-def loss_scale(loss: Any, batch: int, parameter: Any) -> float:
+def loss_scale(loss: Loss, batch: int, parameter: Tensor) -> float:
     """Ratio of a loss over a batch to the mean of (f - y)^2/2 over it.
 
     2 for ``torch.nn.MSELoss()``, 2 batch for ``reduction="sum"``, 1 for a halved mean.
@@ -284,7 +311,7 @@ def loss_scale(loss: Any, batch: int, parameter: Any) -> float:
     raise checks.reject("loss", loss, f"its values are not proportional to the squared error. {expected}")
 
 
-def _constant_ratio(loss: Any, batch: int, target_shape: tuple[int, ...], parameter: Any) -> float | None:
+def _constant_ratio(loss: Loss, batch: int, target_shape: tuple[int, ...], parameter: Tensor) -> float | None:
     """Ratio of a loss to the mean of (f - y)^2/2, or None if it varies between random batches."""
     generator, ratios = np.random.default_rng(1), []
     for size in (0.3, 1.0, 3.0, 10.0):
@@ -306,7 +333,7 @@ def _constant_ratio(loss: Any, batch: int, target_shape: tuple[int, ...], parame
     return nearest if nearest and abs(ratio / nearest - 1) < 1e-3 else ratio
 
 
-def optimised(parameter: Any, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+def optimised(parameter: Tensor | None, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The parameter group that moves a parameter; None if it is frozen or in no group."""
     if parameter is None or not getattr(parameter, "requires_grad", True):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -61,14 +62,14 @@ class Explorer(ThreadingHTTPServer):
     def computing(self) -> bool:
         return self._computing.locked()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
         """Start a thread for a connection; close connections beyond the limit at once."""
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request: socket.socket, client_address: tuple[str, int]) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -187,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Log nothing: every move of a slider would be a line in the terminal."""
 
 

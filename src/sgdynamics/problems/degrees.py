@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics.functions import CALLS, inner_jaxprs
+from sgdynamics.arrays import Numeric
+from sgdynamics.functions import CALLS, ClosedJaxpr, Equation, Jaxpr, inner_jaxprs
 from sgdynamics.precision import float64
 
 ZERO, UNBOUNDED = -np.inf, np.inf
@@ -42,19 +43,19 @@ class Bound:
 
 
 @float64
-def degree_bounds(closed: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def degree_bounds(closed: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Degree bounds of the outputs of a closed jaxpr, given those of its inputs: 1 where an entry is chosen, 0 elsewhere."""
     with jax.ensure_compile_time_eval(), np.errstate(invalid="ignore"):
         bounds = [Bound(np.asarray(degree, dtype=np.float64)) for degree in inputs]
         return [bound.degree for bound in _propagate(closed.jaxpr, [_known(value) for value in closed.consts], bounds)]
 
 
-def _known(value: Any) -> Bound:
+def _known(value: Numeric) -> Bound:
     array = np.asarray(value)
     return Bound(np.zeros(array.shape), lambda: array)
 
 
-def _propagate(jaxpr: Any, constants: Sequence[Bound], inputs: Sequence[Bound]) -> list[Bound]:
+def _propagate(jaxpr: Jaxpr, constants: Sequence[Bound], inputs: Sequence[Bound]) -> list[Bound]:
     bounds: dict[Any, Bound] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True))
 
     def read(atom: Any) -> Bound:
@@ -66,7 +67,7 @@ def _propagate(jaxpr: Any, constants: Sequence[Bound], inputs: Sequence[Bound]) 
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(equation: Any, operands: list[Bound]) -> list[Bound]:
+def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
     """Bounds of the outputs of one equation."""
     name, shapes = equation.primitive.name, [variable.aval.shape for variable in equation.outvars]
     bodies = inner_jaxprs(equation)
@@ -85,7 +86,7 @@ def _apply(equation: Any, operands: list[Bound]) -> list[Bound]:
     return [Bound(np.broadcast_to(degree, shape)) for degree, shape in zip(degrees, shapes, strict=True)]
 
 
-def _constants(equation: Any, operands: list[Bound], shapes: list[tuple[int, ...]]) -> list[Bound]:
+def _constants(equation: Equation, operands: list[Bound], shapes: list[tuple[int, ...]]) -> list[Bound]:
     """Outputs that depend on no input; they are computed only where they are factors."""
 
     @cache
@@ -107,26 +108,26 @@ def _power(degree: np.ndarray, exponent: float) -> np.ndarray:
     return np.where((degree > 0) & (exponent != 0), UNBOUNDED, 0.0)
 
 
-def _sum(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _sum(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return np.maximum(*(operand.degree for operand in operands))
 
 
-def _multiply(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _multiply(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return _product(*(operand.with_zeros() for operand in operands))
 
 
-def _divide(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _divide(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return np.where(operands[1].degree > 0, UNBOUNDED, operands[0].degree)
 
 
-def _float_power(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _float_power(equation: Equation, operands: list[Bound]) -> np.ndarray:
     base, exponent = operands
     if exponent.value is None or np.size(exponent.value()) != 1:
         return np.where((base.degree > 0) | (exponent.degree > 0), UNBOUNDED, 0.0)
     return _power(base.degree, float(np.reshape(exponent.value(), ())))
 
 
-def _dot(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _dot(equation: Equation, operands: list[Bound]) -> np.ndarray:
     ((left_sum, right_sum), (left_batch, right_batch)) = equation.params["dimension_numbers"]
     left, right = (operand.with_zeros() for operand in operands)
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_sum, *left_batch)]
@@ -139,11 +140,11 @@ def _dot(equation: Any, operands: list[Bound]) -> np.ndarray:
     return _product(a[:, :, None], b[:, None]).max(axis=-1, initial=ZERO).reshape(shape)
 
 
-def _reduce_sum(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _reduce_sum(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return operands[0].degree.max(axis=tuple(equation.params["axes"]), initial=ZERO)
 
 
-def _reduce_product(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _reduce_product(equation: Equation, operands: list[Bound]) -> np.ndarray:
     degree = operands[0].with_zeros()
     for axis in sorted(equation.params["axes"], reverse=True):
         parts = np.moveaxis(degree, axis, 0)
@@ -153,62 +154,62 @@ def _reduce_product(equation: Any, operands: list[Bound]) -> np.ndarray:
     return degree
 
 
-def _same(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _same(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return operands[0].degree
 
 
-def _converted(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _converted(equation: Equation, operands: list[Bound]) -> np.ndarray:
     """A conversion to integers or truth values jumps."""
     if np.issubdtype(equation.outvars[0].aval.dtype, np.floating):
         return operands[0].degree
     return np.where(operands[0].degree > 0, UNBOUNDED, 0.0)
 
 
-def _reshape(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _reshape(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return operands[0].degree.reshape(equation.outvars[0].aval.shape)
 
 
-def _broadcast(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _broadcast(equation: Equation, operands: list[Bound]) -> np.ndarray:
     degree, shape = operands[0].degree, equation.params["shape"]
     axes = equation.params["broadcast_dimensions"]
     expanded = [degree.shape[axes.index(axis)] if axis in axes else 1 for axis in range(len(shape))]
     return np.broadcast_to(degree.reshape(expanded), shape)
 
 
-def _transpose(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _transpose(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return operands[0].degree.transpose(equation.params["permutation"])
 
 
-def _slice(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _slice(equation: Equation, operands: list[Bound]) -> np.ndarray:
     starts, limits = equation.params["start_indices"], equation.params["limit_indices"]
     strides = equation.params["strides"] or (1,) * len(starts)
     return operands[0].degree[tuple(map(slice, starts, limits, strides))]
 
 
-def _concatenate(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _concatenate(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return np.concatenate([operand.degree for operand in operands], axis=equation.params["dimension"])
 
 
-def _stack(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _stack(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return np.stack([operand.degree for operand in operands], axis=equation.params.get("axis", 0))
 
 
-def _split(equation: Any, operands: list[Bound]) -> list[np.ndarray]:
+def _split(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
     edges = np.cumsum(equation.params["sizes"])[:-1]
     return np.split(operands[0].degree, edges, axis=equation.params["axis"])
 
 
-def _reverse(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _reverse(equation: Equation, operands: list[Bound]) -> np.ndarray:
     return np.flip(operands[0].degree, equation.params["dimensions"])
 
 
-def _mixed(equation: Any, operands: list[Bound]) -> list[np.ndarray]:
+def _mixed(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
     """Linear operations that move entries in ways not followed here: all outputs have the largest degree."""
     largest = max(float(operand.degree.max(initial=0.0)) for operand in operands)
     return [np.full(variable.aval.shape, largest) for variable in equation.outvars]
 
 
-def _indexed(equation: Any, operands: list[Bound]) -> list[np.ndarray]:
+def _indexed(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
     """The same for operations with integer indices, which must not depend on the chosen inputs."""
     integers = [np.issubdtype(atom.aval.dtype, np.integer) for atom in equation.invars]
     if all(operand.is_constant for operand, integer in zip(operands, integers, strict=True) if integer):
@@ -216,7 +217,7 @@ def _indexed(equation: Any, operands: list[Bound]) -> list[np.ndarray]:
     return [np.full(variable.aval.shape, UNBOUNDED) for variable in equation.outvars]
 
 
-def _selected(equation: Any, operands: list[Bound]) -> np.ndarray:
+def _selected(equation: Equation, operands: list[Bound]) -> np.ndarray:
     """The chosen case where the choice is a known constant, the largest degree of all cases otherwise."""
     which, *cases = operands
     if not which.is_constant:
@@ -228,7 +229,7 @@ def _selected(equation: Any, operands: list[Bound]) -> np.ndarray:
     return np.take_along_axis(degrees, index[None], axis=0)[0]
 
 
-_RULES: dict[str, Callable[[Any, list[Bound]], Any]] = {
+_RULES: dict[str, Callable[[Equation, list[Bound]], Any]] = {
     **dict.fromkeys(("add", "sub", "add_any"), _sum),
     **dict.fromkeys(("neg", "copy", "copy_p", "reduce_precision", "device_put"), _same),
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
