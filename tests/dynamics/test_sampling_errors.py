@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import sgdynamics as sgd
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.interface import sampling_errors
+from sgdynamics.gaussian.risk import population_risk
 
 REPLICATES, RUNS, TIMES = 4, 2, 3
 
@@ -54,3 +56,15 @@ def test_a_risk_that_is_infinite_is_not_a_number():
     with pytest.warns(UserWarning, match="risk: E\\[loss\\] is not determined"):
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), start, times=[0.0, 1e-9])
     assert np.all(np.isnan(result.risk))
+
+
+def test_a_sampled_risk_that_a_few_samples_carry_is_not_a_number():
+    """Cauchy noise: its square has no mean, and one of the replicates carries nearly all of the average."""
+    states = {"M": np.zeros((2, 1, 1, 1)), "Q": np.full((2, 1, 1, 1), 0.5), "a": np.ones((2, 1))}
+
+    def loss(fields, signals, head, noise_draw):
+        return (fields[0] - signals[0] - jnp.tan(jnp.pi / 2 * jax.lax.erf(noise_draw / jnp.sqrt(2.0)))) ** 2 / 2
+
+    risk, error = population_risk(sgd.Problem(loss, width=1, signals=1), states)
+    assert np.all(np.isnan(risk))
+    assert error > 0.3

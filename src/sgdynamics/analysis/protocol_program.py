@@ -172,15 +172,15 @@ def many(program: Program, numbers: Numbers, values: Float[Numeric, "protocols p
 
 
 @partial(jax.jit, static_argnums=0)
-def path(program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]) -> tuple[Any, Any]:
-    """J, and the mean risk over starts at every edge."""
+def path(program: Program, numbers: Numbers, values: Float[Numeric, "pieces controls"]) -> tuple[Any, Any, Any]:
+    """J, the mean risk over starts at every edge, and the last states."""
     pieces = values.shape[0]
     begin = jax.tree.map(jnp.asarray, numbers["states"])
     states, integrals = jax.vmap(partial(_along, program, numbers, values))(begin)
     last = (jax.tree.map(lambda value: value[:, -1], states), integrals[:, -1])
     value = jnp.mean(jax.vmap(lambda one: _reached(program, numbers, values[-1], one))(last))
     if not program.risky:
-        return value, jnp.full(pieces + 1, jnp.nan)
+        return value, jnp.full(pieces + 1, jnp.nan), last[0]
 
     def risk(given: tuple[Any, Any, Any]) -> Any:
         alpha, row, at = given
@@ -190,4 +190,4 @@ def path(program: Program, numbers: Numbers, values: Float[Numeric, "pieces cont
     every = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], jnp.moveaxis(rest, 1, 0)]), begin, states)
     edges = numbers["alpha"] * jnp.arange(pieces + 1) / pieces
     # at an edge the numbers are those of the piece that ends there
-    return value, jax.lax.map(risk, (edges, jnp.concatenate([values[:1], values]), every))
+    return value, jax.lax.map(risk, (edges, jnp.concatenate([values[:1], values]), every)), last[0]

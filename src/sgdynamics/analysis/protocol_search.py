@@ -111,9 +111,16 @@ class Search:
 
     def exact(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """The objective by twice as many steps, and the risks at the edges."""
-        finer = replace(self.program, steps=2 * self.program.steps)
-        value, risks = protocol_program.path(finer, self.numbers, self.box.values(z))
+        value, risks, _ = self._path(z)
         return float(value), np.asarray(risks)
+
+    def last_states(self, z: np.ndarray) -> dict[str, np.ndarray]:
+        """The states of all runs at the end, in the units of the integration."""
+        return {name: np.asarray(value) for name, value in self._path(z)[2].items()}
+
+    def _path(self, z: np.ndarray) -> tuple[Any, Any, Any]:
+        finer = replace(self.program, steps=2 * self.program.steps)
+        return protocol_program.path(finer, self.numbers, self.box.values(z))
 
     # ------------------------------------------------------------------------------------------------------------- constants
 

@@ -18,8 +18,10 @@ from sgdynamics.analysis.protocol_program import Program, controls_in, held
 from sgdynamics.analysis.protocol_search import ACCURACY, Outcome, Search, solve
 from sgdynamics.arrays import Tree
 from sgdynamics.controls import constant
+from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.functions import checked_function
+from sgdynamics.limits.integration import from_units
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
@@ -77,7 +79,8 @@ class OptimalProtocol:
     error_integrator : float
         Relative error of the objective, by half as many Runge-Kutta steps.
     error_quadrature : float
-        Relative standard error of the objective where expectations are sampled, from the spread of their replicates; else 0.
+        Relative error of the expectations: the standard error of the objective where they are sampled, from the spread of their
+        replicates, and the estimated error of the risk at the start and at the end.
     asked : Asked
         The problem, the algorithm and the question, as they were given.
 
@@ -282,6 +285,7 @@ def optimal_protocol(
         found = solve(search, restarts, seed)
         half, gains = _half(found), _gains(found, chosen)
         first, (found, unsure) = found.value, _averaged(found, prepared[2])
+    unsure = max(unsure, _expectation_error(door, found))
     _warn(found, iterations)
     edges, values = np.linspace(0, alpha, pieces + 1), chosen.box.values(found.z)
     protocol = {name: values[:, index] for index, name in enumerate(chosen.names)}
@@ -409,6 +413,18 @@ def _averaged(found: Outcome, every: list[Any]) -> tuple[Outcome, float]:
     error = float(values.std(ddof=1) / np.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
     more = {"risks": np.mean(best[1], axis=0), "constant_risks": np.mean(flat[1], axis=0)}
     return replace(found, value=float(values.mean()), constant_value=float(np.mean(flat[0])), **more), error
+
+
+def _expectation_error(door: Door, found: Outcome) -> float:
+    """The estimated relative error of the risk, at the start and at the end of the protocol."""
+    dynamics, shared = door.dynamics, found.search.numbers["shared"]
+    if not isinstance(dynamics, FieldDynamics):
+        return 0.0
+    errors = []
+    for states in (found.search.numbers["states"], found.search.last_states(found.z)):
+        in_time = {name: np.asarray(value)[:, None] for name, value in from_units(shared, states).items()}
+        errors.append(dynamics.risk_of(dynamics.unpacked(in_time), door.when, door.dimension)[1])
+    return max(errors)
 
 
 def _half(found: Outcome) -> tuple[float, float]:

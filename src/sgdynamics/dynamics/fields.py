@@ -227,8 +227,9 @@ class FieldDynamics(Dynamics):
     def doubts(self, risks: Risks) -> tuple[str, ...]:
         if risks.undetermined:
             return (
-                "risk: E[loss] is not determined by quadrature, because it grows with the range of integration; it may be infinite, as "
-                "with heavy-tailed draws. It is reported as NaN; the overlaps do not depend on it.",
+                "risk: E[loss] is not determined by quadrature, because a few extreme samples carry most "
+                "of it. It may be infinite, as with heavy-tailed draws, and is reported as NaN. The "
+                "overlaps have an error of their own, error_quadrature.",
             )
         if not risks.worst > WARN_ABOVE:  # also where all runs diverged, and it is NaN
             return ()

@@ -379,6 +379,8 @@ class Dynamics:
             doubts = (*one.dynamics.doubts(risks[row]), *one.dynamics.caveats(one.when))
             if integrator > UNRELIABLE and not texts:  # a solution that diverges is reported as such
                 doubts += (_unreliable(integrator),)
+            if quadrature > UNDETERMINED and _replicates(solved[row]) > 1:
+                doubts += (_undetermined(quadrature),)
             found[good[row]] = Path(means[row], risks[row].risk, attributes, ends, (*doubts, *texts, *failures))
         return [found[place] for place in range(len(group))]
 
@@ -392,7 +394,7 @@ class Dynamics:
 
     def _sampling(self, group: list[Prepared], solved: list[Solved], worst: list[float], size: int) -> list[tuple[float, float]]:
         """`error_quadrature` and `error_quadrature_risk` of each; that of pairs and grids alone where nothing is sampled."""
-        if len(next(iter(solved[0].states.values()))) == 1:
+        if _replicates(solved[0]) == 1:
             return [(one, 0.0) for one in worst]
         each = self.risks(group, [one.states for one in solved], size)
         scales = [self.scales(over_replicates(one.states)) for one in solved]
@@ -511,6 +513,10 @@ def _own_risks(definition: Dynamics, numbers: Numbers, states: dict[str, Any], a
     return jax.vmap(jax.vmap(one), (None, 0))(alpha, states)
 
 
+def _replicates(solved: Solved) -> int:
+    return len(next(iter(solved.states.values())))
+
+
 def over_replicates(states: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value.mean(axis=0) for name, value in states.items()}
 
@@ -568,6 +574,18 @@ def sampling_errors(
 
 
 UNRELIABLE = 0.1  # relative change of the risk with the tolerance above which a solution is not trusted
+
+
+UNDETERMINED = 0.3  # relative standard error of sampled overlaps above which they are not trusted
+
+
+def _undetermined(error: float) -> str:
+    """Warning about overlaps whose sampled expectations differ between replicates of the points."""
+    return (
+        f"error_quadrature = {error:.2g}: the overlaps differ by this share between sets of sampling "
+        "points. The mean of the squared gradient may be infinite, as with heavy-tailed draws; use "
+        "sgd.simulate to see whether the run converges"
+    )
 
 
 def _unreliable(error: float) -> str:

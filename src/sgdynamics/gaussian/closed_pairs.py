@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from sgdynamics.gaussian import four_point, mehler, pairs
 from sgdynamics.gaussian.expectation import Overlaps, Rule
 from sgdynamics.gaussian.networks import Networks, Pairs
 from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.losses import squared
 
 
 class ClosedPairs(Networks):
@@ -25,6 +27,14 @@ class ClosedPairs(Networks):
     @property
     def partners(self) -> tuple[Activation, Activation]:
         return (self.structure.loss.student, self.structure.loss.teacher)
+
+    def rule(self, largest: float) -> Rule:
+        """Among teachers the series, which enters the squared loss, may need more terms than with students."""
+        rule, teacher = super().rule(largest), self.partners[1]
+        if self.structure.loss.outer is not squared or pairs.method(teacher, teacher) != "mehler":
+            return rule
+        needed = mehler.terms_for(teacher, teacher, largest)
+        return replace(rule, label_terms=needed) if needed > rule.terms else rule
 
     @property
     def closed_noise(self) -> Callable[..., Any] | None:
@@ -48,7 +58,7 @@ class ClosedPairs(Networks):
         p, (student, teacher) = self.structure.width, self.partners
         q = jnp.diagonal(omega)
         cross = pairs.moments(student, teacher, q[:p], q[p:], omega[:p, p:], rule.terms)
-        teachers = pairs.value(teacher, teacher, q[p:], q[p:], omega[p:, p:], rule.terms)
+        teachers = pairs.value(teacher, teacher, q[p:], q[p:], omega[p:, p:], max(rule.terms, rule.label_terms))
         K, A, B = (jnp.concatenate([left, right], axis=1) for left, right in zip(own, cross, strict=True))
         slope = B * c + jnp.eye(p, omega.shape[0], dtype=omega.dtype) * (A @ c)[:, None]
         excess = 0.5 * (c[:p] @ K[:, :p] @ c[:p] + 2 * c[:p] @ K[:, p:] @ c[p:] + c[p:] @ teachers @ c[p:])
@@ -87,4 +97,8 @@ class ClosedPairs(Networks):
         p, omega = self.structure.width, overlaps.covariance
         q = jnp.diagonal(omega)
         cross = pairs.error(*self.partners, q[:p], q[p:], omega[:p, p:], rule.terms)
-        return jnp.maximum(super().error(rule, nodes, parameters, overlaps, head), cross)
+        worst = jnp.maximum(super().error(rule, nodes, parameters, overlaps, head), cross)
+        if self.structure.loss.outer is not squared:
+            return worst
+        teacher, terms = self.partners[1], max(rule.terms, rule.label_terms)
+        return jnp.maximum(worst, pairs.error(teacher, teacher, q[p:], q[p:], omega[p:, p:], terms))

@@ -24,8 +24,6 @@ from sgdynamics.gaussian import curvature
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
 
-UNKNOWN = 1.0  # the relative error of an expectation that a quadrature does not determine
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -37,6 +35,7 @@ class Rule:
     replicates: int = 4
     mixture: Any = None  # a rule of gaussian.mixtures, where that is how
     per_deviation: int = 4  # points of a grid over a few fields in one standard deviation
+    label_terms: int = 0  # terms of the series among teachers, where they need more than `terms`
 
 
 class Overlaps(NamedTuple):

@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.arrays import Nodes, Numbers, Numeric
-from sgdynamics.gaussian.expectation import UNKNOWN, Moments, Overlaps, Rule
+from sgdynamics.gaussian.expectation import Moments, Overlaps, Rule
 from sgdynamics.gaussian.nodes import gauss_legendre, hermite_product, product_rule
+from sgdynamics.gaussian.pairs import UNKNOWN
 from sgdynamics.gaussian.points import columns
 from sgdynamics.gaussian.sampled import Sampled
 from sgdynamics.problems.problem import Structure

@@ -11,8 +11,9 @@ from jaxtyping import Float
 
 from sgdynamics.arrays import Numeric
 from sgdynamics.gaussian import closed, mehler, polar
-from sgdynamics.problems.activations import NAMED, Activation
+from sgdynamics.problems.activations import NAMED, Activation, undeclared_kinks
 
+UNKNOWN = 1.0  # the relative error of an expectation that is not determined
 POLAR_NODES = 24
 PIECEWISE_NODES = 12  # enough where both are piecewise polynomials: the angular integrand is then a trigonometric polynomial
 
@@ -99,6 +100,8 @@ def error(
         units = jnp.stack(jnp.broadcast_arrays(1.0, q1[:, None], jnp.sqrt(q1[:, None] * q2[None, :])))
         scale = jnp.max(jnp.abs(units * fine)) + 1e-300
         return jnp.maximum(jnp.max(jnp.abs(units * (fine - coarse))) / scale, rounding)
+    if undeclared_kinks(first) or undeclared_kinks(second):
+        return jnp.asarray(UNKNOWN)  # derivatives lack point masses at the kinks, of which a series knows nothing
     if mehler.terms_needed(first, second, terms) < terms:
         return rounding
     return jnp.maximum(mehler.error(first, second, q1, q2, terms), rounding)

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from sgdynamics.arrays import Nodes, Numbers, Numeric, State, Whole
 from sgdynamics.controls import numbers_at
 from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import UNKNOWN, Overlaps, Rule
+from sgdynamics.gaussian.expectation import Overlaps, Rule
+from sgdynamics.gaussian.pairs import UNKNOWN
 from sgdynamics.precision import float64
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.problem import Problem, Structure
@@ -29,6 +30,7 @@ TOGETHER_BYTES = 1 << 28  # the same on a GPU, which waits for the launch of eac
 SOME = 32  # states at which errors are estimated
 SHORT = 8  # lanes of a program for a few
 MARGIN = 2.0  # a rule chosen from a start serves rows of up to twice its squared length
+VAGUE = 0.3  # relative standard error of a positive risk at every state above which it counts as unknown
 TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
 
 
@@ -132,7 +134,7 @@ def finer_rule(problem: Problem, rule: Rule, Q: np.ndarray) -> Rule | None:
 class Risks(NamedTuple):
     """Risks with the leading axes of their states, the largest relative standard error of their sampling, and that of pairs and grids.
 
-    A risk that a grid does not determine (`undetermined`), such as an infinite one, is NaN.
+    A risk that quadrature does not determine (`undetermined`), such as an infinite one, is NaN.
     """
 
     risk: np.ndarray
@@ -163,14 +165,18 @@ def risks_by(
     found = []
     for one, lead, error in zip(every, leads, errors, strict=False):
         risk = one.mean(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = _largest(one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)) if one.shape[1] > 1 else 0.0
-        # a change as large as the risk itself at every state: it grows with the reach of the grid, or lies between its points
+        shares = np.zeros(1)
+        if one.shape[1] > 1:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                shares = one.std(axis=1, ddof=1) / np.sqrt(one.shape[1]) / np.abs(risk)
+        least = float(np.min(shares[np.isfinite(shares)], initial=np.inf)) if np.any(np.isfinite(shares)) else 0.0
+        # a change as large as the risk itself at every state: it grows with the reach of the grid, or lies between its points; of points,
+        # a few carry most of it
         of_risk = error[np.isfinite(error[:, 1]), 1]
-        undetermined = bool(len(of_risk) and of_risk.min() >= UNKNOWN / 2)
+        undetermined = bool(len(of_risk) and of_risk.min() >= UNKNOWN / 2) or (least > VAGUE and bool(np.all(one[np.isfinite(one)] > 0)))
         risk = np.full_like(risk, np.nan) if undetermined else risk
         worst = _largest(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
-        found.append(Risks(risk.reshape(lead), share, worst, undetermined))
+        found.append(Risks(risk.reshape(lead), _largest(shares), worst, undetermined))
     return found
 
 
