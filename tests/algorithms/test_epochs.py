@@ -20,6 +20,8 @@ from sgdynamics.papers.epochs.formulas import linear_epochs, two_time
 from sgdynamics.precision import float64
 from sgdynamics.random import run_keys
 from sgdynamics.simulation.direct_epochs import DirectEpochs
+from sgdynamics.solvers import dmft as dmft_solver
+from sgdynamics.solvers.dmft import number_of_cells
 from tests.before_work import Work, stop_before_work
 from tests.conftest import FALSE_ALARM, Z
 
@@ -263,7 +265,7 @@ REFUSED = {
     "algorithm = .*give sgd.GradientDescent": lambda: sgd.exit_time(PROBLEM, sgd.OnePassSGD(0.1), BEGIN, method="dmft"),
     "dimension = 50.*leave it out": lambda: sgd.exit_time(PROBLEM, EPOCHS, BEGIN, method="dmft", dimension=50),
     "cells = 0: give a whole number, 1 or more": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[2.0], cells=0),
-    "cells = 16.*leave it out": lambda: sgd.solve_dmft(PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16),
+    "cells = 16.*only used with sgd.EpochSGD": lambda: sgd.solve_dmft(PROBLEM, sgd.GradientDescent(), BEGIN, times=[1.0], cells=16),
     "steps = .*infinitely many": lambda: sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, steps=[1]),
     "batch = 50.*there are 40 samples": lambda: sgd.simulate(PROBLEM, EPOCHS.replace(batch=50), BEGIN, alpha=[2.0], dimension=20),
     "lr = .*smaller lr": lambda: sgd.solve_dmft(PROBLEM, sgd.EpochSGD(1e300, 1e10), BEGIN, alpha=[2.0]),
@@ -476,13 +478,111 @@ def test_early_stopping_of_gradient_flow():
         assert sgd.early_stopping(path.isel(time=slice(0, 5))).at_end[0]
 
 
+def test_save_points_that_coincide_are_reported_once():
+    with pytest.warns(UserWarning, match="cells") as warned:
+        path = sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[0.1, 0.2, 2.0], paths=512, replicates=8, cells=16)
+    assert path.alpha.values.tolist() == [0.0, 0.0, 2.0]
+    assert ["multiples of 0.25 epochs, four cells: some of 3 fall together" in str(one.message) for one in warned] == [True]
+    assert {one.filename for one in warned} == {__file__}
+
+
+STEEP = [(8.0, 0.1), (0.2, 0.9)]
+
+
+def steep(activation="linear"):
+    """Inputs with a large eigenvalue, which the number of cells has to take into account."""
+    problem = sgd.TeacherStudent(width=1, activation=activation, noise=0.1, covariance=STEEP)
+    return problem, sgd.EpochSGD(0.8, 4.0), sgd.start(problem, M=[[0.0]], Q=[[0.0]])
+
+
+@pytest.mark.parametrize("solver", [sgd.solve_dmft, sgd.worth_of_repeats])
+def test_unstable_cells_and_too_few_paths_raise_before_work(solver, monkeypatch):
+    """Risks of 9e18 or -2e20, or standard errors 1e8 times the value, were returned for these without a warning."""
+    stop_before_work(monkeypatch)
+    problem, algorithm, begin = steep()
+    more = {"epochs": 3} if solver is sgd.worth_of_repeats else {"alpha": [0.0, 4.0, 8.0, 12.0]}
+    for cells in (4, 16, 64, 80):
+        match = f"cells = {cells}: .*{cells // 4} per epoch.* unstable .*Use cells = 84 or more, a smaller lr, or sgd.simulate"
+        with pytest.raises(ValueError, match=match):
+            solver(problem, algorithm, begin, paths=65536, cells=cells, **more)
+    match = "paths = 4096: .*at most 230 directions, and 696 cells need 698. Use paths = 16384 or more, .*sgd.simulate"
+    with pytest.raises(ValueError, match=match):
+        solver(problem, algorithm, begin, paths=4096, **more)
+    with pytest.raises(Work):
+        solver(problem, algorithm, begin, paths=16384, **more)
+
+
+def test_unstable_cells_of_a_power_law_raise_before_work(monkeypatch):
+    stop_before_work(monkeypatch)
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.01, covariance=sgd.power_law(1.2, 400, target=0.5))
+    begin = sgd.random_start(problem, dimension=400, seed=0)
+    trace = float(problem.parameters["eigenvalues"] @ problem.parameters["fractions"])
+    algorithm = sgd.EpochSGD(0.5 / trace, 4.0)
+    with pytest.raises(ValueError, match=r"cells = 16: .*unstable"):
+        sgd.worth_of_repeats(problem, algorithm, begin, paths=2048, cells=16)
+
+
+def test_the_number_of_cells_takes_the_spectrum_and_the_head_into_account():
+    problem, algorithm, begin = steep()
+    assert number_of_cells(problem, algorithm, begin) == 232
+    assert number_of_cells(*linear()[:1], EPOCHS, linear()[1]) == 40 == EPOCHS.cells()
+    # the step of the output has the factor |a|^2/p^2: four units with heads of 1 are four times slower
+    wide = sgd.TeacherStudent(width=4, activation="linear", noise=0.1, covariance=STEEP)
+    begin = sgd.random_start(wide, dimension=100, seed=0)
+    assert number_of_cells(wide, sgd.EpochSGD(3.2, 4.0), begin) == 320  # t of a cell is then what counts
+    erf, algorithm, begin = steep("erf")
+    assert number_of_cells(erf, algorithm, begin) == 144  # a quarter of them: 0.089 t per cell times 11.1, the largest eigenvalue
+    assert number_of_cells(erf, algorithm, begin, 16) == 16
+
+
+@pytest.mark.runs_long
+def test_levels_of_cells_that_do_not_converge_are_a_divergence():
+    """A ReLU unit, whose stability is not known before the start, with cells that are far too coarse."""
+    problem, algorithm, begin = steep("relu")
+    begin = sgd.start(problem, M=[[0.1]], Q=[[1.0]])
+    with pytest.warns(UserWarning, match="cells = 8: .* do not converge at t = 3.2, .*NaN.* Use more cells"):
+        result = sgd.solve_dmft(problem, algorithm, begin, alpha=[0.0, 4.0, 8.0], cells=8, paths=512, replicates=2)
+    assert result.diverged_at.values.tolist() == [0.0]
+    for name in ("risk", "train_risk", "M", "Q", "risk_standard_error"):
+        assert np.isfinite(result[name][0, 0]).all()
+        assert np.isnan(result[name][0, 1:]).all()
+
+
+def test_failed_extrapolations_and_large_errors_are_recognised():
+    """Save points: fine; tiny and uncertain; negative; explosion; the coarsest level has diverged."""
+    fine, half = np.array([0.5, 1e-6, 1.0, 2.0, 0.1]), np.array([0.5, 1e-6, 3.0, 2.0, 0.1])
+    coarse = np.array([0.5, 5e-6, 5.0, 9.0, np.inf])
+    levels = [{name: level[None, None] for name in ("risk", "train_risk")} for level in (coarse, half, fine)]
+    means = {name: (2 * fine - half)[None] for name in ("risk", "train_risk")}
+    errors = {name: np.abs(2 * fine - 3 * half + coarse)[None] / 3 for name in means}
+
+    def failed(*points):
+        chosen = list(points)
+        some = [{name: level[name][:, :, chosen] for name in level} for level in levels]
+        values = [{name: part[name][:, chosen] for name in part} for part in (means, errors)]
+        return dmft_solver._cells_fail(some, *values, np.array([0.5]))[0].tolist()
+
+    assert failed(0, 1) == [False, False]
+    assert failed(2) == failed(3) == failed(4) == [True]
+    assert failed(0, 2, 0) == [False, True, True]  # and all later ones
+    small, large = {"risk": np.array([[1.0, 0.1]])}, {"risk": np.array([[0.1, 0.2]])}
+    small["train_risk"], large["train_risk"] = np.ones((1, 2)), np.array([[0.01, 0.07]])
+    texts = dmft_solver._large_errors(small, large, large, hot=False)
+    assert texts == ("The standard error of risk exceeds its value at 1 of 2 save points. Use more cells, or sgd.simulate.",)
+    assert "Use more paths" in dmft_solver._large_errors(small, large, {}, hot=True)[0]
+    large["risk"] = large["risk"] / 10
+    assert dmft_solver._large_errors(small, large, {}, hot=False) == ()
+    assert "up to 7%: that of Langevin dynamics grows" in dmft_solver._large_errors(small, large, {}, hot=True)[0]
+
+
 @pytest.mark.slow
-def test_what_few_cells_and_few_paths_do_is_said_once():
-    with pytest.warns(UserWarning, match="cells|paths") as said:
-        path = sgd.solve_dmft(PROBLEM, EPOCHS, BEGIN, alpha=[0.1, 0.2, 6.0], paths=512, replicates=8, cells=16)
-    assert path.alpha.values.tolist() == [0.0, 0.0, 6.0]
-    words = [str(one.message) for one in said]
-    assert len(words) == 2
-    assert "multiples of 0.25 epochs, four cells: some of 3 fall together" in words[0]
-    assert "span half of the 64 paths of a replicate, or the 32 dimensions that these stand for" in words[1]
-    assert {one.filename for one in said} == {__file__}
+def test_a_large_eigenvalue_against_runs():
+    """The default number of cells, with as many paths as the error asks for: both within 10% and within combined errors."""
+    problem, algorithm, begin = steep()
+    alpha = [4.0, 8.0]
+    theory = sgd.solve_dmft(problem, algorithm, begin, alpha=alpha, paths=16384, progress=False)
+    runs = sgd.simulate(problem, algorithm, begin, alpha=alpha, dimension=400, runs=64, seed=0, progress=False)
+    risk, error = theory.risk.values[0], theory.risk_standard_error.values[0]
+    spread = runs.risk.std("run").values / 8
+    assert np.all(error < 0.1 * risk)
+    assert np.all(np.abs(runs.risk.mean("run").values - risk) <= Z * np.hypot(error, spread) + 0.01 * risk)

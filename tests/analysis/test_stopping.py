@@ -7,6 +7,7 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
+from sgdynamics.analysis import stopping as stopping_module
 
 
 @pytest.mark.parametrize("apart", [0.5, 0.7, 1.0])
@@ -21,5 +22,34 @@ def test_early_stopping_has_the_best_time_inside(apart):
 
 def test_one_save_point_is_at_the_end():
     single = xr.Dataset({"risk": (("run", "time"), [[1.0]])}, {"t": ("time", [2.0]), "run": [0]})
-    with pytest.warns(UserWarning, match="go on for longer"):
+    with pytest.warns(UserWarning, match="train for longer"):
         assert sgd.early_stopping(single).at_end.tolist() == [True]
+
+
+def test_a_trajectory_that_diverges_is_used_up_to_its_last_finite_risk():
+    risk = [[1.0, 0.5, 0.4, np.nan, np.nan]]
+    path = xr.Dataset({"risk": (("run", "time"), risk)}, {"t": ("time", np.arange(5.0)), "run": [0]})
+    with pytest.warns(UserWarning, match="diverges in 1 of 1 runs"):
+        stopping = sgd.early_stopping(path)
+    assert (stopping.t[0], stopping.risk[0], stopping.latest[0]) == (2.0, 0.4, 2.0)
+    assert stopping.at_end[0]
+
+
+def test_a_diverged_solution_has_no_exit_time(monkeypatch):
+    """Neither NaN nor what is left of a failed extrapolation counts as a crossing, and no longer solution is tried."""
+    calls = []
+
+    def diverged(problem, algorithm, start, *, times, **_):
+        calls.append(times[-1])
+        risk = np.where(times < times[-1] / 2, 1.0, np.nan)[None]
+        variables = {name: (("run", "time"), risk) for name in ("risk", "risk_standard_error")}
+        return xr.Dataset(variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [1.0])})
+
+    monkeypatch.setattr(stopping_module, "solve_dmft", diverged)
+    problem = sgd.TeacherStudent(width=1, activation="linear")
+    begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
+    times, _, lost = stopping_module.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)
+    assert np.isnan(times).all()
+    assert lost.all()
+    assert len(calls) == 1

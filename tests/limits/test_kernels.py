@@ -388,7 +388,7 @@ def test_what_it_is_not_for_is_refused_by_name(monkeypatch):
 def test_memory_is_known_before_the_start():
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=FOUR)
     start = sgd.random_start(problem, dimension=200, seed=0)
-    with pytest.raises(ValueError, match=r"need 0\.0\d+ GB, there are 0.001 GB: take fewer paths or steps, or dtype='float32'"):
+    with pytest.raises(ValueError, match=r"need 0\.0\d+ GB, and 0.001 GB are available. Use fewer paths or steps, dtype='float32'"):
         sgd.solve_dmft(problem, sgd.MultiPassSGD(), start, steps=[50], paths=16384, memory=1e-3)
 
 

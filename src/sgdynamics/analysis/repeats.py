@@ -76,8 +76,10 @@ def worth_of_repeats(
     Returns
     -------
     xarray.Dataset
-        With the axes run and epoch (1, 2, ...): ``worth``, ``fresh`` (alpha of one pass at the risk after the epoch), ``risk``,
-        ``train_risk``, and their ``_standard_error``. NaN, with a warning, where one pass does not come to that risk.
+        With the axes run and epoch (1, 2, ...): ``worth``, ``fresh`` (alpha of one pass at the risk
+        after the epoch), ``risk``, ``train_risk``, and their ``_standard_error``. Values are NaN, with
+        a warning, where one-pass SGD does not reach that risk, and where ``solve_dmft`` diverges
+        (coordinate ``diverged_at``).
 
     Raises
     ------
@@ -120,7 +122,9 @@ def worth_of_repeats(
     fresh = np.stack([values for values, _ in found])
     spread = np.abs(np.stack([slope for _, slope in found])) * error
     if not np.all(np.isfinite(fresh[np.isfinite(risk)])):
-        warn("after some epochs one pass does not come to the risk, at any number of samples looked at: their worth is NaN")
+        warn(
+            f"One-pass SGD does not reach the risk after some epochs within {FARTHER:g} times as many samples, so that their worth is NaN."
+        )
     axes = ("run", "epoch")
     variables = {
         "worth": (axes, np.diff(fresh) / each, {"long_name": "fresh samples that a sample is worth"}),
@@ -132,7 +136,11 @@ def worth_of_repeats(
     }
     kept = ("seed", "paths", "replicates", "cells", "error_cells", "error_sampling", "error_paths", "error_quadrature", "dtype")
     attributes = record(problem, algorithm, "worth_of_repeats", {name: repeated.attrs.get(name) for name in kept})
-    return xr.Dataset(variables, {"epoch": ("epoch", np.arange(1, count + 1), {"long_name": "epoch"})}, attributes)
+    coordinates = {
+        "epoch": ("epoch", np.arange(1, count + 1), {"long_name": "epoch"}),
+        "diverged_at": repeated["diverged_at"],
+    }
+    return xr.Dataset(variables, coordinates, attributes)
 
 
 def _fresh(alpha: np.ndarray, curve: np.ndarray, risk: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

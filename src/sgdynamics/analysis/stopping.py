@@ -16,7 +16,7 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
 from sgdynamics.progress import warn
-from sgdynamics.solvers.dmft import TOGETHER, solve_dmft
+from sgdynamics.solvers.dmft import TOGETHER, number_of_cells, solve_dmft
 from sgdynamics.variables import STANDARD_ERROR
 
 FIRST_SHARE, LONGER = 1 / 16, 4  # of max_time: how far the first trajectory goes, and how much farther each of the next ones
@@ -45,7 +45,7 @@ class EarlyStopping:
     latest : ndarray
         The first save point after that; the last one if there is none.
     at_end : ndarray of bool
-        Whether the risk is least at the last save point.
+        Whether the risk is least at the last save point with a finite risk.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
     Warns
     -----
     UserWarning
-        Where the risk is least at the last save point: go on for longer.
+        If the risk is least at the last save point, or if the trajectory diverges.
 
     Notes
     -----
@@ -119,8 +119,11 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
         raise checks.reject("trajectory", "no finite risk", "a run has none at any save point: take a smaller lr")
     found = [_least(t, one, its) for one, its in zip(risk, error, strict=True)]
     when, least, errors, earliest, latest, at_end = (np.array(part) for part in zip(*found, strict=True))
-    if at_end.any():
-        warn(f"early_stopping: the risk is least at the last save point, t = {t[-1]:g}: it may fall further, go on for longer")
+    incomplete = ~np.isfinite(risk).all(axis=1)
+    if (at_end & ~incomplete).any():
+        warn(f"early_stopping: the risk is least at the last save point, t = {t[-1]:g}. It may decrease further: train for longer.")
+    if incomplete.any():
+        warn(f"early_stopping: the trajectory diverges in {int(incomplete.sum())} of {len(risk)} runs. Only save points before are used.")
 
     def others(name: str) -> np.ndarray:
         if name not in trajectory.coords:
@@ -139,7 +142,7 @@ def _least(t: np.ndarray, risk: np.ndarray, error: np.ndarray) -> tuple[float, f
         bend, slope, _ = np.polyfit(t[at - 1 : at + 2] - t[at], risk[at - 1 : at + 2] - value, 2)
         if bend > 0:
             when, value = t[at] - slope / (2 * bend), value - slope**2 / (4 * bend)
-    last = len(t) - 1
+    last = int(np.flatnonzero(np.isfinite(risk))[-1])
     return float(when), float(value), float(error[at]), float(t[max(near[0] - 1, 0)]), float(t[min(near[-1] + 1, last)]), at == last
 
 
@@ -166,7 +169,9 @@ def dmft_exits(
         far = min(far, end)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", TOGETHER)  # with a schedule there may be more of them than cells
-            found = solve_dmft(problem, algorithm, start, times=_steps_up_to(algorithm, far), seed=seed, progress=progress, record=record)
+            found = solve_dmft(
+                problem, algorithm, start, times=_steps_up_to(problem, algorithm, start, far), seed=seed, progress=progress, record=record
+            )
         t, name = np.asarray(found["t"]), "risk"
         if callable(criterion):
             values, name = np.asarray(found["criterion"]), "criterion"
@@ -184,12 +189,13 @@ def dmft_exits(
         far *= LONGER
 
 
-def _steps_up_to(algorithm: FixedData, end: float) -> np.ndarray:
-    """Save points, each a step or more after the one before."""
+def _steps_up_to(problem: Problem, algorithm: FixedData, start: Start, end: float) -> np.ndarray:
+    """Save points that are at least one step, or a quarter of the coarsest cells, apart."""
     step = end / POINTS
     if algorithm.order and not algorithm.scheduled:  # a quarter of the cells
         assert isinstance(algorithm, EpochSGD)
-        step = 4 * algorithm.lr * algorithm.samples_per_dimension / (algorithm.batch * algorithm.cells())
+        cells = number_of_cells(problem, algorithm, start)
+        step = 4 * algorithm.lr * algorithm.samples_per_dimension / (algorithm.batch * cells)
     elif not algorithm.order:
         step = float(np.diff(algorithm.step_times(math.inf, end)).max()) if algorithm.scheduled else algorithm.lr
     return np.linspace(0.0, end, int(np.clip(np.floor(end / step), 1, POINTS)) + 1)

@@ -8,6 +8,7 @@ learning rate as the simulation's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,8 +66,8 @@ def within_reach(sweep: Sweep, step: np.ndarray, rank: int | None, runs: int, tw
         raise checks.reject(
             "steps",
             int(step[-1]),
-            f"so many of {sweep.each * sweep.replicates} paths and up to {directions:.3g} directions are {work:.2g} "
-            f"multiplications, about {days:.2g} days: take fewer steps or paths, or give rank= where the algorithm is smooth",
+            f"with {sweep.each * sweep.replicates} paths and up to {directions:.3g} directions they need {work:.2g} "
+            f"multiplications, about {days:.2g} days. Use fewer steps or paths, rank where the algorithm is smooth, or sgd.simulate.",
         )
 
 
@@ -76,8 +77,8 @@ class Sweep:
     form: ClassVar[str] = "projections"
     quasi_random: ClassVar[bool] = True  # also of the first directions
     less_memory: ClassVar[str] = (
-        "take fewer paths or steps, dtype='float32', give rank= where the algorithm is smooth (gradient descent needs far fewer "
-        "directions than steps), or memory_directions="
+        "Use fewer paths or steps, dtype='float32', rank where the algorithm is smooth (gradient descent needs far fewer "
+        "directions than steps), memory_directions, or sgd.simulate."
     )
     sweeps_a_pair: ClassVar[int] = 1  # more, at each save point, for two times
 
@@ -102,6 +103,12 @@ class Sweep:
         self.most = 0
         self.memory: Memory | None = None  # bounded, where it is
         self.on_train: Mapping[str, Any] = {}  # losses whose mean over the data set is given too, by name
+        self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
+
+    @property
+    def sets(self) -> int:
+        """Replicates that advance together: all of them, but one at a time on a CPU."""
+        return 1 if jax.default_backend() == "cpu" else self.replicates
 
     @property
     def seen_blocks(self) -> int:
@@ -115,9 +122,13 @@ class Sweep:
         return 2.0 * self.inputs * self.replicates * (of_P + of_A) * directions
 
     def needed(self, steps: float) -> float:
-        """How many directions so many steps may open: those of gradients only as long as the paths span few enough."""
+        """Upper bound on the number of directions after some steps.
+
+        The gradients of a replicate span at most half of its paths. Replicates that advance together share slots of
+        memory: a step uses as many slots as the replicate that adds the most directions.
+        """
         setup = self.setup
-        spanned = min(setup.spanned * (steps + 1), self.inputs // LEAST_FREE + setup.spanned)
+        spanned = min(setup.spanned * (steps + 1), self.sets * (self.inputs // LEAST_FREE) + setup.spanned)
         found = setup.first + spanned + setup.white * (steps + 1)
         return found if self.memory is None else min(found, self.memory.directions)
 
@@ -135,9 +146,35 @@ class Sweep:
         self.bytes = (2 if jax.default_backend() == "cpu" else 3) * self.replicates * self.held(self.most)
         room = available_bytes() * SHARE_OF_MEMORY if memory is None else checks.number("memory", memory, above=0.0) * 1e9
         if self.bytes > room:
+            unit = "cells" if setup.visited else "steps"
             raise ValueError(
-                f"{self.each * self.replicates} paths of up to {self.most} directions ({steps} steps) need {self.bytes / 1e9:.3g} GB, "
-                f"there are {room / 1e9:.3g} GB: {self.less_memory}"
+                f"paths = {self.each * self.replicates}: up to {self.most} directions ({steps} {unit}) need "
+                f"{self.bytes / 1e9:.3g} GB, and {room / 1e9:.3g} GB are available. {self.less_memory}"
+            )
+
+    @property
+    def most_directions(self) -> float:
+        """How many directions the paths of a replicate can carry: half of them, and with epochs their dimensions."""
+        half = self.inputs // LEAST_FREE
+        return min(half, float(np.max(self.numbers[2]))) if self.setup.visited else half
+
+    def check_paths(self, steps: int, rank: int | None) -> None:
+        """Raise ValueError if the cells of all epochs, each of which adds directions, are more than the paths can carry."""
+        setup = self.setup
+        if not setup.visited:
+            return
+        needed = setup.first + setup.spanned * steps
+        if rank is not None:
+            needed = min(needed, rank + setup.first + setup.opened)
+        if self.memory is not None:
+            needed = min(needed, self.memory.directions)
+        if needed > self.most_directions:
+            enough = self.each * self.replicates << math.ceil(math.log2(needed / self.most_directions))
+            raise checks.reject(
+                "paths",
+                self.each * self.replicates,
+                f"each of the {self.replicates} replicates carries at most {int(self.most_directions)} directions, and "
+                f"{steps} cells need {needed}. Use paths = {enough} or more, fewer epochs, or sgd.simulate.",
             )
 
     def solve(self, begin: Start, steps: np.ndarray, two_time: bool, bar: Meter) -> dict[str, np.ndarray]:
@@ -148,6 +185,9 @@ class Sweep:
         pairs = self.pairs(len(steps)) if two_time else None
         diverged = np.zeros(self.replicates, dtype=bool)
         now = 0
+        if self.setup.visited:
+            self.advance(groups, points.visits(0, 0)[0], 0, 0, self.most)
+            self.initial_risk.append(float(np.mean(self.observe_groups(groups, 0)["train_risk"])))
         for target in steps.tolist():
             while True:
                 end = min(target, now + self.at_a_time(groups[0]))
@@ -160,17 +200,20 @@ class Sweep:
                 now = end
                 if now >= target:
                     break
-            numbers = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
-            found = [conditioning.observed(self.observer(group), self.setup, self.on_train, numbers, group.paths) for group in groups]
-            for name in found[0]:
-                shown = np.concatenate([np.asarray(part[name], dtype=np.float64) for part in found])
-                shown[diverged] = np.nan
-                saved.setdefault(name, []).append(shown)
+            for name, values in self.observe_groups(groups, now).items():
+                values[diverged] = np.nan
+                saved.setdefault(name, []).append(values)
             if pairs is not None:
                 pairs.note(groups, points, now)
         self.finish(groups)
         result = {name: np.stack(values, axis=1) for name, values in saved.items()}
         return result if pairs is None else result | pairs.found(groups)
+
+    def observe_groups(self, groups: list[Any], now: int) -> dict[str, np.ndarray]:
+        """Overlaps and mean losses of all replicates at a step."""
+        parameters = numbers_at(self.parameters, elapsed_at(self.algorithm["lr"], now))
+        observed = [conditioning.observed(self.observer(group), self.setup, self.on_train, parameters, group.paths) for group in groups]
+        return {name: np.concatenate([np.asarray(part[name], dtype=np.float64) for part in observed]) for name in observed[0]}
 
     def observer(self, group: Any) -> Any:
         """What reads off a group of replicates."""
@@ -184,8 +227,9 @@ class Sweep:
         """What is said of a solution at its end."""
         opened = max(int(np.max(group.paths.opened)) for group in groups)
         self.rank = max(self.rank, opened - self.setup.first)
-        spanned, dimensions = max(int(np.max(group.paths.spanned)) for group in groups), float(np.max(self.numbers[2]))
-        self.crowded |= spanned >= self.inputs // LEAST_FREE or (self.setup.visited and opened >= dimensions)
+        spanned = max(int(np.max(group.paths.spanned)) for group in groups)
+        half, dimensions = self.inputs // LEAST_FREE, float(np.max(self.numbers[2]))
+        self.crowded |= spanned >= half or (self.setup.visited and opened >= dimensions)
 
     def at_a_time(self, group: Any) -> int:
         """Steps of one call."""
@@ -200,7 +244,7 @@ class Sweep:
         slots = 0 if self.memory is None else self.memory.slots(setup)
         origins = origins_of(self.seed, self.replicates)
         drawn = (*points.first(), points.directions(), origins)
-        sets = self.replicates if jax.default_backend() != "cpu" else 1
+        sets = self.sets
         numbers = (self.parameters, self.algorithm, T[0], L[0], begin.a[0])
         chunks = chunks_for(setup, self.inputs, largest_chunk(setup))
         groups = []
@@ -219,10 +263,8 @@ class Sweep:
             group.go(setup, self.numbers, visited, now, end, most, self.memory)
         short = [group.number for group in groups if group.number < end]
         if short:
-            raise ValueError(
-                f"rank = {self.most - self.setup.first - self.setup.opened} directions are not enough by step {min(short)}: give a "
-                "larger rank, a larger tolerance, or none"
-            )
+            rank = self.most - self.setup.first - self.setup.opened
+            raise ValueError(f"rank = {rank}: the basis was full at step {min(short)} of {end}. Increase rank or tolerance.")
 
 
 class _Pairs:
@@ -407,7 +449,7 @@ class Points:
         setup = sweep.setup
         self.setup, self.each, self.replicates, self.seed = setup, sweep.each, sweep.replicates, sweep.seed
         self.points = sweep.each * sweep.fewer  # of which the first are taken
-        self.order, self.cells, self.sets = sweep.order, sweep.cells, 1 if jax.default_backend() == "cpu" else sweep.replicates
+        self.order, self.cells, self.sets = sweep.order, sweep.cells, sweep.sets
         blocks, sample = sweep.seen_blocks, setup.structure.sample
         self.blocks = blocks
         self.tokens, self.draws = sample.inputs_a_sample, sample.draw_normals

@@ -76,7 +76,7 @@ class KernelSweep(Sweep):
 
     form: ClassVar[str] = "kernels"
     quasi_random: ClassVar[bool] = False
-    less_memory: ClassVar[str] = "take fewer paths or steps, or dtype='float32'"
+    less_memory: ClassVar[str] = "Use fewer paths or steps, dtype='float32', or sgd.simulate."
     sweeps_a_pair: ClassVar[int] = 0
 
     @property
@@ -103,7 +103,7 @@ class KernelSweep(Sweep):
         room = min(max(smallest, setup.first + 2 * setup.opened), max(self.most, setup.first + setup.opened))
         normals, noise, uniform = points.first()
         drawn = (normals[:, 0], noise, uniform, origins_of(self.seed, self.replicates))
-        sets = self.replicates if jax.default_backend() != "cpu" else 1
+        sets = self.sets
         numbers = (self.numbers[:3], start, begin.a[0])
         fixed = (setup, room, chunks_for(setup, self.inputs, CHUNK), str(self.dtype))
         groups = []
@@ -121,6 +121,9 @@ class KernelSweep(Sweep):
                 f"after step {where} the fields of {self.each} paths a replicate follow from earlier ones, or their overlaps are not "
                 "positive: take more paths or fewer steps, or form='projections'"
             )
+
+    def check_paths(self, steps: int, rank: int | None) -> None:
+        """Nothing to check: this form needs more paths than that, and is not chosen with fewer."""
 
     def observer(self, group: Any) -> Any:
         return partial(_observe, number=np.int64(group.number))

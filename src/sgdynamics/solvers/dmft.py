@@ -12,24 +12,29 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics import checks
-from sgdynamics.algorithms.epochs import EpochSGD
+from sgdynamics.algorithms.cell_stability import CellStability
+from sgdynamics.algorithms.epochs import SIMULATE, EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.arrays import Given
+from sgdynamics.controls import scheduled
 from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
 from sgdynamics.limits.forgetting import Memory
 from sgdynamics.limits.kernel_sweep import FEW_BLOCKS, KernelSweep, NothingNew, hindrance, paths_a_row, paths_needed, singular
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
+from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.progress import Meter, meter, warn
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
+from sgdynamics.solvers.linear import output_gain
 from sgdynamics.support import require
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 FORMS = ("auto", "projections", "kernels")
 TOGETHER = "save points are at multiples of"  # so begins what is said of those that cells do not tell apart
 FEW_COORDINATES = 100  # of a block, whose limit they are far from
+LARGE_LANGEVIN_ERROR = 0.05  # relative standard error of Langevin dynamics that is warned of
 
 
 @float64
@@ -98,8 +103,9 @@ def solve_dmft(
     memory : float, optional
         Gigabytes beyond which the solution is refused before it starts; 80% of what is free unless given.
     cells : int, optional
-        With ``EpochSGD``: m, the cells that an epoch is cut into, rounded up to a multiple of 4; unless given as many as make t of a cell,
-        lr samples_per_dimension/(batch m), 0.04 or less, and 16 at least.
+        With ``EpochSGD``: the number m of cells that an epoch is divided into, rounded up to a multiple
+        of 4. By default t of a cell, lr samples_per_dimension/(batch m), is at most 0.04, m is at least
+        16, and a quarter of the cells is stable with a margin (see Notes).
     memory_directions : int, optional
         How many directions are known at most: once there are so many, all but a part of them is forgotten, and the cost is linear in the
         steps. Unless given nothing is forgotten, and the cost grows with their square.
@@ -127,7 +133,15 @@ def solve_dmft(
     Raises
     ------
     ValueError
-        If an argument is refused, or memory or work (more than ten days) is beyond reach.
+        If an argument is out of range, if a quarter of ``cells`` is unstable, if the paths are too few
+        for the directions that the cells of all epochs add, or if more memory or work (ten days) is
+        needed than there is.
+
+    Warns
+    -----
+    UserWarning
+        If the solution diverges, if the three levels of cells do not converge, if a standard error
+        exceeds the value, or if the standard error of ``Langevin`` exceeds 5%.
 
     Notes
     -----
@@ -137,6 +151,12 @@ def solve_dmft(
     With ``EpochSGD`` all visits of a cell use the weights at its start, and the error is of order t of a cell. So x(m), x(m/2) and x(m/4)
     are solved for; what is given is 2 x(m) - x(m/2), and the change that a third level would make to it, (2 x(m) - 3 x(m/2) + x(m/4))/3, is
     part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk.
+    The levels converge if the coarsest one is stable. For a linear student the condition is exact
+    (``load(m/4) < 1`` in `sgdynamics.algorithms.cell_stability`) and is checked before the start. For
+    other students the default takes the largest eigenvalue of the covariance into account. Where the
+    extrapolated risk is negative, or the change by a third level exceeds both the value and the initial
+    risk, the solution has failed: later values are NaN and ``diverged_at`` is the last save point
+    before.
     With ``memory_directions`` a quarter of the paths is solved for with half of it too: that change is part of the standard errors (not of
     C's and R's), and ``error_memory`` its largest share of the training risk. Rows and fields stay as they are then; what is
     lost is how later gradients go with it, which matters least where steps are noisy. With ``EpochSGD`` coarser cells have as much smaller
@@ -160,7 +180,7 @@ def solve_dmft(
     """
     require("solve_dmft", problem, algorithm)
     checked_fixed_data(algorithm)
-    parts = _parts(algorithm, cells, steps)
+    parts = _parts(problem, algorithm, start, cells, steps)
     where = {"times": times, "alpha": alpha, "steps": steps, "seed": seed, "progress": progress, "cells": parts[0] if parts else None}
     door = opened("solve_dmft", problem, algorithm, start, **where, whole_steps=True, record=record, evaluate=evaluate)
     given = alpha if times is None else times
@@ -273,6 +293,7 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
             # an epoch of fewer cells has fewer directions: the same memory in epochs
             sweep.memory = None if bound is None else bound.over(sweep.setup, halved * finer[-1] // ratio)
     within_reach(last, finer[-1] * door.when.step, asked.rank, door.begin.runs, two_time)
+    last.check_paths(asked.steps, asked.rank)
     for chosen, _ in levels.values():
         for sweep in chosen:
             sweep.make_room(asked.steps, asked.rank, asked.memory)
@@ -285,21 +306,53 @@ def _answer(asked: _Asked, kind: type[Sweep]) -> xr.Dataset:
             states[name] = [_solved(door, sweep, ratio, two, bar) for sweep, ratio in zip(chosen, finer, strict=True)]
     if any(sweep.crowded for sweep in sweeps[1]):
         warn(
-            f"the gradients span half of the {each} paths of a replicate, or the {float(np.sum(last.numbers[2])):.0f} dimensions that "
-            "these stand for, and open no more directions: take more paths, or fewer steps or replicates"
+            f"The gradients span half of the {each} paths of a replicate, or all of the {float(np.sum(last.numbers[2])):.0f} "
+            "dimensions that the paths represent, so that later gradients add no directions. Use more paths, fewer steps or "
+            "fewer replicates."
         )
-    return _dataset(door, states, last, asked.tolerance, bound)
+    return _dataset(door, states, last, asked.tolerance, bound, np.array(last.initial_risk))
 
 
-def _parts(algorithm: FixedData, cells: int | None, steps: Given | None) -> list[int]:
-    """Into how many cells an epoch is cut, the fewest first; none where there are no epochs."""
+def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellStability | None:
+    """The stability of the cells of an epoch; None where the spectrum is infinite or inputs have means."""
+    infinite = problem.spectrum is not None and problem.spectrum.infinite
+    if infinite or not isinstance(start, Start) or not problem.structure.sample.centred:
+        return None
+    is_linear = (
+        isinstance(problem, TeacherStudent)
+        and problem.structure.has_excess
+        and problem.activation.name == "linear"
+        and problem.head == "fixed"
+        and problem.constraint is None
+        and not scheduled(problem.weight_decay)
+    )
+    curvature, decay = 1.0, 0.0
+    if is_linear:
+        curvature = max(output_gain(start, run) for run in range(start.runs))
+        if curvature == 0:
+            return None
+        decay = float(problem.weight_decay) / curvature
+    values, fractions = (np.asarray(problem.parameters[name], dtype=np.float64) for name in ("eigenvalues", "fractions"))
+    rate = curvature * algorithm.largest_rate
+    return CellStability(rate, algorithm.samples_per_dimension, values, fractions, decay, is_linear)
+
+
+def number_of_cells(problem: Problem, algorithm: EpochSGD, start: Start, given: int | None = None) -> int:
+    """Number of cells that an epoch is divided into: the default, or a given one that is large enough."""
+    return algorithm.cells(given, cell_stability(problem, algorithm, start))
+
+
+def _parts(problem: Problem, algorithm: FixedData, start: Start, cells: int | None, steps: Given | None) -> list[int]:
+    """Numbers of cells per epoch, the smallest first; empty for algorithms without epochs."""
     if not isinstance(algorithm, EpochSGD):
         if cells is not None:
-            raise checks.reject("cells", cells, "these are the parts of an epoch of sgd.EpochSGD(...): leave it out")
+            fix = "only used with sgd.EpochSGD. Omit cells."
+            raise checks.reject("cells", cells, fix)
         return []
     if steps is not None:
-        raise checks.reject("steps", steps, "at d -> infinity an epoch has infinitely many: give times= or alpha=")
-    count = algorithm.cells(cells)
+        fix = "an epoch has infinitely many steps at d -> infinity. Use times= or alpha=."
+        raise checks.reject("steps", steps, fix)
+    count = number_of_cells(problem, algorithm, start, cells)
     return [count // 4, count // 2, count]
 
 
@@ -322,7 +375,12 @@ def _extrapolated(levels: list[dict[str, np.ndarray]]) -> tuple[dict[str, np.nda
 
 
 def _dataset(
-    door: Door, solved: dict[str, list[dict[str, np.ndarray]]], sweep: Sweep, tolerance: float, bound: Memory | None
+    door: Door,
+    solved: dict[str, list[dict[str, np.ndarray]]],
+    sweep: Sweep,
+    tolerance: float,
+    bound: Memory | None,
+    initial_risk: np.ndarray,
 ) -> xr.Dataset:
     """Means over replicates, and their standard errors: from all paths, a quarter of them, and that with half the memory or in float64."""
     error, observed, of_others = 0.0, {}, 0.0
@@ -343,12 +401,22 @@ def _dataset(
             others[kind] = {name: np.abs((value - change[name]).mean(axis=1)) for name, value in other.items()}
     parts = (biases, of_cells, *others.values())
     errors = {name: np.sqrt(value**2 + sum(part.get(name, 0.0) ** 2 for part in parts)) for name, value in spreads.items()}
+    texts = ()
+    if of_cells:
+        failed = _cells_fail(solved["all"], means, of_cells, initial_risk)
+        if failed.any():
+            texts = (_cell_failure(door, sweep, failed),)
+        for values in (means, errors):
+            for name in values.keys() - {"C", "R"}:
+                values[name][failed] = np.nan
     good = np.isfinite(means["Q"]).all(axis=(2, 3, 4))
     diverged_at = np.where(good.all(axis=1), np.nan, door.when.t[np.maximum(good.argmin(axis=1) - 1, 0)])
-    texts = ()
-    if not good.all():
-        metastable = "at fixed lr the d -> infinity limit is only metastable; a smaller lr may help"
-        texts = (f"the paths diverged after t = {np.nanmin(diverged_at):.4g}: {metastable}",)
+    if not texts and not good.all():
+        texts = (
+            f"The paths diverged after t = {np.nanmin(diverged_at):.4g}. At fixed lr the limit d -> infinity may be only "
+            "metastable. Use a smaller lr.",
+        )
+    texts += _large_errors(means, errors, of_cells, sweep.setup.hot)
     attributes = {
         "seed": door.seed,
         "paths": sweep.each * sweep.replicates,
@@ -381,6 +449,61 @@ def _dataset(
         label = result[name].attrs["long_name"]
         result[name + STANDARD_ERROR] = (result[name].dims, errors[name], {"long_name": f"{label}, standard error"})
     return result
+
+
+def _cells_fail(
+    levels: list[dict[str, np.ndarray]],
+    means: dict[str, np.ndarray],
+    cell_errors: dict[str, np.ndarray],
+    initial_risk: np.ndarray,
+) -> np.ndarray:
+    """At which save points (run, time) the extrapolation in the number of cells has failed, and all later ones.
+
+    A risk that is positive at all levels of cells and negative after the extrapolation, or whose error
+    exceeds both its value and the initial risk, is not a risk.
+    """
+    failed = np.zeros(means["risk"].shape, dtype=bool)
+    for name in ("risk", "train_risk"):
+        value, error = means[name], cell_errors[name]
+        positive = np.all([level[name].mean(axis=1) > 0 for level in levels], axis=0)
+        exceeds = error > np.maximum(np.abs(value), initial_risk[:, None])
+        unknown = np.isfinite(value) & ~np.isfinite(error)  # the coarsest level has diverged
+        failed |= (positive & (value < 0)) | exceeds | unknown
+    return np.logical_or.accumulate(failed, axis=1)
+
+
+def _cell_failure(door: Door, sweep: Sweep, failed: np.ndarray) -> str:
+    first = int(np.argmax(failed.any(axis=0)))
+    return (
+        f"cells = {sweep.cells}: the solutions with a quarter, a half and all of the cells do not converge "
+        f"at t = {door.when.t[first]:.4g}, and values from there on are NaN. "
+        f"Use more cells, a smaller lr, or {SIMULATE}."
+    )
+
+
+def _large_errors(
+    means: dict[str, np.ndarray],
+    errors: dict[str, np.ndarray],
+    cell_errors: dict[str, np.ndarray],
+    hot: bool,
+) -> tuple[str, ...]:
+    """Warnings of standard errors that exceed the value, and of those of Langevin dynamics that exceed 5%."""
+    texts = []
+    for name in ("risk", "train_risk"):
+        large = errors[name] > np.abs(means[name])
+        if large.any():
+            of_cells = bool(cell_errors) and np.any(cell_errors[name][large] > errors[name][large] / 2)
+            texts.append(
+                f"The standard error of {name} exceeds its value at {int(large.sum())} of {large.size} save points. "
+                f"Use more {'cells' if of_cells else 'paths'}, or sgd.simulate."
+            )
+    share = largest_share(errors["train_risk"], means["train_risk"])
+    if hot and not texts and share > LARGE_LANGEVIN_ERROR:
+        texts.append(
+            f"The standard error of train_risk is up to {100 * share:.2g}%: that of Langevin dynamics grows with the number "
+            "of steps, because each step adds new directions. Use more paths, or sgd.simulate, which is cheaper here."
+        )
+    return tuple(texts)
 
 
 def _all_blocks(name: str, value: np.ndarray) -> np.ndarray:
