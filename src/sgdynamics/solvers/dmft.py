@@ -23,11 +23,10 @@ from sgdynamics.limits.kernel_sweep import FEW_BLOCKS, KernelSweep, NothingNew, 
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.progress import Meter, meter, warn
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
-from sgdynamics.solvers.linear import output_gain
+from sgdynamics.solvers.linear import has_linear_output, output_gain
 from sgdynamics.support import require
 from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
@@ -319,12 +318,7 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
     if infinite or not isinstance(start, Start) or not problem.structure.sample.centred:
         return None
     is_linear = (
-        isinstance(problem, TeacherStudent)
-        and problem.structure.has_excess
-        and problem.activation.name == "linear"
-        and problem.head == "fixed"
-        and problem.constraint is None
-        and not scheduled(problem.weight_decay)
+        has_linear_output(problem) and problem.head == "fixed" and problem.constraint is None and not scheduled(problem.weight_decay)
     )
     curvature, decay = 1.0, 0.0
     if is_linear:

@@ -129,11 +129,14 @@ def output_weights(problem: Problem) -> np.ndarray:
     return np.asarray(problem.teacher_head) / problem.teacher_width
 
 
+def has_linear_output(problem: object) -> TypeGuard[TeacherStudent]:
+    """Whether the student is linear with the squared loss, whatever the teacher."""
+    return isinstance(problem, TeacherStudent) and problem.structure.has_excess and problem.activation.name == "linear"
+
+
 def linear_student(problem: object) -> TypeGuard[TeacherStudent]:
     """Whether student and teacher are linear, and the loss is squared."""
-    if not isinstance(problem, TeacherStudent) or not problem.structure.has_excess:
-        return False
-    return {problem.activation.name, problem.teacher_activation.name} == {"linear"}
+    return has_linear_output(problem) and problem.teacher_activation.name == "linear"
 
 
 def output_gain(begin: Start, run: int) -> float:
