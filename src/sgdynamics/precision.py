@@ -27,7 +27,8 @@ _forked = False  # whether this process is the fork of one in which JAX had star
 def _after_fork() -> None:
     """Note in a forked process whether its parent had started JAX."""
     global _forked
-    _forked = xla_bridge.backends_are_initialized()
+    # a private function of JAX: a version without it counts as started once it is imported
+    _forked = getattr(xla_bridge, "backends_are_initialized", lambda: True)()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

@@ -352,6 +352,26 @@ def test_from_torch_names_a_head_that_its_optimiser_cannot_train():
         sgd.from_torch(adam, dimension=100)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [None, 20.0])
+def test_a_decay_of_its_own_for_the_head_in_ode_and_chain(momentum):
+    """Runs in 4000 dimensions follow the ODE, and not that of one decay for rows and head; a record makes the update again."""
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, head="trained")
+    begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2), a=[1.5, 0.8])
+    inner = None if momentum is None else sgd.updates.momentum(memory=momentum)
+    update = sgd.updates.weight_decay(0.2, of=inner, decoupled=momentum is None, head=1.5)
+    algorithm = sgd.OnePassSGD(lr=0.5, update=update)
+    theory = sgd.solve_ode(problem, algorithm, begin, times=[1.0])
+    assert sgd.algorithm_of(theory) == algorithm
+    runs = sgd.simulate(problem, algorithm, begin, times=[1.0], dimension=4000, runs=50, seed=4)
+    for name in ("M", "Q", "a"):
+        values = np.asarray(runs[name])[:, 0]
+        error = values.std(axis=0, ddof=1) / 50**0.5 + 2e-3  # the mean of runs is the ODE up to O(1/d)
+        assert np.all(np.abs(values.mean(axis=0) - np.asarray(theory[name])[0, 0]) < Z * error), name
+    same = sgd.solve_ode(problem, algorithm.replace(update=sgd.updates.weight_decay(0.2, of=inner)), begin, times=[1.0])
+    assert np.abs(np.asarray(same.a) - np.asarray(theory.a)).min() > 0.2
+
+
 def trained_networks(torch, options, *, d, p, batch, steps, runs, noise):
     """Overlaps and heads of networks that PyTorch trains from the same start, and the conversion of that start."""
     torch.manual_seed(5)

@@ -23,7 +23,7 @@ from tests.conftest import same_law
 RUNS = 6000
 
 
-def compare_in_law(problem, algorithm, weights, teacher, numpy_run, *, steps, head=None, start_head=None):
+def compare_in_law(problem, algorithm, weights, teacher, numpy_run, *, steps, start_head=None):
     """Laws of all overlaps after some steps of the chain, and of NumPy's rows (runs, p, d) and heads (runs, n)."""
     d = weights.shape[1]
     measured = sgd.overlaps_of(weights, teacher)
