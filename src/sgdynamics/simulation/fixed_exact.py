@@ -41,7 +41,7 @@ class ExactFixedData(Simulator):
 
     def initial(self, chosen: np.ndarray) -> Any:
         self.now = 0.0
-        room = min(max(conditioning.SMALLEST, self.setup.first + 2 * self.setup.opened), self.most)
+        room = self._first_room
         rows = (self.T[chosen], self.L[chosen], self.head[chosen])
         numbers = (self.parameters, self.algorithm, self.sizes)
         return _initial(self.setup, self.samples, room, *numbers, *rows, run_keys(self.seed, chosen))
@@ -63,9 +63,18 @@ class ExactFixedData(Simulator):
     def size(self) -> tuple[int, ...]:
         return self.samples, self.setup.structure.width, int(self.sizes.sum())
 
+    @property
+    def _first_room(self) -> int:
+        """Directions that memory is made for at the start."""
+        return min(max(conditioning.SMALLEST, self.setup.first + 2 * self.setup.opened), self.most)
+
     def bytes_a_run(self, steps: float = 0.0) -> float:
-        columns = min(self.most, self.setup.first + self.setup.opened * (steps + 1))
-        return 2.0 * 8 * self.inputs * columns * (1 + self.setup.structure.blocks)
+        """Memory of one run: its directions twice at their final capacity, and once at the capacity before, from which they are copied."""
+        directions = min(self.most, self.setup.first + self.setup.opened * (steps + 1))
+        room, previous = self._first_room, 0
+        while room < directions:
+            room, previous = conditioning.next_room(room, self.most), room
+        return 8.0 * self.inputs * (1 + self.setup.structure.blocks) * (2 * room + previous)
 
     def largest_group(self) -> int:
         a_run = 8 * self.inputs * self.most * (1 + self.setup.structure.blocks)
