@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import io
+import json
 import math
 import os
 import re
@@ -90,6 +91,15 @@ def test_pictures_belong_to_the_code_that_drew_them():
     changed = list(examples.blocks("howto/page", page.replace("y = 2", "y = 4")))
     assert changed[0].picture == first.picture
     assert changed[2].picture != second.picture
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_print_results_rather_than_tests(name):
+    """A reader learns nothing from `True`: the numbers themselves are printed."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for block in examples.blocks(name.removesuffix(".md"), text):
+        for line in block.shown.splitlines():
+            assert not line.split() or not set(line.split()) <= {"True", "False"}, f"{name} prints {line!r}:\n{block.code}"
 
 
 NO_PICTURE = ("units.md", "howto/command_line.md")  # they compute nothing that one would draw
@@ -290,3 +300,10 @@ def test_pages_build_without_a_warning(tmp_path):
     numbers = [int(number) for number in re.findall(r'class="eqno">\((\d+)\)', theory)]
     assert numbers == list(range(1, EQUATIONS + 1))
     assert "viewcode-link" in (tmp_path / "html/api/dynamics.html").read_text(encoding="utf-8")
+    # the search lists the main index entries first: a word of the literature leads to the page about it
+    text = (tmp_path / "html/searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    pages = {"escape time": "theory", "saad": "theory", "solla": "theory", "adam": "howto/optimisers", "exit_time": "howto/solver"}
+    for word, page in pages.items():
+        main = [index["docnames"][place[0]] for place in index["indexentries"][word] if place[2]]
+        assert main == [page], word
