@@ -53,3 +53,18 @@ def test_a_diverged_solution_has_no_exit_time(monkeypatch):
     assert np.isnan(times).all()
     assert lost.all()
     assert len(calls) == 1
+
+
+def test_a_solution_that_cannot_be_continued_names_max_time(monkeypatch):
+    def limited(problem, algorithm, start, *, times, **_):
+        if times[-1] > 20:
+            raise ValueError("paths = 20000: too few")
+        variables = {name: (("run", "time"), np.ones((1, len(times)))) for name in ("risk", "risk_standard_error")}
+        return xr.Dataset(variables, {"t": ("time", times), "run": [0], "diverged_at": ("run", [np.nan])})
+
+    monkeypatch.setattr(stopping_module, "solve_dmft", limited)
+    problem = sgd.TeacherStudent(width=1, activation="linear")
+    begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    algorithm = sgd.EpochSGD(lr=0.8, samples_per_dimension=2.0)
+    with pytest.raises(ValueError, match=r"max_time = 100.0: .*t = 25 .paths = 20000.* smaller max_time or method='direct'"):
+        stopping_module.dmft_exits(problem, algorithm, begin, 0.5, "risk", 100.0, 0, False)

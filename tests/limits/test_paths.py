@@ -149,6 +149,34 @@ def test_memory_counts_the_copies_that_a_compiler_makes(monkeypatch):
             sweep.make_room(10**9, 5000, copies * held * 1.01e-9)
 
 
+def test_replicates_that_advance_together_have_memory_for_all_directions(monkeypatch):
+    """On a GPU a step uses as many slots as the replicate that adds the most: more than one replicate alone would.
+
+    Eight units and 300 steps of 20000 paths ran out of 2048 slots at step 257.
+    """
+    problem = sgd.TeacherStudent(width=8, activation="erf")
+    with jax.enable_x64(True):
+        sweep = Sweep(problem, sgd.GradientDescent(0.1, 2.0), 4096, 1, 0, 4, 1e-7, np.dtype("float64"))
+    first, half, steps = sweep.setup.first, 2048, 300
+    for backend, directions in (("cpu", first + half + 8), ("gpu", first + 8 * (steps + 1))):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        sweep.make_room(steps, None, 1e3)
+        assert sweep.most == sweep.needed(steps) == directions
+
+
+@pytest.mark.slow
+def test_a_full_basis_of_several_replicates_does_not_stop_them(monkeypatch):
+    """Three units, 64 paths per replicate: each replicate is full after 32 directions, at different steps."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    problem = sgd.TeacherStudent(width=3, teacher_width=1, activation="erf", noise=0.1)
+    begin = sgd.random_start(problem, dimension=1000, seed=0)
+    algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=3.0)
+    with pytest.warns(UserWarning, match="span half of the 64 paths"):
+        result = sgd.solve_dmft(problem, algorithm, begin, steps=[60], paths=256, progress=False)
+    assert result.attrs["rank"] == 32
+    assert np.isfinite(result.train_risk).all()
+
+
 def linear_epochs(**memory):
     """|w - w*|^2 after 20 epochs of 8 cells with replacement, gamma .3, alpha 1.5, noise .1."""
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)

@@ -169,9 +169,14 @@ def dmft_exits(
         far = min(far, end)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", TOGETHER)  # with a schedule there may be more of them than cells
-            found = solve_dmft(
-                problem, algorithm, start, times=_steps_up_to(problem, algorithm, start, far), seed=seed, progress=progress, record=record
-            )
+            when = _steps_up_to(problem, algorithm, start, far)
+            try:
+                found = solve_dmft(problem, algorithm, start, times=when, seed=seed, progress=progress, record=record)
+            except ValueError as error:
+                if far <= FIRST_SHARE * end:
+                    raise
+                fix = f"the solution cannot be continued to t = {far:.4g} ({error}). Use a smaller max_time or method='direct'."
+                raise checks.reject("max_time", end, fix) from error
         t, name = np.asarray(found["t"]), "risk"
         if callable(criterion):
             values, name = np.asarray(found["criterion"]), "criterion"
