@@ -151,7 +151,7 @@ def solve_dmft(
     are solved for; what is given is 2 x(m) - x(m/2), and the change that a third level would make to it, (2 x(m) - 3 x(m/2) + x(m/4))/3, is
     part of the standard errors (not of C's and R's); ``error_cells`` is its largest share of the training risk.
     The levels converge if the coarsest one is stable. For a linear student the condition is exact
-    (``load(m/4) < 1`` in `sgdynamics.algorithms.cell_stability`) and is checked before the start. For
+    (``load(m/4) < 1`` in ``sgdynamics.algorithms.cell_stability``) and is checked before the start. For
     other students the default takes the largest eigenvalue of the covariance into account. Where the
     extrapolated risk is negative, or the change by a third level exceeds both the value and the initial
     risk, the solution has failed: later values are NaN and ``diverged_at`` is the last save point
