@@ -74,6 +74,7 @@ __all__ = [
     "hessian_spectrum",
     "increment_covariance",
     "information_exponent",
+    "labels",
     "leap_complexity",
     "load",
     "mean_field_density",

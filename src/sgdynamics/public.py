@@ -64,6 +64,7 @@ from sgdynamics.problems import Problem as Problem
 from sgdynamics.problems import SpikedTensor as SpikedTensor
 from sgdynamics.problems import Start as Start
 from sgdynamics.problems import TeacherStudent as TeacherStudent
+from sgdynamics.problems import labels as labels
 from sgdynamics.problems import polynomial as polynomial
 from sgdynamics.problems import random_start as random_start
 from sgdynamics.problems import start as start

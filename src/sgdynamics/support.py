@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from sgdynamics import checks
 
@@ -165,6 +167,19 @@ REFUSED: dict[str, Mapping[str, str | None]] = {
     "functional": {"spiked tensor": _SPIKED, "own dynamics": _OWN},
     "sweep": {},
 }
+# label noise of infinite variance under the squared loss
+_INFINITE = (
+    "its variance is infinite, so that steps of the squared loss have no mean square and this theory does not exist. Use "
+    "sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() with sgd.solve_ode, a loss with a bounded slope, or "
+    "sgd.simulate"
+)
+_INFINITE_FOURTH = (
+    "its fourth moment is infinite, so that the squares of residuals, by which rows grow, fluctuate without a variance. Use "
+    "sgd.solve_ode or sgd.simulate, or more than 4 degrees of freedom"
+)
+_OF_SQUARES = ("solve_sde", "increment_covariance")
+_WITHOUT_VARIANCE = ("simulate", "exit_time by runs", "expect", "sweep", "functional")
+_OF_BOUNDED_STEPS = ("solve_ode", "exit_time by the ODE", "certify")
 WITHOUT_ALGORITHM = ("hessian_spectrum", "optimal_schedule", "expect", "functional")  # they ask for none
 # where it is the algorithm that does not fit, the error names that argument
 _ARGUMENT = {
@@ -188,6 +203,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     kinds = getattr(problem, "kinds", None)
     if kinds is None or isinstance(problem, type):
         raise checks.reject("problem", problem, "give sgd.TeacherStudent(...), sgd.GaussianMixture(...), or another problem")
+    require_variance(question, problem, algorithm)
     ways = getattr(algorithm, "kinds", ())
     on_data = {"fixed data", "epochs"} & set(ways)
     for kind in (*kinds, *ways):
@@ -202,6 +218,20 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             argument = _ARGUMENT.get(kind, "problem")
             value = {"problem": problem, "algorithm": algorithm}.get(argument, getattr(algorithm, argument, None))
             raise checks.reject(argument, value, reason)
+
+
+def require_variance(question: str, problem: Any, algorithm: object) -> None:
+    """Refuse theory of steps that are not bounded where label noise has infinite variance."""
+    moments = getattr(problem, "finite_noise_moments", math.inf)
+    if question in _OF_SQUARES and moments <= 4 and problem.structure.has_excess:
+        raise checks.reject("noise", problem.arguments["noise"], _INFINITE_FOURTH)
+    if not getattr(problem, "infinite_risk", False) or question in _WITHOUT_VARIANCE:
+        return
+    law = getattr(algorithm, "law", None)
+    bounded = law is not None and law.jumps and (bool(law.bends) or not law.rereads)
+    if bounded and question in _OF_BOUNDED_STEPS:
+        return
+    raise checks.reject("noise", problem.arguments["noise"], _INFINITE)
 
 
 def supported() -> str:

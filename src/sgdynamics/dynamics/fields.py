@@ -268,6 +268,9 @@ class FieldDynamics(Dynamics):
             found["train_risk"] = states["train_risk"]
         if self.structure.has_excess:
             found["excess_risk"] = risk - self._floor(when)
+        if self.definition.infinite_risk:
+            # the noise entered by its scale: the excess risk does not depend on it, and the risk is infinite
+            found["risk"] = np.where(np.isfinite(risk), np.inf, np.nan)
         if self.structure.heads > 1:
             found["a"] = states["a"].reshape(*states["a"].shape[:-1], self.structure.heads, self.structure.width)
         if self.structure.sample.contexts:

@@ -79,7 +79,10 @@ class UpdateDynamics(FieldDynamics):
         shared: dict[str, Any] = {"problem": self.parameters, "algorithm": algorithm.parameters, "large": np.float64(LARGE)}
         shared |= self._units(KEPT[:2], KEPT[2:])
         states = in_units(shared, self._kept(begin))
-        field = UpdateStep(structure, rule, algorithm.batch, law, self._by_noise())
+        by_noise, noise_law = self._by_noise(), structure.sample.noise_law
+        if by_noise:  # the step sees values of the noise, and not the normals that these are made of
+            structure = replace(structure, sample=replace(structure.sample, noise_law=None))
+        field = UpdateStep(structure, rule, algorithm.batch, law, by_noise, noise_law if by_noise else None)
         each = {"nodes": expectation_of(structure).nodes(rule, False)}
         if not law.linear:
             reads = count_reads(field, shared, {name: value[0] for name, value in states.items()})
@@ -122,8 +125,9 @@ class UpdateDynamics(FieldDynamics):
         )
 
     def _plain_noise(self) -> bool:
-        """Whether the loss takes one standard normal, as label noise."""
-        return self.structure.sample.plain and "noise" in {**self.parameters, **self.parameters.get("user", {})}
+        """Whether the only draw of a sample is its label noise."""
+        gaussian = replace(self.structure.sample, noise_law=None)
+        return gaussian.plain and "noise" in {**self.parameters, **self.parameters.get("user", {})}
 
     def _quiet(self) -> bool:
         """Whether there is no label noise to average over."""

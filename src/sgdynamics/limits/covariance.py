@@ -115,7 +115,7 @@ def increment_covariance(problem: Problem, algorithm: OnePassSGD, start: Start, 
     names, kinds = _coordinates(structure)
     project = _projection(structure, names, begin.M[run], begin.Q[run]) if structure.sphere else np.eye(len(names))
     shift = _decay(structure, names, parameters, algorithm, begin, run)
-    if structure.loss.quadratic:
+    if structure.loss.quadratic and structure.sample.noise_law is None:
         mean, covariance = _wick(structure, parameters, algorithm, np.asarray(overlaps.covariance), begin.a[run], push, kinds)
         error, method = np.zeros_like(covariance), "wick"
     else:
@@ -217,7 +217,7 @@ def _wick(
 def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
     """Points for the fields and the label noise: an exact grid for polynomials where it is small enough, else Sobol replicates."""
     degree = structure.loss.gradient_degree
-    if degree is not None:
+    if degree is not None and structure.sample.noise_law is None:
         # u has twice the degree of h, and its square four times
         count = 2 * degree + 1
         if count**structure.fields * 3 <= MOST_GRID_POINTS:

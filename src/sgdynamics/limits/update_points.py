@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.arrays import Numeric, Scalar
-from sgdynamics.gaussian.nodes import sobol_normals
+from sgdynamics.arrays import Numbers, Numeric, Scalar
+from sgdynamics.gaussian.nodes import gauss_legendre, sobol_normals
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import laws
 
 CHUNK = 4096  # points that go together
 MOST_LATTICE = 4  # dimensions in which a lattice is better than Sobol points
 LATTICE = {1: (0.2, 8.0), 2: (0.4, 7.0), 3: (0.6, 6.5), 4: (0.8, 6.0)}  # its step and radius, a replicate
 LOG2_POINTS, REPLICATES = 13, 4  # of Sobol points
+LAW_NODES = 32  # of the incomplete moments of a law of label noise
+EDGE_SHARE = 1e-4  # distance of the first node from its edge, as a share of that of the mean
 
 
 def field_points(structure: Structure, batch: int, reads: int, *, quiet: bool, fine: float = 1.0) -> dict[str, np.ndarray]:
@@ -84,3 +87,43 @@ def two_points(low: Scalar | Numeric, high: Scalar | Numeric) -> list[tuple[Any,
     up, down = (tilt + root) / 2, (tilt - root) / 2
     share = jnp.where(root > 0, up / jnp.where(root > 0, root, 1.0), 0.5)
     return [(mean + down, mass * share), (mean + up, mass * (1 - share))]
+
+
+def two_points_of_law(law: str, parameters: Numbers, low: Scalar | Numeric, high: Scalar | Numeric) -> list[tuple[Any, Any]]:
+    """Nodes and weights for label noise of a law between two edges, exact for polynomials of degree 2.
+
+    One node lies next to the lower edge (to the upper one where the lower is infinite), as in a
+    Gauss-Radau rule, so that both lie between the edges. In a tail without variance only the mass is
+    right, which suffices for a step that is constant there.
+    """
+    unit = parameters["unit"]
+    mirrored = jnp.isinf(low)
+    start, stop = (jnp.where(mirrored, -high, low) / unit, jnp.where(mirrored, jnp.inf, high) / unit)
+    lower, upper = (_incomplete_moments(law, parameters, edge) for edge in (start, stop))
+    mass = jnp.maximum(upper[0] - lower[0], 0.0)
+    over = 1 / jnp.where(mass > 0, mass, 1.0)
+    mean, square = ((upper[power] - lower[power]) * over for power in (1, 2))
+    # a mass near rounding has no mean
+    determined = (mass > 1e-9) & jnp.isfinite(square) & (mean > start) & (mean < stop)
+    mean = jnp.where(determined, mean, start + 1.0)
+    spread = jnp.where(determined, jnp.maximum(square - mean**2, 0.0), 0.0)
+    distance = (1 - EDGE_SHARE) * (mean - start)
+    first, further = mean - distance, spread + distance**2
+    share = distance**2 / further
+    sign = jnp.where(mirrored, -unit, unit)
+    return [(sign * first, mass * (1 - share)), (sign * (first + further / distance), mass * share)]
+
+
+def _incomplete_moments(law: str, parameters: Numbers, edge: Numeric) -> tuple[Any, Any, Any]:
+    """The integrals of 1, x and x^2 from 0 to an edge, by Gauss-Legendre nodes in asinh(x)."""
+    finite = jnp.isfinite(edge)
+    size = jnp.abs(jnp.where(finite, edge, 0.0))
+    node, weight = gauss_legendre(LAW_NODES)
+    length = jnp.arcsinh(size)[..., None]
+    x = jnp.sinh(length * node)
+    shares = length * weight * jnp.cosh(length * node) * laws.density(law, parameters, x)
+    mass, first, second = (jnp.sum(shares * x**power, axis=-1) for power in range(3))
+    all_first, all_second = laws.half_moments(law, parameters)
+    sign = jnp.sign(edge)
+    masses = sign * jnp.where(finite, mass, 0.5)
+    return masses, jnp.where(finite, first, all_first), sign * jnp.where(finite, second, all_second)

@@ -32,7 +32,7 @@ from sgdynamics.gaussian.nodes import lower_root, solve_forward
 from sgdynamics.gaussian.risk import overlaps_at
 from sgdynamics.limits.integration import Field, from_units, in_units
 from sgdynamics.limits.update_frames import Frame, JointFrame, Oblique
-from sgdynamics.limits.update_points import two_points
+from sgdynamics.limits.update_points import two_points, two_points_of_law
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import spectrum
 
@@ -51,6 +51,7 @@ class UpdateStep(Field):
     batch: int
     law: Law
     by_noise: bool = False  # label noise is summed by hand, piece by piece, and is not among the points
+    noise_law: str | None = None  # of that label noise, where it is not Gaussian; the structure's sample is Gaussian then
     symmetric = ("rows_Q",)
 
     def __call__(self, each: Tree, shared: Numbers, t: Scalar, state: State) -> Any:
@@ -248,7 +249,11 @@ def _averaged_rates(
             edges = list(jnp.sort(jnp.concatenate([edges[0] - reach, jnp.array(edges), edges[0] + reach])))
         total = None
         for low, high in zip([-jnp.inf, *edges], [*edges, jnp.inf], strict=True):
-            for z, share in two_points(low, high):
+            if field.noise_law is None:
+                pieces = two_points(low, high)
+            else:
+                pieces = two_points_of_law(field.noise_law, parameters["noise_law"], low, high)
+            for z, share in pieces:
                 found = view.rates(step(zeta, quiet + jnp.where(flat, 0.0, z))[0])
                 found = jax.tree.map(lambda value, share=share: weight * share * value, found)
                 total = found if total is None else jax.tree.map(jnp.add, total, found)

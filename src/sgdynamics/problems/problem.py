@@ -8,6 +8,7 @@ Everything else (ODE, exact chain, direct simulation) follows from it. A problem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -146,7 +147,8 @@ class Problem:
         the draws and ``parameters``.
     draws : dict, optional
         Named draws, normal, categorical (0, 1, ...) or Bernoulli (0.0 or 1.0), and a shape:
-        ``{"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}``. The loss's fourth argument is then the dictionary of one
+        ``{"noise": "normal", "group": [.3, .7], "mask": ("bernoulli", .7, L)}``. Heavy-tailed draws are "laplace", "cauchy",
+        ``("laplace", scale)``, ``("cauchy", scale)`` and ``("student_t", df)``. The loss's fourth argument is then the dictionary of one
         sample's, with clusters its "cluster" and "label" too.
     expectation : sgd.Expectation, optional
         An own one, in place of the one that the library chooses for the theory.
@@ -394,6 +396,16 @@ class Problem:
         return _side_by_side(self.parameters, *names) if self.structure.clusters else ()
 
     classifies: ClassVar[bool] = False  # whether a result has an accuracy
+
+    @property
+    def finite_noise_moments(self) -> float:
+        """Moments of the label noise below this order are finite."""
+        return math.inf
+
+    @property
+    def infinite_risk(self) -> bool:
+        """Whether label noise of infinite variance makes the risk of the squared loss infinite."""
+        return self.structure.has_excess and self.finite_noise_moments <= 2
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,6 +22,8 @@ from sgdynamics.problems.trial import try_problem
 from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_covariance
 from sgdynamics.samples.draws import Draw, edges_of, of_two
+from sgdynamics.samples.laws import NoiseLaw, noise_law
+from sgdynamics.samples.sample import Sample
 from sgdynamics.samples.spectra import Spectrum
 from sgdynamics.samples.spectrum import eigenvalues
 
@@ -30,11 +33,33 @@ class _Network(Problem):
 
     noise = Number()
 
-    def _set_network(self, loss: NetworkLoss, noise: float | Function) -> None:
+    def _set_network(self, loss: NetworkLoss, noise: float | Function | NoiseLaw) -> None:
         self.loss = loss.outer
-        self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
+        law = noise_law(noise)
+        if law is None:
+            self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
+        else:
+            self._set_noise_law(law)
         try_problem(self)
         self._sealed = True
+
+    def _set_noise_law(self, law: NoiseLaw) -> None:
+        """Label noise that is not Gaussian: draws of variance 1 times sqrt(noise), or with infinite variance of scale 1."""
+        if self.structure.sample != Sample(self.signals):
+            fix = "laws of label noise are for one input without dropout and without noise on inputs. Give its variance."
+            raise checks.reject("noise", law, fix)
+        self._parameters["noise"] = trees.traced(law.variance if math.isfinite(law.variance) else law.scale**2)
+        self._parameters["noise_law"] = law.parameters
+        self.structure = replace(self.structure, sample=replace(self.structure.sample, noise_law=law.law))
+
+    @property
+    def finite_noise_moments(self) -> float:
+        law = noise_law(self._given["noise"])
+        return math.inf if law is None else law.finite_moments
+
+    def _describe_noise(self) -> Any:
+        law = noise_law(self._given["noise"])
+        return describe_schedule(self.noise)[0] if law is None else law.describe()
 
     def _describe_loss(self) -> str | dict[str, Any]:
         for name, function in LOSSES.items():
@@ -67,8 +92,9 @@ class TeacherStudent(_Network):
         their fractions.
     teacher_head : array_like, optional
         a*, k numbers; ones unless given.
-    noise : float or callable, default 0.0
-        The variance of the label noise; it may be a function of alpha = samples/d (on fixed data of t).
+    noise : float, callable or NoiseLaw, default 0.0
+        Variance of Gaussian label noise, which may be a function of alpha = samples/d (on fixed data
+        of t), or a law of ``sgd.labels`` (Student t, Laplace, Cauchy).
     head : str, default "fixed"
         "fixed" or "trained"; the head a is ones unless a start gives it.
     constraint : str, optional
@@ -85,7 +111,7 @@ class TeacherStudent(_Network):
     gain : float or callable, default 1.0
         What the units' outputs are multiplied by in the test: the risk is that of (gain/p) sum_i a_i s(w_i.x). ``gain=keep`` is the usual
         weight scaling.
-    input_noise : float or callable, default 0.0
+    input_noise : float, callable or NoiseLaw, default 0.0
         In training the student sees x + sqrt(input_noise) xi, xi ~ N(0, I_d), with the label of x. The risk is that without noise.
 
     Raises
@@ -116,7 +142,7 @@ class TeacherStudent(_Network):
         teacher_activation: ActivationLike | None = None,
         teacher_gram: Given | None = None,
         teacher_head: Given | None = None,
-        noise: float | Function = 0.0,
+        noise: float | Function | NoiseLaw = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
@@ -124,7 +150,7 @@ class TeacherStudent(_Network):
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         keep: float | Function = 1.0,
         gain: float | Function = 1.0,
-        input_noise: float | Function = 0.0,
+        input_noise: float | Function | NoiseLaw = 0.0,
     ) -> None:
         self._made_of(locals())
         self.activation = student_activation(activation)
@@ -182,7 +208,7 @@ class TeacherStudent(_Network):
             "activation": self.activation.describe(),
             "teacher_activation": self.teacher_activation.describe(),
             "teacher_head": np.asarray(self.teacher_head).tolist(),
-            "noise": describe_schedule(self.noise)[0],
+            "noise": self._describe_noise(),
             "loss": self._describe_loss(),
             **self._describe_common("teacher_gram"),
         }
@@ -207,8 +233,9 @@ class MultiIndex(_Network):
         The student's: a name, a polynomial, an ``Activation``, or a JAX function.
     gram : array_like, optional
         Gram matrix of the directions; the identity unless given.
-    noise : float or callable, default 0.0
-        The variance of the label noise; it may be a function of alpha.
+    noise : float, callable or NoiseLaw, default 0.0
+        Variance of Gaussian label noise, which may be a function of alpha, or a law of
+        ``sgd.labels`` (Student t, Laplace, Cauchy).
     head : str, default "fixed"
         "fixed" or "trained".
     constraint : str, optional
@@ -252,7 +279,7 @@ class MultiIndex(_Network):
         activation: ActivationLike = "relu",
         *,
         gram: Given | None = None,
-        noise: float | Function = 0.0,
+        noise: float | Function | NoiseLaw = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
         weight_decay: float | Function = 0.0,
@@ -282,7 +309,7 @@ class MultiIndex(_Network):
             "directions": self.directions,
             "width": self.width,
             "activation": self.activation.describe(),
-            "noise": describe_schedule(self.noise)[0],
+            "noise": self._describe_noise(),
             "loss": self._describe_loss(),
             "kinks": [[list(normal), level] for normal, level in self.kinks],
             **self._describe_common("gram"),

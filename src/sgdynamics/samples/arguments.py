@@ -83,7 +83,11 @@ def following(numbers: dict[str, Any]) -> dict[str, Any]:
     if "cluster_weights" in numbers:
         found["cluster_edges"] = edges_of(numbers["cluster_weights"])
     if "draws" in numbers:
-        found["draws"] = {name: {**one, "edges": mapped(one["probabilities"], edges_of)} for name, one in numbers["draws"].items()}
+        found["draws"] = {}
+        for name, parameters in numbers["draws"].items():
+            discrete = "probabilities" in parameters
+            edges = {"edges": mapped(parameters["probabilities"], edges_of)} if discrete else {}
+            found["draws"][name] = {**parameters, **edges}
     if "token_correlation" in numbers:
         at = jnp if checks.is_traced(numbers["token_correlation"]) else np
         values, vectors = at.linalg.eigh(numbers["token_correlation"])

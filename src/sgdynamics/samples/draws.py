@@ -1,4 +1,4 @@
-"""Named draws of a sample beside its inputs: normal, categorical, Bernoulli, each made from standard normals."""
+"""Named draws of a sample beside its inputs: normal, heavy-tailed, categorical, Bernoulli, each made from standard normals."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from jaxtyping import Float, Num
 from scipy import special
 
 from sgdynamics import checks
-from sgdynamics.arrays import Numeric, Reals, Tree
+from sgdynamics.arrays import Numbers, Numeric, Reals, Tree
 from sgdynamics.controls import Range, checked_values, made_schedule, mapped, number_or_schedule
+from sgdynamics.samples.laws import LAWS, draw_from_normal, shape_parameters
 
 FIX = (
     'give "normal", a list of probabilities such as [0.3, 0.7], or ("bernoulli", 0.7), and for an array of them ("normal", 3), '
-    '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3)'
+    '("categorical", [0.3, 0.7], 3) or ("bernoulli", 0.7, 3); heavy tails are "laplace", "cauchy", ("laplace", scale), '
+    '("cauchy", scale) and ("student_t", df), or with a shape ("student_t", df, 3)'
 )
 TAKEN = ("cluster", "label")
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One of a sample's draws: of `outcomes` values (Bernoulli: 0.0 and 1.0, categorical: 0, 1, ...), or standard normal (0 outcomes)."""
+    """One of a sample's draws: of `outcomes` values (Bernoulli: 0.0 and 1.0, categorical: 0, 1, ...), or continuous (0 outcomes).
+
+    A continuous draw is a standard normal, or has a `law` of `samples.laws`.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
     outcomes: int = 0
     binary: bool = False
+    law: str | None = None
 
     @property
     def size(self) -> int:
@@ -49,6 +55,13 @@ class Draw:
             return z
         index = jnp.sum(z[..., None] > edges, axis=-1)
         return index.astype(z.dtype) if self.binary else index
+
+    def heavy_tailed(self, parameters: Numbers, normals: Float[Numeric, "*s size"]) -> Float[Numeric, "..."]:
+        """The draw with a law that standard normals (..., size) stand for."""
+        assert self.law is not None
+        z = normals.reshape(*normals.shape[:-1], *self.shape)
+        scale = parameters["scale"] if "scale" in parameters else parameters["unit"]
+        return jnp.asarray(scale, z.dtype) * draw_from_normal(self.law, parameters, z)
 
     def values(self) -> np.ndarray:
         """All values of a discrete draw, (combinations, *shape), and so the index of each entry."""
@@ -109,7 +122,21 @@ def described_draws(given: Mapping[str, Any], numbers: Mapping[str, Any]) -> dic
             return chances
         return value[0], chances[-1] if np.ndim(value[1]) == 0 else chances, *value[2:]
 
-    return {name: one(value, numbers[name]["probabilities"]) if name in numbers else value for name, value in given.items()}
+    def with_law(value: Any, parameters: Mapping[str, Any]) -> Any:
+        if not isinstance(value, tuple):
+            return value
+        return value[0], float(parameters["df" if value[0] == "student_t" else "scale"]), *value[2:]
+
+    described = {}
+    for name, value in given.items():
+        parameters = numbers.get(name)
+        if parameters is None:
+            described[name] = value
+        elif "probabilities" in parameters:
+            described[name] = one(value, parameters["probabilities"])
+        else:
+            described[name] = with_law(value, parameters)
+    return described
 
 
 def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, dict[str, Any]]:
@@ -122,23 +149,42 @@ def checked_draws(value: Any, clusters: bool) -> tuple[tuple[Draw, ...] | None, 
     for name, one in sorted(value.items()):
         if clusters and name in TAKEN:
             raise checks.reject("draws", value, f"clusters= already gives the draws {' and '.join(TAKEN)}: take another name for {name!r}")
-        draw, probabilities = _checked(f"draws[{name!r}]", name, one)
+        draw, parameters = _checked(f"draws[{name!r}]", name, one)
         found.append(draw)
         if draw.outcomes:
-            numbers[name] = {"probabilities": probabilities}
+            numbers[name] = {"probabilities": parameters}
+        elif draw.law:
+            numbers[name] = parameters
     return tuple(found), numbers
+
+
+def _shape(argument: str, rest: list[Any]) -> tuple[int, ...]:
+    """The shape of a draw, where one is given."""
+    return tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0])) if rest else ()
+
+
+def _with_law(argument: str, name: str, value: Any, law: str, rest: list[Any]) -> tuple[Draw, dict[str, Any]]:
+    """A heavy-tailed draw and its parameters: the degrees of freedom of Student t, the scale of the others."""
+    if len(rest) > 2 or (law == "student_t" and not rest):
+        raise checks.reject(argument, value, FIX)
+    number = checks.number(argument, rest[0], above=0.0) if rest else 1.0
+    df, scale = (number, 1.0) if law == "student_t" else (None, number)
+    parameters = {"scale": np.float64(scale), **shape_parameters(law, df)}
+    return Draw(name, _shape(argument, rest[1:]), law=law), parameters
 
 
 def _checked(argument: str, name: str, value: Any) -> tuple[Draw, Any]:
     kind, *rest = value if isinstance(value, tuple) and value and isinstance(value[0], str) else (value,)
     if isinstance(kind, str):
-        checks.choice(argument, kind, ("normal", "bernoulli", "categorical"))
+        checks.choice(argument, kind, ("normal", "bernoulli", "categorical", *LAWS))
     else:
         kind, rest = "categorical", [kind, *rest]
+    if kind in LAWS:
+        return _with_law(argument, name, value, kind, rest)
     if len(rest) not in ((0, 1) if kind == "normal" else (1, 2)):
         raise checks.reject(argument, value, FIX)
     given = [] if kind == "normal" else rest.pop(0)
-    shape = tuple(checks.whole(f"{argument} shape", size, 1) for size in np.atleast_1d(rest[0])) if rest else ()
+    shape = _shape(argument, rest)
     if kind == "normal":
         return Draw(name, shape), np.zeros(0)
     if callable(given):

@@ -64,6 +64,7 @@ class Sample:
     means_take_numbers: bool = False  # whether that function takes the problem's own parameters too
     contexts: int = 0  # of which a sample draws one
     own_spectra: bool = False  # whether these have eigenvalues of their own
+    noise_law: str | None = None  # of the label noise, where it is not Gaussian (`samples.laws`)
     noisy_inputs: bool = False  # the students see inputs with noise, the signals do not
 
     @property
@@ -91,7 +92,7 @@ class Sample:
         first = (Draw("context", (), self.contexts),) if self.contexts else ()
         first += (Draw("cluster", (), self.clusters),) if self.clusters else ()
         last = (Draw("signal_noise", (self.signals,)),) if self.noisy_inputs else ()
-        return first + (self.draws if self.draws is not None else () if self.clusters else (Draw("noise"),)) + last
+        return first + (self.draws if self.draws is not None else () if self.clusters else (Draw("noise", law=self.noise_law),)) + last
 
     @property
     def draw_normals(self) -> int:
@@ -100,8 +101,8 @@ class Sample:
 
     @property
     def all_normal(self) -> bool:
-        """Whether no draw is discrete."""
-        return not any(draw.outcomes for draw in self._every)
+        """Whether all draws are normal."""
+        return not any(draw.outcomes or draw.law for draw in self._every)
 
     @cached_property
     def _summed(self) -> tuple[Draw, ...]:
@@ -124,8 +125,13 @@ class Sample:
         found, first = dict(case or {}), 0
         for draw in self._every:
             if draw.name not in found:
-                edges = None if not draw.outcomes else self._chances(numbers, draw)[1]
-                found[draw.name] = draw.value(edges, normals[..., first : first + draw.size])
+                own = normals[..., first : first + draw.size]
+                if draw.law:
+                    parameters = numbers["noise_law"] if self.draws is None else numbers["draws"][draw.name]
+                    found[draw.name] = draw.heavy_tailed(parameters, own)
+                else:
+                    edges = None if not draw.outcomes else self._chances(numbers, draw)[1]
+                    found[draw.name] = draw.value(edges, own)
                 first += draw.size
         if self.clusters and "label" not in found:
             found["label"] = self._of_cluster(found, numbers["cluster_labels"], normals.dtype)
