@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from rich.progress import Progress
 
-from sgdynamics.progress import meter
+import sgdynamics as sgd
+from sgdynamics import progress
+from sgdynamics.limits import integration
+from sgdynamics.progress import Meter, meter
 
 
 def test_the_bar_moves_before_the_first_piece_is_finished(monkeypatch):
@@ -21,3 +26,52 @@ def test_the_bar_moves_before_the_first_piece_is_finished(monkeypatch):
     assert seen[1:] == [("update", {"total": 8.0}), ("update", {"total": 8.0, "completed": 8.0})]
     with meter("work", 8.0, False) as shown:
         shown.advance(2.0)
+
+
+@pytest.fixture
+def slow_steps(monkeypatch):
+    """A small ODE, in stretches of one step as if each took long."""
+    problem = sgd.TeacherStudent(width=2)
+    begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
+
+    def solve(**options):
+        return sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], **options)
+
+    def slow_down(stretch):
+        monkeypatch.setattr(integration, "_PACE", {})
+        monkeypatch.setattr(integration, "STRETCH", stretch)
+
+    return solve, slow_down
+
+
+def test_stretches_of_steps_are_the_same_steps(slow_steps):
+    """The result does not depend on how often progress is looked at, and nothing compiles again."""
+    solve, slow_down = slow_steps
+    whole = solve()
+    program = integration._compiled(integration._reach, True)
+    compiled = program._cache_size()
+    slow_down(0.0)
+    again = solve(progress=False)
+    assert program._cache_size() == compiled
+    for name in ("M", "Q", "risk"):
+        np.testing.assert_array_equal(again[name], whole[name])
+
+
+def test_the_ode_shows_progress(slow_steps, monkeypatch, capsys):
+    solve, slow_down = slow_steps
+    shares = []
+    monkeypatch.setattr(Meter, "reach", lambda self, share: shares.append(self.finished + share))
+    slow_down(0.0)
+    solve(progress=True)
+    assert len(shares) > 10
+    assert shares == sorted(shares)
+    assert shares[-1] == 2.0  # the solution, and another for its error
+    assert "solve_ode" in capsys.readouterr().err
+
+
+def test_a_solution_that_takes_long_is_announced(slow_steps, monkeypatch):
+    solve, slow_down = slow_steps
+    slow_down(0.0)
+    monkeypatch.setattr(progress, "LONG", 1e-4)
+    with pytest.warns(UserWarning, match=r"solve_ode: about .* expected \(.* s per evaluation of the drift, \d+ evaluations or more per"):
+        solve()

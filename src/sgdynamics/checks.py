@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -219,7 +219,10 @@ def known_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"{what} has no {name!r}: {did_you_mean(name, known)}it takes {', '.join(known)}")
 
 
-def hinted(hints: Mapping[str, str]) -> Callable[[Any], Any]:
+Decorated = TypeVar("Decorated")
+
+
+def hinted(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]:
     """Decorate a function or class: an argument that it lacks, or that is missing, raises ValueError with what to write instead.
 
     `hints` maps argument names to sentences; other unknown names get the closest name and the list of arguments.

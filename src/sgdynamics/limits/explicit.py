@@ -7,6 +7,7 @@ once. A state is one vector here, whatever its variables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from sgdynamics.arrays import Numeric, Scalar, State
+from sgdynamics.arrays import Numeric, Scalar, State, Whole
 from sgdynamics.limits.dormand_prince import DENSE, ERROR, ORDER, STAGES, A, C
 
 FIRST_STEP = 0.01  # that of diffeqsolve, whatever the field: where it is too long it is tried again
@@ -34,8 +35,8 @@ class Found(NamedTuple):
     full: Any
 
 
-class _Loop(NamedTuple):
-    """What one step hands to the next."""
+class Loop(NamedTuple):
+    """What one step hands to the next, and a stretch of steps to the next stretch."""
 
     t: Any  # from here
     until: Any  # to here
@@ -47,38 +48,50 @@ class _Loop(NamedTuple):
     saved: Any
 
 
-def explicit(
+Form = tuple[tuple[str, tuple[int, ...]], ...]  # the variables of a state and their shapes, by name
+
+
+def form_of(state: State, lead: int = 0) -> Form:
+    """The form of a state with so many leading axes."""
+    return tuple((name, np.shape(state[name])[lead:]) for name in sorted(state))
+
+
+def first_loop(state: State, times: np.ndarray, replicates: int) -> Loop:
+    """Where trajectories begin, (replicates, runs), of NumPy arrays; the state has a leading axis of runs."""
+    runs = len(next(iter(state.values())))
+    y = np.concatenate([np.reshape(state[name], (runs, -1)) for name in sorted(state)], axis=-1)
+    lead, y = (replicates, runs), np.broadcast_to(y, (replicates, *y.shape))
+    zeros = np.zeros(lead)
+    saved = np.full((*lead, len(times), y.shape[-1]), np.inf)
+    steps, place = np.full(lead, -1, dtype=np.int64), np.zeros(lead, dtype=np.int64)
+    return Loop(zeros, zeros, y, np.zeros(y.shape), steps, np.zeros(lead, dtype=bool), place, saved)
+
+
+def advance(
     field: Callable[[Scalar, State], Any],
-    state: State,
+    form: Form,
+    loop: Loop,
     times: Float[Array, " times"],
     rtol: float | Float[Array, ""],
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Any],
-    most: int,
-) -> Found:
-    """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output; it ends where it is no longer `inside`."""
-    leaves, form = jax.tree.flatten(state)
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    most: int | Whole,
+) -> Loop:
+    """One trajectory by Dormand-Prince 8(7) up to `most` steps in all, of a state of this form.
 
-    def flat(tree: State) -> Float[Array, " n"]:
-        return jnp.concatenate([jnp.reshape(leaf, -1) for leaf in jax.tree.leaves(tree)])
-
-    def shaped(y: Float[Array, "... n"]) -> Any:
-        parts = jnp.split(y, ends, axis=-1)
-        return form.unflatten([part.reshape(*y.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)])
-
-    begin, end = jnp.zeros_like(times[-1]), times[-1]
+    A trajectory that is advanced in several stretches makes the same steps as in one.
+    """
+    end = times[-1]
     close = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(end, jnp.int64) - NEAR_THE_END, end.dtype)
 
-    def going(loop: _Loop) -> Any:
+    def going(loop: Loop) -> Any:
         return (loop.t < end) & (loop.steps < most) & ~loop.left
 
-    def step(loop: _Loop) -> _Loop:
+    def step(loop: Loop) -> Loop:
         h = loop.until - loop.t
         # the first "step" has no length: it finds the rate at the start, with the field in the program once
         still = loop.steps < 0
-        y, last, ks = _stages(lambda t, y: flat(field(t, shaped(y))), loop.t, loop.until, loop.y, loop.rate)
+        y, last, ks = _stages(lambda t, y: flat(field(t, shaped(form, y))), loop.t, loop.until, loop.y, loop.rate)
         size = _error(loop.y, y, ks, rtol, atol)
         kept = (size < 1) | still
         factor = jnp.clip(SAFETY * (1 / size) ** (1 / ORDER), jnp.where(kept, 1.0, SHORTEST), jnp.where(kept, LONGEST, SAFETY))
@@ -97,13 +110,45 @@ def explicit(
 
         place, saved = jax.lax.while_loop(more, save, (loop.place, loop.saved))
         y, rate = jnp.where(kept & ~still, y, loop.y), jnp.where(kept, last, loop.rate)
-        return _Loop(t, until, y, rate, loop.steps + 1, ~inside(t, shaped(y)), place, saved)
+        return Loop(t, until, y, rate, loop.steps + 1, ~inside(t, shaped(form, y)), place, saved)
 
-    y = flat(state)
-    saved = jnp.full((len(times), len(y)), jnp.inf, y.dtype)
-    first = _Loop(begin, begin, y, jnp.zeros_like(y), -1, False, 0, saved)
-    last = jax.lax.while_loop(going, step, jax.tree.map(jnp.asarray, first))
-    return Found(shaped(last.saved), shaped(last.y), last.t, last.left, (last.t < end) & ~last.left)
+    return jax.lax.while_loop(going, step, loop)
+
+
+def explicit(
+    field: Callable[[Scalar, State], Any],
+    state: State,
+    times: Float[Array, " times"],
+    rtol: float | Float[Array, ""],
+    atol: float | Float[Array, ""],
+    inside: Callable[[Scalar, State], Any],
+    most: int,
+) -> Found:
+    """One trajectory from 0 by Dormand-Prince 8(7), at `times` by dense output; it ends where it is no longer `inside`."""
+    form, y = form_of(state), flat(state)
+    begin, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
+    first = jax.tree.map(jnp.asarray, Loop(begin, begin, y, jnp.zeros_like(y), -1, False, 0, saved))
+    return reached(form, advance(field, form, first, times, rtol, atol, inside, most), times[-1])
+
+
+def reached(form: Form, loop: Loop, end: Any) -> Found:
+    """What a trajectory, or several with leading axes, has reached."""
+    return Found(shaped(form, loop.saved), shaped(form, loop.y), loop.t, loop.left, (loop.t < end) & ~loop.left)
+
+
+def flat(state: State) -> Float[Array, " n"]:
+    """A state as one vector."""
+    return jnp.concatenate([jnp.reshape(state[name], -1) for name in sorted(state)])
+
+
+def shaped(form: Form, y: Float[Numeric, "... n"]) -> dict[str, Any]:
+    """The state of a vector, with any leading axes."""
+    found, place = {}, 0
+    for name, shape in form:
+        size = math.prod(shape)
+        found[name] = y[..., place : place + size].reshape(*y.shape[:-1], *shape)
+        place += size
+    return found
 
 
 def _stages(

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -18,11 +19,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree
+from sgdynamics.arrays import Numbers, Numeric, Scalar, State, Tree, Whole
 from sgdynamics.gaussian.risk import lanes_of
 from sgdynamics.generator import older_generator
-from sgdynamics.limits.explicit import explicit
+from sgdynamics.limits.dormand_prince import STAGES
+from sgdynamics.limits.explicit import LONGEST, Form, Loop, advance, first_loop, form_of, shaped
 from sgdynamics.limits.long_times import EVENT_TOLERANCE, follow
+from sgdynamics.progress import current_meter, warn_if_long
 from sgdynamics.reach import check_memory
 from sgdynamics.shapes import filled
 
@@ -34,6 +37,9 @@ ATOL = 1e-10
 MARGIN = 1e-3  # local tolerance over the one asked for: errors add up, and the risk is a small difference of overlaps
 MOST_STEPS = 600  # explicit steps before LSODA takes over: beyond nearly all smooth trajectories, and cheap to waste
 LARGEST = 1e6  # see `largest`
+FIRST_STRETCH = 2  # explicit steps before the time of a step is looked at
+STRETCH = 0.5  # seconds between two looks at the progress
+GROWING = 6  # explicit steps after which the length of a step tells that of the later ones
 FEW_NUMBERS = 128  # of a state: with more, running outweighs compiling
 
 
@@ -94,6 +100,12 @@ class Case:
         """What is traced beside `each`; save points, whose number is a shape, are filled up to a power of two."""
         levels = np.zeros(len(next(iter(self.states.values())))) if self.levels is None else self.levels
         return self.shared, self.states, levels, filled(self.times), self.tolerance
+
+    @property
+    def stretch(self) -> tuple[Any, ...]:
+        """What is traced in a stretch of explicit steps beside `each`: with where the trajectories begin."""
+        times, replicates = filled(self.times), len(jax.tree.leaves(self.each)[0])
+        return self.shared, times, self.tolerance, first_loop(self.states, times, replicates)
 
     @property
     def key(self) -> Hashable:
@@ -209,7 +221,26 @@ def _size(state: State) -> Scalar:
 
 def _reach(
     field: Field,
-    watch: Watch | None,
+    form: Form,
+    each: Tree,
+    shared: Tree,
+    times: Float[Array, " times"],
+    tolerance: Numbers,
+    loops: Loop,
+    most: Whole,
+) -> Loop:
+    """Every replicate (outer) and every start (inner) of one case, by the explicit method, up to `most` steps."""
+
+    def advance_run(own: Tree, loop: Loop) -> Loop:
+        moving = partial(jax.jit(field), own, shared)  # named in several places, traced once
+        return advance(moving, form, loop, times, tolerance["rtol"], tolerance["atol"], _inside, most)
+
+    return _for_each(lambda own, loops: _for_each(partial(advance_run, own), loops), each, loops)
+
+
+def _exit(
+    field: Field,
+    watch: Watch,
     each: Tree,
     shared: Tree,
     states: State,
@@ -217,15 +248,10 @@ def _reach(
     times: Float[Array, " times"],
     tolerance: Numbers,
 ) -> Reached:
-    """Every replicate (outer) and every start (inner) of one case, by the explicit method."""
+    """The same to where the watched number falls below its level."""
+    import diffrax
 
-    def one(own: Tree, state: State, level: Scalar) -> Reached:
-        if watch is None:
-            moving = jax.jit(field.on_symmetric)  # named in several places, traced once
-            reached = explicit(partial(moving, own, shared), state, times, tolerance["rtol"], tolerance["atol"], _inside, MOST_STEPS)
-            return Reached(reached.saved, reached.last, reached.time, False, reached.full)
-        import diffrax
-
+    def exit_run(own: Tree, state: State, level: Scalar) -> Reached:
         seen = partial(_below, watch, shared, level)
         found = integrate(field, own, shared, state, times, tolerance["rtol"], tolerance["atol"], watch=seen)
         states_found: Any = found.ys
@@ -235,7 +261,7 @@ def _reach(
         left = stopped & (_size(last) < largest(times_found[1][0]) / 2)
         return Reached(states_found[0], last, times_found[1][0], left, found.result == diffrax.RESULTS.max_steps_reached)
 
-    return _for_each(lambda own: _for_each(partial(one, own), states, levels), each)
+    return _for_each(lambda own: _for_each(partial(exit_run, own), states, levels), each)
 
 
 def _for_each(function: Callable[..., Any], *trees: Tree) -> Any:
@@ -245,16 +271,21 @@ def _for_each(function: Callable[..., Any], *trees: Tree) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(*jax.tree.map(lambda leaf: leaf[0], trees)))
 
 
-def _lane(field: Field, watch: Watch | None, each: Tree, *numbers: Tree) -> Reached:
-    return jax.vmap(partial(_reach, field, watch, each))(*numbers)
+def _reach_lanes(field: Field, form: Form, each: Tree, *numbers: Tree) -> Loop:
+    """Cases of one program, each with its own numbers; the last of them, `most`, is that of all."""
+    return jax.vmap(partial(_reach, field, form, each), (*[0] * (len(numbers) - 1), None))(*numbers)
+
+
+def _exit_lanes(field: Field, watch: Watch, each: Tree, *numbers: Tree) -> Reached:
+    return jax.vmap(partial(_exit, field, watch, each))(*numbers)
 
 
 @cache
-def _compiled(function: Callable[..., Reached], small: bool) -> Callable[..., Reached]:
+def _compiled(function: Callable[..., Any], small: bool) -> Callable[..., Any]:
     return jax.jit(function, static_argnums=(0, 1), compiler_options=older_generator() if small else None)
 
 
-def _program(function: Callable[..., Reached], case: Case) -> Callable[..., Reached]:
+def _program(function: Callable[..., Any], case: Case) -> Callable[..., Any]:
     """A function of cases such as this, compiled: few numbers are computed in no time, many the slower the less the compiler did."""
     numbers = sum(value[0].size for value in case.states.values())
     return _compiled(function, numbers <= FEW_NUMBERS)
@@ -270,14 +301,99 @@ def by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
 
 def run_cases(cases: list[Case], size: int = 1) -> list[Solved | ValueError]:
     """Cases of one key: together by the explicit method, and the rest each alone by LSODA; a case that fails is its error."""
+    solved = _run_cases(cases, size)
+    shown = current_meter()
+    if shown is not None:
+        shown.finish_unit()
+    return solved
+
+
+def _run_cases(cases: list[Case], size: int) -> list[Solved | ValueError]:
     first = cases[0]
     if first.times[-1] == 0.0:
         return [_still(case) for case in cases]
+    if first.watch is not None:
+        if len(cases) == 1 and size == 1:
+            return [_finished(first, _program(_exit, first)(first.field, first.watch, first.each, *first.numbers))]
+        together = _program(_exit_lanes, first)(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
+        together = jax.tree.map(np.asarray, together)
+        return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
     if len(cases) == 1 and size == 1:
-        return [_finished(first, _program(_reach, first)(first.field, first.watch, first.each, *first.numbers))]
-    together = _program(_lane, first)(first.field, first.watch, first.each, *lanes_of([case.numbers for case in cases], size))
-    together = jax.tree.map(np.asarray, together)
-    return [_finished(case, jax.tree.map(lambda leaf, row=row: leaf[row], together)) for row, case in enumerate(cases)]
+        return [_finished(first, _reached(first, _advance_all(_reach, first, first.stretch)))]
+    loops = _advance_all(_reach_lanes, first, lanes_of([case.stretch for case in cases], size))
+    loops = Loop(*(np.asarray(leaf) for leaf in loops))
+    return [_finished(case, _reached(case, Loop(*(leaf[row] for leaf in loops)))) for row, case in enumerate(cases)]
+
+
+_PACE: dict[Hashable, float] = {}  # seconds per step of programs that have run
+
+
+def _advance_all(function: Callable[..., Loop], case: Case, numbers: tuple[Any, ...]) -> Loop:
+    """Every trajectory of a program by the explicit method, as NumPy arrays.
+
+    All steps run in one call of the compiled loop where they are known to be fast. Otherwise the loop returns about every STRETCH
+    seconds, so that progress can be shown and the cost estimated. The steps are the same, and so is the program, as `most` is traced.
+    """
+    program, form = _program(function, case), form_of(case.states, 1)
+    *given, loops = numbers
+    pace = (function, case.field, loops.y.shape)
+    per_step, made = _PACE.get(pace), 0
+    end = np.asarray(given[1])[..., -1, None, None]  # of each lane
+    while True:
+        stretch = FIRST_STRETCH if per_step is None else max(1, int(STRETCH / per_step))
+        began = perf_counter()
+        loops = program(case.field, form, case.each, *given, loops, np.int64(min(made + stretch, MOST_STEPS)))
+        t = np.asarray(loops.t)
+        seconds = perf_counter() - began
+        if per_step is not None and (t >= end).all():
+            break  # nothing more is copied from the device: a small solution takes no longer than the copies
+        left, count = np.asarray(loops.left), int(np.asarray(loops.steps).max())
+        # the first stretch of a program includes its compilation: the second tells how long steps take
+        if made > 0 or per_step is not None:
+            per_step = _PACE[pace] = seconds / max(count - made, 1)
+        made = count
+        if count >= MOST_STEPS or not ((t < end) & ~left).any():
+            break
+        if per_step is not None:
+            _show(loops, end, made, per_step)
+    return loops._replace(t=t, saved=np.asarray(loops.saved))
+
+
+def _show(loops: Loop, end: Any, made: int, per_step: float) -> None:
+    """Show the progress, and warn where the rest is expected to take long."""
+    shown = current_meter()
+    if shown is None:
+        return
+    shown.reach(_share(np.asarray(loops.t), end))
+    left = _steps_left(loops, end, made)
+    each = f"{per_step / (STAGES - 1):.2g} s per evaluation of the drift"
+    how = f"{each}, {(STAGES - 1) * (made + left)} evaluations or more per solution, {shown.total:g} solutions"
+    warn_if_long(shown, per_step * (left + (made + left) * (shown.total - shown.finished - 1)), how)
+
+
+def _steps_left(loops: Loop, end: Any, made: int) -> int:
+    """How many more explicit steps are needed, about; while steps still grow, how many at least."""
+    t, until = np.asarray(loops.t), np.asarray(loops.until)
+    ahead, h = np.maximum(end - t, 0.0), np.maximum(until - t, 1e-300)
+    each = ahead / h if made >= GROWING else np.log(1 + (LONGEST - 1) * ahead / h) / np.log(LONGEST)
+    each = np.where(np.asarray(loops.left), 0.0, each)
+    return int(min(np.ceil(each.max()), MOST_STEPS - made))
+
+
+def _share(t: Any, end: Any) -> float:
+    """The share of the work that is done at time t: steps grow with time, so that late times count by their logarithm."""
+    return float(np.mean(np.log1p(t) / np.log1p(end)))
+
+
+def _reached(case: Case, loops: Loop) -> Reached:
+    """What the explicit method reached of one case; the last states only where LSODA continues from them."""
+    form, end = form_of(case.states, 1), case.times[-1]
+    none_left = np.zeros(loops.t.shape, dtype=bool)
+    saved = shaped(form, loops.saved)
+    if (loops.t >= end).all():
+        return Reached(saved, {}, loops.t, none_left, none_left)
+    full = (loops.t < end) & ~np.asarray(loops.left)
+    return Reached(saved, shaped(form, np.asarray(loops.y)), loops.t, none_left, full)
 
 
 def or_raise(found: Any) -> Any:
@@ -340,7 +456,9 @@ def _long_run(case: Case, own: Tree, state: State, t0: float, times: np.ndarray,
             "make it finite for every real field"
         )
     seen = None if case.watch is None else lambda y: float(_flat_watch(form, case.watch, numbers[1], y)) - level
-    setting = {"loosest": 1 / MARGIN, "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)), "watch": seen}
+    shown, end = current_meter(), times[-1] if len(times) else t0
+    report = None if shown is None or end == 0 else lambda t: shown.reach(_share(t, end))
+    setting = {"report": report, "loosest": 1 / MARGIN, "inside": lambda t, y: bool(np.sum(np.abs(y)) < largest(t)), "watch": seen}
     found = follow(field, y, t0, times, float(case.tolerance["rtol"]), float(case.tolerance["atol"]), **setting)
     return found, {name: np.asarray(value) for name, value in _all_shaped(form, found.values.T).items()}
 

@@ -16,6 +16,7 @@ import numpy as np
 
 STEPS_A_DECADE = 1500  # of LSODA before its tolerance is loosened; a smooth decade takes some hundred
 MOST_STEPS = 30000  # in all
+REPORTED = 20  # steps between two reports
 LEAST_RTOL = 1e-13  # LSODA takes no less
 EVENT_TOLERANCE = 1e-12  # on the time of an event
 
@@ -43,11 +44,13 @@ def follow(
     loosest: float,
     inside: Callable[[float, np.ndarray], bool],
     watch: Callable[[np.ndarray], float] | None = None,
+    report: Callable[[float], None] | None = None,
 ) -> Followed:
     """y' = field(t, y) from `t0` to times[-1] by LSODA, saved at `times` by its dense output.
 
     `loosest`: by what factor the tolerances may be loosened where rounding holds it back. `inside`: whether a state is within bounds at
-    its time. It ends early where `watch` falls below zero, the time found by Brent's method.
+    its time. It ends early where `watch` falls below zero, the time found by Brent's method. `report` is called with the time reached,
+    every REPORTED steps.
     """
     from scipy import integrate  # here: few solutions are so long
 
@@ -63,6 +66,8 @@ def follow(
                 warnings.simplefilter("ignore")  # of LSODA's own, on lack of convergence: it ends as "failed", which is told
                 solver.step()
             spent += 1
+            if report is not None and spent % REPORTED == 0:
+                report(float(solver.t))
             y_new = solver.y
             if not np.all(np.isfinite(y_new)) or not inside(float(solver.t), y_new):
                 return Followed(values, now, y, "diverged")

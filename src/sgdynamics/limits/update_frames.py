@@ -188,7 +188,7 @@ class JointFrame:
         own = counted / self.counted if frame.law.coordinatewise else frame.eigenvalues * frame.sizes / self.variances
         self.shares = jnp.stack([own, frame.sizes / frame.D])  # of the squared lengths of input columns, and of kicks
         self.cut = frame.new - kicks
-        self.whitening = self._whitening_matrix() if frame.law.coordinatewise else None
+        self.whitening: Any = self._whitening_matrix() if frame.law.coordinatewise else None
 
     def inner(self, part: Float[Numeric, "blocks n columns"]) -> Float[Numeric, "n inside"]:
         """Rows of the blocks in the columns of the basis."""

@@ -25,11 +25,13 @@ from sgdynamics.limits.update_step import UpdateStep, map_step
 from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
+from sgdynamics.progress import meter
 from sgdynamics.solvers.doors import Door, closed, opened
 from sgdynamics.support import require
 
 WEIGHTS = ("M", "Q", "a")
 MOST_STEPS = 10**7  # minutes to hours
+STRETCH = 1000  # steps between two looks at the progress
 LARGEST = 1e100  # overlaps beyond this have diverged
 
 
@@ -43,6 +45,7 @@ def solve_large_batch(
     samples_per_dimension: float,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> xr.Dataset:
     """The overlaps and the risk as d -> infinity where every batch has samples_per_dimension d samples: a map, step by step.
 
@@ -67,6 +70,8 @@ def solve_large_batch(
         Functions of the state by name, as in ``solve_ode``.
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``.
+    progress : bool, optional
+        Whether to show a progress bar. By default only on a terminal.
 
     Returns
     -------
@@ -104,7 +109,7 @@ def solve_large_batch(
     if algorithm.stepping is not None:
         ends = np.linspace(0.0, points[-1] * (share if np.isfinite(share) else 1.0), CHECKED)
         algorithm.stepping.check_memory(1.0, ends)  # a step is lr itself, so that D = 1
-    door = opened("solve_large_batch", problem, algorithm, start, alpha=[0.0], record=record, evaluate=evaluate)
+    door = opened("solve_large_batch", problem, algorithm, start, alpha=[0.0], record=record, evaluate=evaluate, progress=progress)
     alpha = points * (share if np.isfinite(share) else 1.0)
     each = alpha[-1] / points[-1] if points[-1] else 0.0
     t = points * float(algorithm.lr) if not algorithm.scheduled else _summed(algorithm, points.astype(int), each)
@@ -119,11 +124,15 @@ def solve_large_batch(
     share_of = {"share": np.float64(share), "each": np.float64(each)}
     states, saved, now = all_rows(update, door.begin, problem.width), [], 0
     states = {name: np.broadcast_to(value, (len(next(iter(nodes.values()))), *value.shape)) for name, value in states.items()}
-    for step in points.astype(np.int64):
-        if step > now:
-            states = _advance(field, nodes, numbers, share_of, states, np.int64(now), step)
-            now = step
-        saved.append({name: np.asarray(value) for name, value in states.items()})
+    with meter("solve_large_batch", float(points[-1]), door.progress) as shown:
+        for step in points.astype(np.int64):
+            while now < step:
+                end = min(step, now + STRETCH)
+                states = _advance(field, nodes, numbers, share_of, states, np.int64(now), np.int64(end))
+                jax.block_until_ready(states)
+                shown.advance(float(end - now))
+                now = end
+            saved.append({name: np.asarray(value) for name, value in states.items()})
     found = {name: np.stack([one[name] for one in saved], axis=2) for name in saved[0]}  # (replicate, run, time, ...)
     return _dataset(door, found).assign_attrs(samples_per_dimension=share)
 

@@ -17,6 +17,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.progress import shared_meter
 from sgdynamics.results import largest_share
 from sgdynamics.solvers.doors import Door, closed, opened
 
@@ -35,6 +36,7 @@ def solve_ode(
     atol: float | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> xr.Dataset:
     """The overlaps and the risk as d -> infinity, or with the exact mean increment of one step at finite d.
 
@@ -67,6 +69,9 @@ def solve_ode(
         of the variables "M", "Q" and "a" of one run at one time.
     evaluate : dict, optional
         Other problems by name, with the same rows and signals: their risks along the way are the variable ``evaluated_risk``.
+
+    progress : bool, optional
+        Whether to show a progress bar. By default only on a terminal.
 
     Returns
     -------
@@ -123,12 +128,15 @@ def solve_ode(
         atol=atol,
         record=record,
         evaluate=evaluate,
+        progress=progress,
     )
-    path = or_raise(solve([prepared])[0])
     coarser = door.dynamics.coarser(door.begin)
-    if coarser is not None:
-        merged = coarser[0].prepare(coarser[1], door.when, door.dimension, rtol, atol)
-        path = path.with_estimate("error_binning", lambda: binning_error(merged, path.risk))
+    solutions = 2 if coarser is None else 3  # one for the result, the others for its errors
+    with shared_meter("solve_ode", solutions, door.progress):
+        path = or_raise(solve([prepared])[0])
+        if coarser is not None:
+            merged = coarser[0].prepare(coarser[1], door.when, door.dimension, rtol, atol)
+            path = path.with_estimate("error_binning", lambda: binning_error(merged, path.risk))
     return finish_ode(door, path)
 
 
