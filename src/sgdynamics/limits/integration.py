@@ -232,10 +232,19 @@ def _reach(
     """Every replicate (outer) and every start (inner) of one case, by the explicit method, up to `most` steps."""
 
     def advance_run(own: Tree, loop: Loop) -> Loop:
-        moving = partial(jax.jit(field), own, shared)  # named in several places, traced once
+        compiled = jax.jit(field)  # named in several places, traced once
+
+        def moving(t: Scalar, state: State) -> Any:
+            return compiled(own, shared, t, _symmetric(field, state))
+
         return advance(moving, form, loop, times, tolerance["rtol"], tolerance["atol"], _inside, most)
 
     return _for_each(lambda own, loops: _for_each(partial(advance_run, own), loops), each, loops)
+
+
+def _symmetric(field: Field, state: State) -> State:
+    """The state with its symmetric matrices symmetric to the last bit: the drift may amplify antisymmetric rounding errors."""
+    return {name: (value + value.swapaxes(-1, -2)) / 2 if name in field.symmetric else value for name, value in state.items()}
 
 
 def _exit(
@@ -389,7 +398,7 @@ def _reached(case: Case, loops: Loop) -> Reached:
     """What the explicit method reached of one case; the last states only where LSODA continues from them."""
     form, end = form_of(case.states, 1), case.times[-1]
     none_left = np.zeros(loops.t.shape, dtype=bool)
-    saved = shaped(form, loops.saved)
+    saved: Any = _symmetric(case.field, shaped(form, loops.saved))
     if (loops.t >= end).all():
         return Reached(saved, {}, loops.t, none_left, none_left)
     full = (loops.t < end) & ~np.asarray(loops.left)
