@@ -445,12 +445,6 @@ def protocol_on_a_grid():
     return protocol_of(problem, reference, alpha=0.2)
 
 
-def protocol_of_pairs():
-    problem = sgd.TeacherStudent(width=1, activation=lambda x: jnp.tanh(5 * x))
-    reference = network(lambda x: np.tanh(5 * x), lambda x: 5 / np.cosh(np.clip(5 * x, -300, 300)) ** 2, fine(0.0, 0.2))
-    return protocol_of(problem, reference, alpha=0.5)
-
-
 CASES: dict[str, Callable[[], Comparison]] = {
     function.__name__: function
     for function in (
@@ -467,7 +461,7 @@ CASES: dict[str, Callable[[], Comparison]] = {
             two_contexts,
             perceptron_rule,
         ),
-        *(binary_mixture, binning, expectation_of_a_jump, simulated_risk, exit_times, dmft_training, protocol_on_a_grid, protocol_of_pairs),
+        *(binary_mixture, binning, expectation_of_a_jump, simulated_risk, exit_times, dmft_training, protocol_on_a_grid),
     )
 }
 CASES["binning_with_momentum"] = partial(binning, sgd.updates.momentum(0.5))
