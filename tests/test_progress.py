@@ -47,6 +47,7 @@ def slow_steps(monkeypatch):
 def test_stretches_of_steps_are_the_same_steps(slow_steps):
     """The result does not depend on how often progress is looked at, and nothing compiles again."""
     solve, slow_down = slow_steps
+    slow_down(0.5)
     whole = solve()
     program = integration._compiled(integration._reach, True)
     compiled = program._cache_size()
