@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float
 
 from sgdynamics.algorithms.fixed_data import kick_size, numbers_of_step
@@ -42,9 +43,21 @@ def new_basis(S: Float[Numeric, "spanned spanned"], squares: Float[Numeric, " sp
     size = jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
     S = S / (size[:, None] * size)
     values, vectors = jnp.linalg.eigh(S) if len(S) > 1 else (S[0], jnp.ones((1, 1)))
-    values, vectors = values[::-1], vectors[:, ::-1]
+    values, vectors = values[::-1], vectors[:, ::-1] * _signs(vectors[:, ::-1])
     there = values > tolerance**2
     return (vectors / size[:, None] * jnp.where(there, jnp.where(there, values, 1.0) ** -0.5, 0.0)).T, there
+
+
+def _signs(vectors: Float[Numeric, "n n"]) -> Float[Numeric, " n"]:
+    """Signs that make the choice of eigenvectors unique.
+
+    LAPACK chooses the sign of an eigenvector by its code for the processor at hand, and the random numbers of a
+    direction are multiplied by it: without a convention the same seed is another realisation on another processor.
+    The product with a fixed vector decides; its entries are incommensurate, so that symmetric cases such as
+    (1, -1)/sqrt(2) are decided too.
+    """
+    fixed = 1.0 / (np.sqrt(2.0) + np.arange(len(vectors)))
+    return jnp.where(fixed @ vectors < 0, -1.0, 1.0)
 
 
 def _inverse_factor(gram: Float[Numeric, "m m"]) -> Float[Numeric, "m m"]:
