@@ -106,26 +106,36 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
 class Equation(Protocol):
     """One operation of a jaxpr, as `jax.extend.core.JaxprEqn` has it; a protocol, so that nothing experimental is imported."""
 
-    primitive: Any
-    params: dict[str, Any]
-    invars: Sequence[Any]
-    outvars: Sequence[Any]
+    @property
+    def primitive(self) -> Any: ...
+    @property
+    def params(self) -> dict[str, Any]: ...
+    @property
+    def invars(self) -> Sequence[Any]: ...
+    @property
+    def outvars(self) -> Sequence[Any]: ...
 
 
 class Jaxpr(Protocol):
     """Operations of a traced function, as `jax.extend.core.Jaxpr` has them."""
 
-    constvars: Sequence[Any]
-    invars: Sequence[Any]
-    outvars: Sequence[Any]
-    eqns: Sequence[Equation]
+    @property
+    def constvars(self) -> Sequence[Any]: ...
+    @property
+    def invars(self) -> Sequence[Any]: ...
+    @property
+    def outvars(self) -> Sequence[Any]: ...
+    @property
+    def eqns(self) -> Sequence[Equation]: ...
 
 
 class ClosedJaxpr(Protocol):
     """A jaxpr with the values of its constants."""
 
-    jaxpr: Jaxpr
-    consts: Sequence[Any]
+    @property
+    def jaxpr(self) -> Jaxpr: ...
+    @property
+    def consts(self) -> Sequence[Any]: ...
 
 
 def inner_jaxprs(equation: Equation) -> list[tuple[Any, Sequence[Any]]]:

@@ -305,11 +305,15 @@ class _Walk:
         if isinstance(reduced, str):
             return {"global": f"{type(value).__module__}.{reduced}"}
         maker, arguments, state, *items = (*reduced, None, None, None)[:5]
-        parts = {"type": self.identify(type(value)), "maker": self.identify(maker), "arguments": self._all(arguments or ())}
+        parts = {
+            "type": self.identify(type(value)),
+            "maker": self.identify(maker),
+            "arguments": self._all(cast(Iterable[Any], arguments or ())),
+        }
         if isinstance(state, tuple) and len(state) == 2 and all(one is None or isinstance(one, dict) for one in state):
             state = {**(state[0] or {}), **(state[1] or {})}  # of a class with slots
         parts["state"] = self._namespace(state) if isinstance(state, dict) and _has_names(state) else self.identify(state)
-        parts["items"] = [None if part is None else self._all(part) for part in items]
+        parts["items"] = [None if part is None else self._all(cast(Iterable[Any], part)) for part in items]
         return {"object": _type_name(value), **_hashed(parts)}
 
     def object_identity(self, value: Any) -> Any:

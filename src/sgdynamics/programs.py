@@ -49,7 +49,7 @@ def warm() -> dict[str, Any]:
     times = np.linspace(0, 4, 5)
     solve_ode(problem, algorithm, start, times=times)
     simulate(problem, algorithm, start, times=times[:2], dimension=1000, runs=100, progress=False)
-    curves(State(), most_steps=1000)
+    curves(State(), pieces=1)
     files = [path for path in where.iterdir() if path.is_file()]
     about = {"folder": str(where), "programs": sum(path.name.endswith("-cache") for path in files)}
     return about | {"bytes": sum(path.stat().st_size for path in files), "seconds": round(time.perf_counter() - began, 1)}

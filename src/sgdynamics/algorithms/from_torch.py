@@ -86,7 +86,7 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     d = checks.whole("dimension", dimension, 1)
     group, head_rate = _single_group(optimiser)
     lr, update = convert_group(optimiser, group, d)
-    if len(optimiser.param_groups) == 2 and update is not None and not update.law.trains_head:
+    if len(parameter_groups(optimiser)) == 2 and update is not None and not update.law.trains_head:
         raise checks.reject("optimiser", type(optimiser).__name__, HEAD_FIX)
     decay = decay_of(group)
     if decay:
@@ -133,10 +133,10 @@ def plain(value: Any) -> Any:
 def parameter_groups(optimiser: object) -> list[dict[str, Any]]:
     """The parameter groups of an optimiser; raise ValueError if it has none."""
     groups = getattr(optimiser, "param_groups", None)
-    valid = not isinstance(optimiser, type) and isinstance(groups, (list, tuple)) and len(groups) > 0
-    if not valid or not all(isinstance(group, dict) and "lr" in group for group in groups):
+    groups = list(groups) if isinstance(groups, (list, tuple)) and not isinstance(optimiser, type) else []
+    if not groups or not all(isinstance(group, dict) and "lr" in group for group in groups):
         raise checks.reject("optimiser", optimiser, "not a PyTorch optimiser. Pass torch.optim.SGD(...) or another one.")
-    return list(groups)
+    return groups
 
 
 def same_options(first: dict[str, Any], second: dict[str, Any], ignored: tuple[str, ...]) -> bool:

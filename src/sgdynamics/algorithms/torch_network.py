@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ class TwoLayers:
     second: Any  # that of the second layer; None for a network without one
 
 
-def is_module(value: object) -> bool:
+def is_module(value: object) -> TypeGuard[Module]:
     """Whether a value looks like torch.nn.Module."""
     return callable(getattr(value, "named_modules", None)) and not isinstance(value, type)
 
@@ -154,7 +154,7 @@ def _leaves(network: Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any
     """The Linear layers of a network and its other modules without children, in their order."""
     linear, other = [], []
     for name, module in network.named_modules():
-        children = getattr(module, "children", None)
+        children: Any = getattr(module, "children", None)
         if callable(children) and next(iter(children()), None) is not None:
             continue
         kind = type(module).__name__
@@ -311,7 +311,7 @@ def loss_scale(loss: Loss, batch: int, parameter: Tensor) -> float:
     raise checks.reject("loss", loss, f"its values are not proportional to the squared error. {expected}")
 
 
-def _constant_ratio(loss: Loss, batch: int, target_shape: tuple[int, ...], parameter: Tensor) -> float | None:
+def _constant_ratio(loss: Callable[..., object], batch: int, target_shape: tuple[int, ...], parameter: Tensor) -> float | None:
     """Ratio of a loss to the mean of (f - y)^2/2, or None if it varies between random batches."""
     generator, ratios = np.random.default_rng(1), []
     for size in (0.3, 1.0, 3.0, 10.0):

@@ -133,8 +133,8 @@ def sign_on_lines(
     for _ in range(0 if activation.name in PIECEWISE_LINEAR else CORRECTIONS):
         value = output(root)
         above = value * left[1] > 0
-        left = tuple(jnp.where(above, new, old) for new, old in zip((root, value), left, strict=True))
-        right = tuple(jnp.where(above, old, new) for new, old in zip((root, value), right, strict=True))
+        left = (jnp.where(above, root, left[0]), jnp.where(above, value, left[1]))
+        right = (jnp.where(above, right[0], root), jnp.where(above, right[1], value))
         root = _chord_root(left, right)
     below, middle, signs = jax.scipy.special.ndtr(t), jax.scipy.special.ndtr(root), jnp.sign(values)
     parts = signs[:, :-1] * (middle - below[:, :-1]) + signs[:, 1:] * (below[:, 1:] - middle)

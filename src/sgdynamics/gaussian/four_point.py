@@ -150,10 +150,10 @@ def _edges(C: Float[Numeric, "n m m"]) -> Float[Numeric, "pairs n"]:
     edges = []
     for q, r in itertools.combinations(range(m), 2):
         others = [s for s in range(m) if s not in (q, r)]
-        chance = _both_positive(C, *others, q, r) if len(others) == 2 else 0.5 ** len(others)
+        chance = _both_positive(C, others[0], others[1], q, r) if len(others) == 2 else 0.5 ** len(others)
         # 0 where the two fields coincide: there the determinant is only rounding
         full = C[:, q, q] * C[:, r, r]
-        density = safe_ratio(1.0, 2 * np.pi * safe_root(_variance_left(full - C[:, q, r] ** 2, full)))
+        density = safe_ratio(jnp.ones_like(full), 2 * np.pi * safe_root(_variance_left(full - C[:, q, r] ** 2, full)))
         edges.append(density * chance)
     return jnp.stack(edges) if edges else jnp.zeros((0, n), C.dtype)
 

@@ -166,7 +166,8 @@ def linear_epochs(
         warn(f"The estimated error of distance is {100 * relative:.2g}%. Use more cells than {m}.")
     if order == "fixed":
         values[1] = errors[1] = np.nan
-    return LinearEpochs(*values, *errors, m)
+    distance, residual = values
+    return LinearEpochs(distance, residual, errors[0], errors[1], m)
 
 
 def fresh_samples(distance: Given, lr: float, noise: float) -> Any:
