@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +103,7 @@ def _smooth(jaxpr: Any, random: set[int]) -> bool:
     return True
 
 
+@runtime_checkable
 class Equation(Protocol):
     """One operation of a jaxpr, as `jax.extend.core.JaxprEqn` has it; a protocol, so that nothing experimental is imported."""
 
@@ -116,6 +117,7 @@ class Equation(Protocol):
     def outvars(self) -> Sequence[Any]: ...
 
 
+@runtime_checkable
 class Jaxpr(Protocol):
     """Operations of a traced function, as `jax.extend.core.Jaxpr` has them."""
 
@@ -129,6 +131,7 @@ class Jaxpr(Protocol):
     def eqns(self) -> Sequence[Equation]: ...
 
 
+@runtime_checkable
 class ClosedJaxpr(Protocol):
     """A jaxpr with the values of its constants."""
 

@@ -132,7 +132,7 @@ class _Walk:
             return {"bytes": hashlib.sha256(value).hexdigest()}
         return NotImplemented
 
-    def _compound(self, value: Any) -> Any:
+    def _compound(self, value: object) -> Any:
         """Containers and arrays as they are; then what the library describes itself; then functions, and objects by their state."""
         if isinstance(value, np.ndarray):
             return self._array(value)
@@ -158,7 +158,7 @@ class _Walk:
                 return self._foreign_array(value)
             return self._object(value)
 
-    def _described(self, value: Any) -> Any:
+    def _described(self, value: object) -> Any:
         """Objects of this library: by what a result records of them."""
         describe = getattr(value, "describe", None)
         if describe is not None:
@@ -217,12 +217,12 @@ class _Walk:
             return self._object(value)
         return {"type": _type_name(value), "content": self._array(content)}
 
-    def _function(self, value: Any) -> Any:
+    def _function(self, value: Callable[..., Any]) -> Any:
         """The record of a callable: its name, and the hash of all that it computes with."""
         with self._step(f"function {_name(value)!r}"):
             return {"function": _name(value), **_hashed(self._callable_parts(value))}
 
-    def _callable_parts(self, value: Any) -> Any:
+    def _callable_parts(self, value: Callable[..., Any]) -> Any:
         library = _library_name(value)
         if library is not None:
             return library
@@ -291,7 +291,7 @@ class _Walk:
             return {"module": module.__name__, "version": _version(module.__name__)}
         return _module_file(module.__name__, getattr(module, "__file__", None)) or self._without_identity(module)
 
-    def _object(self, value: Any) -> Any:
+    def _object(self, value: object) -> Any:
         """Any other object: its class and its state, as pickle takes them."""
         if _type_name(value) in LOCKS:
             return {"type": _type_name(value)}
@@ -316,7 +316,7 @@ class _Walk:
         parts["items"] = [None if part is None else self._all(cast(Iterable[Any], part)) for part in items]
         return {"object": _type_name(value), **_hashed(parts)}
 
-    def object_identity(self, value: Any) -> Any:
+    def object_identity(self, value: object) -> Any:
         with self._exactly(True):
             return self._object(value)
 
@@ -369,7 +369,7 @@ def _number(value: float) -> int | float | str:
     return int(value) if value.is_integer() else value
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     name = getattr(value, "__name__", None)
     return name if isinstance(name, str) else type(value).__name__
 
@@ -435,7 +435,7 @@ def _version(module: str) -> str:
         return ""
 
 
-def _library_name(value: Any) -> dict[str, str] | None:
+def _library_name(value: object) -> dict[str, str] | None:
     """Name and version of a function or class that can be imported from an installed package; None for any other."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or not _is_library(module):

@@ -535,7 +535,7 @@ def test_the_number_of_cells_takes_the_spectrum_and_the_head_into_account():
     assert number_of_cells(erf, algorithm, begin, 16) == 16
 
 
-@pytest.mark.runs_long
+@pytest.mark.slow
 def test_levels_of_cells_that_do_not_converge_are_a_divergence():
     """A ReLU unit, whose stability is not known before the start, with cells that are far too coarse."""
     problem, algorithm, begin = steep("relu")

@@ -131,6 +131,7 @@ def test_optimisers_of_other_libraries_get_what_to_write(name, expected):
         sgd.Nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_docstrings_name_variables_of_results():
     """What the docstrings of updates say of a result is found there under this name."""
     problem = sgd.TeacherStudent(width=1, activation="linear")

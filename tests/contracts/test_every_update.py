@@ -40,6 +40,7 @@ UPDATES = {
     "sam of a radius": lambda: U.sam(0.2),
     "schedule_free": lambda: U.schedule_free(0.9),
     "sign": lambda: U.sign(),
+    "state_rate": lambda: U.state_rate(lambda overlaps: 1 / (1 + overlaps.Q[0, 0])),
 }
 LAW = sgd.power_law(1.2, 40, target=0.5, raw=1, bins=2)
 SPECTRA = {

@@ -45,6 +45,7 @@ def test_a_run_that_diverges_at_once_has_no_known_error():
     assert np.all(np.isnan(error))
 
 
+@pytest.mark.slow
 def test_a_risk_that_is_infinite_is_not_a_number():
     """E[exp(z^2)] is infinite, and a grid would give a number that depends on its reach."""
 

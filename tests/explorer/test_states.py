@@ -144,6 +144,7 @@ def test_checkpoints_of_old_states_are_removed(simple, monkeypatch):
     assert len(list(folders[0].parent.iterdir())) <= 3
 
 
+@pytest.mark.slow
 def test_a_diverging_ode_is_drawn_up_to_its_divergence():
     """`square` at a learning rate that is too large: the curves end at the divergence, and a stable rate is named."""
     state = State(width=1, activation="square", lr=20.0, noise=0.1, dimension=20, time=1000.0)

@@ -124,6 +124,7 @@ def test_ties_and_certain_signs():
     assert silent[0] == pytest.approx(special.ndtr(0.5) + special.ndtr(-0.5) / 2, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_lines_agree_with_the_exact_rule():
     """Twice the share minus one is the mean sign; eight scramblings of lines through four ReLU units, and an odd output of tanh."""
     generator = np.random.default_rng(3)

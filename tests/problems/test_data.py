@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from tests.conftest import Z, same_law
+from tests.conftest import Z, same_law, slow
 
 LR = 0.8
 
@@ -105,7 +105,7 @@ def stated(kind, d):
 KINDS = ("hypercube", "whitened", "clusters")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow(KINDS, ("hypercube", "clusters")))
 def test_chains_have_the_law_of_sgd_in_numpy(kind):
     d, steps, runs = 20, 60, 1000
     problem, start, row = stated(kind, d)

@@ -112,6 +112,7 @@ def test_clipped_steps_with_heavy_tails_against_direct_runs():
     assert abs(M.mean() - float(theory.M[0, -1, 0, 0])) < Z * M.std() / np.sqrt(len(M)) + 2 / 400
 
 
+@pytest.mark.slow
 def test_finite_variance_keeps_the_closed_form():
     """Squared loss: noise enters the ODE by its variance alone, and an own loss with the named draw agrees."""
     problem, algorithm = linear(sgd.labels.student_t(5.0, 0.5)), sgd.OnePassSGD(lr=0.2)

@@ -173,7 +173,7 @@ def features_in_numpy(schedule, order, noise, generator):
     return 0.5 * np.sum(gap**2, axis=1) + noise / 2
 
 
-@pytest.mark.parametrize("kind", ["schedule", "epochs"])
+@pytest.mark.parametrize("kind", [pytest.param("schedule", marks=pytest.mark.slow), "epochs"])
 def test_random_features_as_a_problem_against_numpy(kind):
     """A schedule of steps on fresh samples, and three epochs over 12 samples: the risk has the law of SGD on the features."""
     runs, steps, d, noise = 1000, 36, 6, 0.05

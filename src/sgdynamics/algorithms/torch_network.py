@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.bridge import as_array
 
 
+@runtime_checkable
 class Tensor(Protocol):
     """A parameter or a batch, as ``torch.Tensor`` has it."""
 
@@ -30,6 +31,7 @@ class Tensor(Protocol):
     dtype: Any
 
 
+@runtime_checkable
 class Module(Protocol):
     """A network or a layer, as ``torch.nn.Module`` has it."""
 
@@ -40,6 +42,7 @@ class Module(Protocol):
     def __call__(self, *inputs: object) -> object: ...
 
 
+@runtime_checkable
 class Optimiser(Protocol):
     """An optimiser, as ``torch.optim.Optimizer`` has it."""
 
