@@ -76,3 +76,12 @@ def test_a_solution_that_takes_long_is_announced(slow_steps, monkeypatch):
     monkeypatch.setattr(progress, "LONG", 1e-4)
     with pytest.warns(UserWarning, match=r"solve_ode: about .* expected \(.* s per evaluation of the drift, \d+ evaluations or more per"):
         solve()
+
+
+def test_the_mean_field_reports_its_three_solutions(monkeypatch):
+    shares = []
+    monkeypatch.setattr(Meter, "advance", lambda bar, share: shares.append(share / bar.total))
+    problem = sgd.TeacherStudent(width=4, activation="erf")
+    start = sgd.mean_field_random_start(problem, dimension=100, seed=0)
+    sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.0, 0.5], progress=False)
+    assert shares == [1 / 3, 1 / 3]  # the bar fills up when the third one is finished

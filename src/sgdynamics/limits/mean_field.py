@@ -40,6 +40,7 @@ from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import MOST_DIMENSION, Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, checked_wide_problem, mean_field_random_start, mean_field_start, particles
+from sgdynamics.progress import meter
 from sgdynamics.results import largest_share, time_coordinates
 from sgdynamics.results import record as recorded
 from sgdynamics.samples.spectrum import eigenvalues
@@ -190,6 +191,7 @@ def solve_mean_field(
     atol: float = ATOL,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> xr.Dataset:
     """The network of infinite width, with the p units of the start as particles, in the clock t/p = lr steps/(p d).
 
@@ -224,6 +226,9 @@ def solve_mean_field(
         Functions of the state by name, as in ``solve_ode``; a state has "M", "q" and "a".
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``: their risks are the variable ``evaluated_risk``.
+    progress : bool, optional
+        Whether to show a progress bar, over the solution and its two error estimates. By default only
+        on a terminal.
 
     Returns
     -------
@@ -266,28 +271,32 @@ def solve_mean_field(
     p = problem.width
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
     span, nodes, widenings = SPAN, TABLE_NODES, 0
-    while True:
-        numbers, label_error = _numbers(problem, algorithm, way, states, span, nodes, perpendicular)
-        numbers |= changing
-        found, out, full = _solve(way, numbers, states, t, tolerance)
-        if out.any() and widenings < WIDENINGS:
-            span, nodes, widenings = span**2, 2 * nodes, widenings + 1
-            continue
-        excess, ends = _risk_of(way, numbers, found)
-        longer = _longer(way, perpendicular)
-        if largest_share(ends, excess) <= rtol or longer is None:
-            break
-        way = longer
-    quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
-    loose = _solve(way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
-    error_integrator = largest_share(_risk_of(way, numbers, loose)[0] - excess, excess)
-    error_particles = None
-    if p > 1:
-        half = {**numbers, "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)}
-        fewer = _solve(way, half, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
-        largest = np.max(np.where(np.isfinite(excess), excess, 0.0), axis=1, keepdims=True)
-        change = _risk_of(way, half, fewer)[0] - excess
-        error_particles = largest_share(change, np.broadcast_to(largest, change.shape))
+    # one solution, one at a looser tolerance, and one of half the particles
+    with meter(f"mean field, {p} particles", 3.0, progress) as bar:
+        while True:
+            numbers, label_error = _numbers(problem, algorithm, way, states, span, nodes, perpendicular)
+            numbers |= changing
+            found, out, full = _solve(way, numbers, states, t, tolerance)
+            if out.any() and widenings < WIDENINGS:
+                span, nodes, widenings = span**2, 2 * nodes, widenings + 1
+                continue
+            excess, ends = _risk_of(way, numbers, found)
+            longer = _longer(way, perpendicular)
+            if largest_share(ends, excess) <= rtol or longer is None:
+                break
+            way = longer
+        bar.advance(1.0)
+        quadrature = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
+        loose = _solve(way, numbers, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
+        error_integrator = largest_share(_risk_of(way, numbers, loose)[0] - excess, excess)
+        bar.advance(1.0)
+        error_particles = None
+        if p > 1:
+            half = {**numbers, "weights": np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)}
+            fewer = _solve(way, half, states, t, {name: 10 * value for name, value in tolerance.items()})[0]
+            largest = np.max(np.where(np.isfinite(excess), excess, 0.0), axis=1, keepdims=True)
+            change = _risk_of(way, half, fewer)[0] - excess
+            error_particles = largest_share(change, np.broadcast_to(largest, change.shape))
     if quadrature > WARN_ABOVE:
         warnings.warn(
             f"expectations are known only to {quadrature:.1e} (relative to the risk): units are almost parallel to the signals, or a kink "
