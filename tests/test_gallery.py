@@ -218,6 +218,7 @@ def quick_figure_2(quick=True, seed=0):
     return kept_data.drawing_of("rough_landscapes-2")(data), data
 
 
+@pytest.mark.slow
 def test_full_size_data_are_shown_before_the_quick_run(tmp_path, monkeypatch):
     monkeypatch.setattr(papers.rough_landscapes, "figure_2", quick_figure_2)
     [one] = gallery.make_all(tmp_path, only=["rough_landscapes/2"])

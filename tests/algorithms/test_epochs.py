@@ -150,6 +150,7 @@ def paths(order, cells, seed=0, replicates=REPLICATES, each=512):
     return 1 - 2 * found["M"][..., 0, 0, 0] + found["Q"][..., 0, 0, 0], 2 * found["train_risk"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["reshuffle", "replacement"])
 @pytest.mark.runs_long
 def test_paths_agree_with_the_two_time_equations(order):
@@ -169,6 +170,7 @@ def solved(order):
     return sgd.solve_dmft(*linear()[:1], algorithm, linear()[1], alpha=ALPHA * np.arange(4), **numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.runs_long
 def test_dmft_is_extrapolated_from_three_numbers_of_cells():
     result = solved("reshuffle")

@@ -56,6 +56,7 @@ def start_of(problem):
     return sgd.random_start(problem, dimension=50, seed=3, runs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow(KINDS, ("blocks", "target", "own loss", "snr = inf")))
 def test_of_the_loss_it_is_the_risk(kind):
     problem, loss = KINDS[kind]

@@ -221,6 +221,7 @@ def own_loss(fields, signals, head, noise_draw):
     return 0.5 * (jnp.mean(head * hard(fields)) - hard(signals[0]) - 0.3 * noise_draw) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_own_loss_with_kinks_is_sampled_within_its_error(parallel):
     """Kinks away from 0: the plane quadrature of the pairs against the point masses of the sampled loss."""

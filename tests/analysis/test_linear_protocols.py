@@ -68,6 +68,7 @@ def test_runs_with_other_heads_have_other_steps():
     assert len(recursion.numbers["scale"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 @float64
 def test_both_ways_agree_with_their_gradients(decay):

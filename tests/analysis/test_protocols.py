@@ -130,6 +130,7 @@ def test_rate_of_an_erf_student(erf_rate):
     np.testing.assert_allclose(erf_rate.protocol["lr"][places], [1.11, 1.12, 0.98, 0.57, 0.35, 0.20], rtol=0.05)
 
 
+@pytest.mark.slow
 def test_decay_switches_between_its_bounds(decay):
     assert decay.value == pytest.approx(0.0647725580, rel=1e-6)
     assert decay.extrapolated == pytest.approx(0.0647419253, rel=1e-4)

@@ -58,6 +58,7 @@ def test_a_jumping_target_is_the_committee_of_sign_units(gram):
     assert error < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kinks", "activation"),
     [

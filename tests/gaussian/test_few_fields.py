@@ -104,6 +104,7 @@ def generic(problem):
     return Sampled(replace(problem.structure, reading=None, loss=replace(problem.structure.loss, smooth=False)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(PROBLEMS, ("points", "groups", "half of it")))
 def test_it_is_what_points_give(name):
     problem = PROBLEMS[name]()

@@ -265,6 +265,7 @@ def test_edges_against_stein(width, tolerance):
 HEAD4 = np.array([0.9, -0.4, 0.6, 0.8])
 
 
+@pytest.mark.slow
 def test_equal_rows_are_one_unit():
     """h_1 = h_2 and h_3 = h_4: the moments are those of two units with heads v_1 + v_2, v_3 + v_4."""
     pair, mean = np.array([[0.3, 0.1], [0.1, 0.4]]), np.array([[0.3, -0.4], [-0.2, 0.1], [0.0, 0.0], [1.0, 2.0]])

@@ -125,6 +125,7 @@ def plain_regression(noise, steps, **numbers):
     return np.array([found[name][0] for name in names]), np.array([found[f"{name}_standard_error"][0] for name in names]), exact, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "steps"),
     [pytest.param(0.25, [80], marks=pytest.mark.slow), (0.0, [80]), pytest.param(0.0, [80, 200], marks=pytest.mark.slow)],

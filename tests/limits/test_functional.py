@@ -12,6 +12,7 @@ from sgdynamics import functional
 from tests.conftest import s0
 
 
+@pytest.mark.slow
 def test_gradient_of_the_final_risk():
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-2)
     begin = s0(problem)

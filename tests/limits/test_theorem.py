@@ -84,6 +84,7 @@ def within_a_constant(points) -> None:
         assert every.mean(axis=0).max() < 0.65 + Z * error, (d, lr)
 
 
+@pytest.mark.slow
 @pytest.mark.runs_long
 def test_sgd_stays_within_a_constant_of_the_theorem():
     within_a_constant(FAST)

@@ -35,6 +35,7 @@ def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return fig, data
 
 
+@pytest.mark.slow
 def test_a_figure_in_sittings_is_the_one_of_one_sitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no time for more than one piece of a run each; what was unfinished is said, and left out of no page."""
     monkeypatch.setattr(paper, "figure_3", small)

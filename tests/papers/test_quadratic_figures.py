@@ -118,6 +118,7 @@ def test_figure_1_runs_lie_on_the_ode():
     assert data.attrs["gap_risk_largest"] < 0.05
 
 
+@pytest.mark.slow
 def test_figure_2(tmp_path):
     fig, data = qn.figure_2(quick=True)
     whole(fig, data, tmp_path)

@@ -56,6 +56,7 @@ def test_the_pair_is_born_at_the_critical_snr():
     np.testing.assert_allclose(paper.correlated_fixed_points(3, 4.0, 1e-3)[0], 1e-6 / 4, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
 @pytest.mark.parametrize(("lr", "batch"), [(1.0, 1), (0.0, 1), (0.9, 3)])
 @pytest.mark.parametrize("ridge", [0.0, 0.4, 60.0])

@@ -126,6 +126,7 @@ def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
         assert np.all(np.abs(values.mean(axis=0) - np.asarray(rate[name]).reshape(values.shape[1:])) <= Z * error), name
 
 
+@pytest.mark.slow
 @pytest.mark.runs_long
 def test_covariance_of_the_increments():
     """One step's covariance at large d is lr/d squared times that of `increment_covariance`."""

@@ -82,6 +82,7 @@ def test_equivalent(exponents, expected):
     np.testing.assert_allclose(loss.risk([100, 1e4, 1e6], 0.5 / loss.trace), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_equivalent_is_the_mean_over_features():
     """Twenty draws of the features at d = 60, within their spread; and of very many features, the recursion of the inputs themselves."""
     model = scaling.RandomFeatures(0.8, 0.6, features=60, inputs=200)

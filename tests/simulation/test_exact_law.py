@@ -79,6 +79,7 @@ def cases():
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases())
 @pytest.mark.runs_long
 def test_exact_and_direct_agree_in_law(case):

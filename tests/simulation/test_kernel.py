@@ -230,6 +230,7 @@ def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
     return {key: np.asarray(value) for key, value in chain.overlaps(state).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 128])
 def test_the_kernel_gives_the_same_numbers_however_it_is_cut(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save points, pieces and the number of runs change nothing; nor does it matter where random numbers are made, but that a processor
@@ -247,6 +248,7 @@ def test_the_kernel_gives_the_same_numbers_however_it_is_cut(ahead: int, monkeyp
     assert np.std(once["M"][:, -1]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 64])
 def test_a_spectrum_of_small_blocks_has_a_kernel(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No block is compressed: no chi variables, no fold. Overlaps after some steps are finite, and move."""
@@ -261,6 +263,7 @@ def test_a_spectrum_of_small_blocks_has_a_kernel(ahead: int, monkeypatch: pytest
     assert np.all(np.isfinite(saved["Q"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 64])
 @float64
 def test_first_passage_inside_the_kernel(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:

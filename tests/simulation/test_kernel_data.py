@@ -116,6 +116,7 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("triton") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -55,6 +55,7 @@ def compare(one, other):
         assert abs(a.mean() - b.mean()) <= Z * error + 1e-12, f"covariance of {i} and {j}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(MODELS, ("attention in batches", "sequence, free", "tied", "adatron")))
 def test_exact_and_direct_runs_have_one_law(name):
     compare(*(overlaps_of(maker, name, 1000, seed) for seed, maker in enumerate((ExactChain, DirectSGD), start=3)))

@@ -126,6 +126,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", slow(CASES, [name for name in CASES if name not in ("input noise, two signals", "groups")]))
 def test_chain_against_direct(name, batch):

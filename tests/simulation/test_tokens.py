@@ -81,6 +81,7 @@ def test_the_test_can_tell():
             compare(problem_of(), sgd.OnePassSGD(lr=2.0), makers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["descent", pytest.param("persistent", marks=pytest.mark.slow), pytest.param("langevin", marks=pytest.mark.slow)]
 )

@@ -157,8 +157,7 @@ def _leaves(network: Module) -> tuple[list[tuple[str, Any]], list[tuple[str, Any
     """The Linear layers of a network and its other modules without children, in their order."""
     linear, other = [], []
     for name, module in network.named_modules():
-        children: Any = getattr(module, "children", None)
-        if callable(children) and next(iter(children()), None) is not None:
+        if hasattr(module, "children") and any(True for _ in module.children()):
             continue
         kind = type(module).__name__
         if any(base.__name__ == "Linear" for base in type(module).__mro__):

@@ -228,7 +228,8 @@ def _affine_means(problem: Problem, settings: list[dict[str, Any]], cases: dict[
         def means(xi: Any, numbers: dict[str, Any] = numbers) -> Any:
             return sample.mean_coefficients(numbers, sample.drawn(numbers, xi, case))
 
-        bounds = degree_bounds(jax.make_jaxpr(means)(xi), [np.ones(xi.shape)])
+        traced: Any = jax.make_jaxpr(means)(xi)
+        bounds = degree_bounds(traced, [np.ones(xi.shape)])
         if any(np.any(bound > 1) for bound in bounds):
             return False
     return True
