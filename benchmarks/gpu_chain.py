@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import sgdynamics as sgd
-from sgdynamics.precision import float64
-from sgdynamics.random import run_keys
+from sgdynamics.base.precision import float64
+from sgdynamics.base.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.kernel_chain import KernelChain
+from sgdynamics.simulation.gpu.chain import KernelChain
 
 DIMENSION, MANY, FEW = 100_000, 1 << 20, 1 << 14
 SECONDS = 0.3  # at least, of what is measured

@@ -27,13 +27,13 @@ import numpy as np
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics.random import run_keys
-from sgdynamics.simulation import kernel_data
-from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.base.random import run_keys
+from sgdynamics.fixed_data.direct import DirectFixedData
+from sgdynamics.simulation.gpu import data_gradients
 
 ALPHA, M0, ETA, BATCH, TAU = 3.0, 0.2, 0.01, 0.5, 1.0  # of figure 2, in the paper's units
 THRESHOLD = 1e-7  # of the paper's mean loss, half of ours
-CHOSEN = (kernel_data.CHUNK, kernel_data.A_WARP)
+CHOSEN = (data_gradients.CHUNK, data_gradients.A_WARP)
 PROBLEM = sgd.TeacherStudent(width=1, activation="square", constraint="sphere")
 
 
@@ -106,16 +106,16 @@ def tuned(runs: int, d: int, dtype: str, steps: int, variants: list[tuple[int, i
     """The kernel with other chunks and tiles: samples of a program, numbers of a tile for each warp."""
     found: list[dict[str, Any]] = []
     for chunk, numbers in variants:
-        kernel_data.CHUNK, kernel_data.A_WARP = chunk, numbers
+        data_gradients.CHUNK, data_gradients.A_WARP = chunk, numbers
         jax.clear_caches()
-        row: dict[str, Any] = {"chunk": chunk, "numbers a warp": numbers, **kernel_data.tiling(1, d)._asdict()}
+        row: dict[str, Any] = {"chunk": chunk, "numbers a warp": numbers, **data_gradients.tiling(1, d)._asdict()}
         try:
             row |= library_bandwidth("PSGD", runs, d, dtype, steps, 1)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error)[:400]}"
         found.append(row)
         print("   ", shown(row), flush=True)
-    kernel_data.CHUNK, kernel_data.A_WARP = CHOSEN
+    data_gradients.CHUNK, data_gradients.A_WARP = CHOSEN
     jax.clear_caches()
     return found
 

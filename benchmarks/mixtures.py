@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 import sgdynamics as sgd
+from sgdynamics.base.random import run_keys
 from sgdynamics.papers.effective_dynamics.mixture_figures import served
-from sgdynamics.random import run_keys
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run

@@ -24,12 +24,13 @@ import sequences
 import sgdynamics as sgd
 import spectra
 import sweeps
-from sgdynamics import compressed, functional
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.limits import drift as right_hand_side
-from sgdynamics.random import run_keys
+from sgdynamics.base.random import run_keys
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.ode import drift as right_hand_side
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import ExactChain
+from sgdynamics.solvers import functional
 
 RUNS, WIDTH = 64, 8
 

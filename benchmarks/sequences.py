@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import sgdynamics as sgd
-from sgdynamics import compressed
-from sgdynamics.random import run_keys
+from sgdynamics.base.random import run_keys
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import ExactChain
 
 RUNS, WIDTH, DIMENSION = 256, 4, 10_000

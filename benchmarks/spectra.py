@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import erf
 
 import sgdynamics as sgd
-from sgdynamics import compressed
-from sgdynamics.random import run_keys
+from sgdynamics.base.random import run_keys
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.exact import ExactChain
 
 WIDTH, TEACHERS = 4, 2

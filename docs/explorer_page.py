@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src/sgdynamics"
-EXPLORER = PACKAGE / "explorer"
+EXPLORER = PACKAGE / "cli/explorer"
 BORDER = "<!-- the documentation shows what stands between these two lines -->"
 
 
@@ -18,7 +18,7 @@ def write_files(app):
         (folder / f"explorer_{name}").write_text((EXPLORER / name).read_text(encoding="utf-8"), encoding="utf-8")
     curves = folder / "explorer_curves.js"
     if not curves.exists() or curves.stat().st_mtime < max(path.stat().st_mtime for path in PACKAGE.rglob("*.py")):
-        from sgdynamics.explorer.curves import grid
+        from sgdynamics.cli.explorer.curves import grid
 
         # a script, because a page that is opened from a folder may not read other files
         curves.write_text(f"window.SGDYNAMICS_EXPLORER = {json.dumps(grid(), allow_nan=False)};\n", encoding="utf-8")

@@ -6,9 +6,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_points, landscape, protocols, regimes, schedules
-from sgdynamics.dynamics import fields, interface, sliding, spiked_dynamics, updates
-from sgdynamics.limits import covariance, effective, effective_scaling, mean_field
+from sgdynamics.analysis import certify, exit_times, expect, exponents, fixed_points, landscape, regimes
+from sgdynamics.analysis.effective import dynamics, scaling
+from sgdynamics.analysis.protocols import optimise, schedules
+from sgdynamics.dynamics import fields, interface, sliding, spiked_tensor, updates
+from sgdynamics.mean_field import particles
+from sgdynamics.sde import covariance
 from sgdynamics.simulation import running
 from sgdynamics.solvers import dmft, large_batch, linear
 from sgdynamics.sweeps import sweeping
@@ -20,15 +23,15 @@ class Work(BaseException):
 
 # what each calls first once its arguments are accepted: a progress bar, a rule of quadrature, or its first computation
 PLACES = [
-    *((module, "meter") for module in (running, dmft, effective, effective_scaling, protocols, schedules, certify, sweeping)),
+    *((module, "meter") for module in (running, dmft, dynamics, scaling, optimise, schedules, certify, sweeping)),
     *((module, "rule_for") for module in (fields, updates, exit_times, fixed_points, regimes, large_batch)),
     *((module, "run_cases") for module in (interface, exit_times)),
-    (mean_field, "_numbers"),
+    (particles, "_numbers"),
     (linear, "_means"),
     (expect, "expected"),
     (sliding, "solve_infinite_snr"),
-    (spiked_dynamics, "integrate_spiked"),
-    (spiked_dynamics, "spiked_step_length"),
+    (spiked_tensor, "integrate_spiked"),
+    (spiked_tensor, "spiked_step_length"),
     (landscape, "_frame_rows"),
     (covariance, "_coordinates"),
     (regimes, "_coefficients"),

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics.identity import digest
+from sgdynamics.base.identity import digest
 
 SCALE = 1.0
 

@@ -18,7 +18,8 @@ from jaxtyping import install_import_hook
 
 # rooms of the engine; `problems.trial` names a class that may only be imported after it
 ENGINE = ("samples", "problems.losses", "problems.activations", "problems.problem", "problems.starts", "problems.wide_starts")
-ENGINE += ("algorithms", "gaussian", "compressed", "conditioning", "simulation", "limits", "random")
+ENGINE += ("algorithms", "expectations", "simulation", "fixed_data", "ode", "sde", "mean_field", "base.random")
+ENGINE += ("dynamics.spiked_equations", "analysis.effective")
 BLOCKS = [(4.0, 0.1), (2.0, 0.2), (1.0, 0.3), (0.5, 0.4)]
 RUNS, BATCH, DIMENSION, SAMPLES = 7, 6, 200, 90
 PROBLEMS: tuple[str, ...] | None = None  # None: all of them
@@ -79,17 +80,17 @@ def begin(sgd: Any, problem: Any) -> Any:
 
 def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(what, a function that traces it) of one problem."""
-    from sgdynamics import conditioning
-    from sgdynamics.gaussian.choice import expectation_of
-    from sgdynamics.gaussian.risk import MARGIN, overlaps_at, rule_for
-    from sgdynamics.limits.dmft import Points, Sweep
-    from sgdynamics.limits.drift import drift
-    from sgdynamics.limits.kernel_sweep import KernelSweep
-    from sgdynamics.limits.kernels import advanced as steps_of_kernels
-    from sgdynamics.limits.paths import advanced as steps_of_paths
-    from sgdynamics.limits.sde import SdePaths
+    from sgdynamics.base.random import run_keys
+    from sgdynamics.expectations.choice import expectation_of
+    from sgdynamics.expectations.risk import MARGIN, overlaps_at, rule_for
+    from sgdynamics.fixed_data import conditioning
+    from sgdynamics.fixed_data.dmft import Points, Sweep
+    from sgdynamics.fixed_data.paths import advanced as steps_of_paths
+    from sgdynamics.fixed_data.response_form import advanced as steps_of_kernels
+    from sgdynamics.fixed_data.response_sweep import KernelSweep
+    from sgdynamics.ode.drift import drift
     from sgdynamics.problems.starts import Start
-    from sgdynamics.random import run_keys
+    from sgdynamics.sde.scheme import SdePaths
     from sgdynamics.simulation.direct import DirectSGD
     from sgdynamics.simulation.exact import ExactChain
 
@@ -159,9 +160,11 @@ def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[],
 
 
 def main() -> int:
-    with install_import_hook([f"sgdynamics.{room}" for room in ENGINE], "tests.shapes_checked.checker"):
+    with install_import_hook([f"sgdynamics.{package}" for package in ENGINE], "tests.shapes_checked.checker"):
         import sgdynamics as sgd
-        import sgdynamics.public  # everything is imported while the checks are put in
+
+        for name in sgd.__all__:  # import everything while the import hook is active
+            getattr(sgd, name)
     count, failed = 0, []
     with jax.enable_x64(True):
         for name, make in problems(sgd).items():

@@ -16,9 +16,11 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import functional, plot, reach
+from sgdynamics.base import resources
+from sgdynamics.plotting import plot
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.wide_starts import MeanFieldStart
+from sgdynamics.solvers import functional
 
 mpl.use("Agg")
 
@@ -350,7 +352,7 @@ assert len(TABLE) == len(FUNCTIONS) + len(REACH) + len(VALUES) + len(RAW)
 @pytest.fixture
 def sixteen_gigabytes(monkeypatch):
     """The same memory on every machine."""
-    monkeypatch.setattr(reach, "available_bytes", lambda: 16 * 2.0**30)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 16 * 2.0**30)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -461,10 +463,10 @@ def test_exits_of_a_spiked_trajectory():
 
 def test_legitimate_work_is_not_refused():
     """The limits of reach are far beyond what anybody runs: a day of an accelerator's run-steps, d = 1e9 to t = 10."""
-    reach.check_work("steps", 10**6, 1e9)
-    reach.check_work("steps", 1, 1e12)
-    reach.check_steps("times", 10.0, 10.0 * 1e9 / 1e-3)
-    reach.check_memory("runs", 1, 1e6, "", "")
+    resources.check_work("steps", 10**6, 1e9)
+    resources.check_work("steps", 1, 1e12)
+    resources.check_steps("times", 10.0, 10.0 * 1e9 / 1e-3)
+    resources.check_memory("runs", 1, 1e6, "", "")
 
 
 @pytest.mark.parametrize("order", [2, 3, 4, 5, 6])

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import sgdynamics as sgd
-from sgdynamics import cli, gallery, problem_files, tables
+from sgdynamics import gallery
+from sgdynamics.cli import main, problem_files, tables
 from sgdynamics.problems.models import MODELS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -51,7 +52,7 @@ dimension = 50
 
 
 def invoke(*arguments, code=0):
-    found = CliRunner().invoke(cli.app, [str(one) for one in arguments])
+    found = CliRunner().invoke(main.app, [str(one) for one in arguments])
     assert found.exit_code == code, (found.output, found.stderr, found.exception)
     return found
 
@@ -62,7 +63,7 @@ def answer(*arguments):
 
 def shell(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "sgdynamics.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "sgdynamics.cli.main", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -107,7 +108,7 @@ Commands:
 
 
 def test_help_and_bad_input_in_a_shell(folder):
-    assert CliRunner().invoke(cli.app, ["--help"], prog_name="sgdynamics", terminal_width=78).stdout.strip() == HELP.strip()
+    assert CliRunner().invoke(main.app, ["--help"], prog_name="sgdynamics", terminal_width=78).stdout.strip() == HELP.strip()
     (folder / "typo.toml").write_text(HEAD.replace("width", "witdh") + RUN)
     said = shell("run", folder / "typo.toml")
     assert (said.returncode, said.stdout) == (2, "")
@@ -122,7 +123,7 @@ def test_files_are_checked_before_jax_is_imported(command, folder):
     if command != "compare":
         said["broken.toml"] = "not a TOML file"
     code = (
-        "import sys\nfrom sgdynamics.cli import app\nfor name in sys.argv[2:]:\n"
+        "import sys\nfrom sgdynamics.cli.main import app\nfor name in sys.argv[2:]:\n"
         "    try:\n        app([sys.argv[1], name])\n    except SystemExit as stop:\n        print(stop.code)\n"
         "print([name for name in ('jax', 'xarray') if name in sys.modules])"
     )
@@ -240,7 +241,7 @@ def test_a_diverging_run_is_one_line_of_warning(folder):
 def test_programs_are_kept_where_the_user_asks(tmp_path):
     folder = tmp_path / "kept programs"
     mine = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    command = [sys.executable, "-m", "sgdynamics.cli", "info", "--warm"]
+    command = [sys.executable, "-m", "sgdynamics.cli.main", "info", "--warm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=mine)
     assert done.returncode == 0, done.stderr
     assert f"export JAX_COMPILATION_CACHE_DIR='{folder}'" in done.stdout
@@ -495,7 +496,7 @@ def test_several_results_of_a_file(first, folder):
     assert "several.nc would be written over: give another --name or --out" in invoke("run", made, "--out", folder, code=2).stderr
     assert "the same result (ode)" in invoke("compare", folder / "out/small.nc", "--simulation", "ode", code=2).stderr
     assert invoke("--version").stdout.strip() == f"sgdynamics {sgd.__version__}"
-    assert isinstance(CliRunner().invoke(cli.app, ["run", str(folder / "none.toml"), "--debug"]).exception, ValueError)
+    assert isinstance(CliRunner().invoke(main.app, ["run", str(folder / "none.toml"), "--debug"]).exception, ValueError)
 
 
 def test_what_a_sweep_of_the_mean_field_is_told(folder):
@@ -511,15 +512,21 @@ def test_what_a_sweep_of_the_mean_field_is_told(folder):
 
 
 def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():
-    """The list of `sgdynamics` and what `sgdynamics.public` loads are the same names; neither the package nor its help loads them."""
+    """Type checkers and the lazy table see the same public names; neither the package nor its help imports JAX."""
     code = """
 import sys
-import sgdynamics, sgdynamics.cli
+import sgdynamics, sgdynamics.cli.main
 assert not {"jax", "numpy", "xarray"} & set(sys.modules)
-import sgdynamics.public
-public = {name: value for name, value in vars(sgdynamics.public).items() if not name.startswith("_")}
-assert set(public) | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
-assert all(getattr(sgdynamics, name) is value for name, value in public.items())
+import ast
+from importlib import import_module
+from pathlib import Path
+[typed] = [node for node in ast.parse(Path(sgdynamics.__file__).read_text()).body if isinstance(node, ast.If)]
+public = [(node.module, node.names[0].name) for node in typed.body]
+assert {name for _, name in public} | {"__version__"} == set(sgdynamics.__all__) == set(dir(sgdynamics))
+for module, name in public:
+    home = import_module(module)
+    value = getattr(home, name) if module != "sgdynamics" else import_module(f"sgdynamics.{name}")
+    assert getattr(sgdynamics, name) is value, name
 assert not hasattr(sgdynamics, "solve_everything")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

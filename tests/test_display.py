@@ -13,8 +13,9 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import display, results
-from sgdynamics.comparison import compare
+from sgdynamics.analysis.comparison import compare
+from sgdynamics.plotting import display
+from sgdynamics.results import datasets
 
 
 def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
@@ -29,7 +30,7 @@ def made(method: str, risks: np.ndarray, **more) -> xr.Dataset:
     }
     t = np.arange(count, dtype=float)
     coordinates = {"t": ("time", t, {"long_name": "time t = lr steps/d"}), "diverged_at": ("run", np.full(runs, np.nan))}
-    return xr.Dataset(variables, coordinates, results.record(problem, algorithm, method, {"dimension": 200, "error_integrator": 2e-9}))
+    return xr.Dataset(variables, coordinates, datasets.record(problem, algorithm, method, {"dimension": 200, "error_integrator": 2e-9}))
 
 
 THEORY = made("solve_ode", np.geomspace(1, 0.01, 9)[None])
@@ -162,16 +163,27 @@ def test_what_cannot_be_drawn_looks_as_xarray_shows_it(other):
 NOTEBOOK = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
+import xarray as xr
 import sgdynamics as sgd
 sgd.load
-import xarray as xr
 formatter = shell.display_formatter.formatters["text/html"]
-print(formatter.lookup_by_type(xr.Dataset).__module__)
+
+def displayed_by():
+    try:
+        return formatter.lookup_by_type(xr.Dataset).__module__
+    except KeyError:
+        return "xarray"
+
+print(displayed_by())
+shell.run_line_magic("load_ext", "sgdynamics")
+print(displayed_by())
+shell.run_line_magic("unload_ext", "sgdynamics")
+print(displayed_by())
 """
 
 
 @pytest.mark.slow  # a fresh process, which imports everything
-def test_ipython_is_told():
+def test_the_notebook_display_is_opt_in():
     pytest.importorskip("IPython")
     done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "sgdynamics.display", done.stderr
+    assert done.stdout.split() == ["xarray", "sgdynamics", "xarray"], done.stderr

@@ -18,10 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 import sgdynamics as sgd
-from sgdynamics import cli
-from sgdynamics.clock import clock
+from sgdynamics.cli import main
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.results import trajectory
+from sgdynamics.results.clock import clock
+from sgdynamics.results.datasets import trajectory
 from tests.before_work import Work, stop_before_work
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
@@ -94,7 +94,7 @@ def ends_well(folder: Path, *arguments: object) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # an overflow on the way is not an answer
-            found = CliRunner().invoke(cli.app, [*map(str, arguments)])
+            found = CliRunner().invoke(main.app, [*map(str, arguments)])
     except Work:
         return "work"
     said = [line for line in found.stderr.splitlines() if not line.startswith("warning: ")]

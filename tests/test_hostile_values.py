@@ -18,7 +18,10 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import functional, plot, reach, updates
+from sgdynamics import updates
+from sgdynamics.base import resources
+from sgdynamics.plotting import plot
+from sgdynamics.solvers import functional
 from tests.algorithms import torch_stand_ins as stand_ins
 from tests.before_work import Work, stop_before_work
 from tests.test_bad_input import PROBLEM, SGD, SPIKED, SPIKED_START, START, result, swept
@@ -369,7 +372,7 @@ def tried(function, arguments):
 @pytest.mark.parametrize("name", CALLS)
 def test_hostile_values(name, tmp_path, monkeypatch):
     stop_before_work(monkeypatch)
-    monkeypatch.setattr(reach, "available_bytes", lambda: 16 * 2.0**30)
+    monkeypatch.setattr(resources, "available_bytes", lambda: 16 * 2.0**30)
     monkeypatch.chdir(tmp_path)
     sgd.save(result(), "saved.nc")
     function, good = CALLS[name]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.updates.law import MAKERS
-from sgdynamics.identity import digest, plain, unidentified
+from sgdynamics.algorithms.updates.update import MAKERS
+from sgdynamics.base.identity import digest, plain, unidentified
 from sgdynamics.sweeps import sweep
 from tests import identity_cases
 from tests.identity_cases import SWEPT, VALUES, Box, factorial, indirect, scaled

@@ -23,14 +23,14 @@ KINDS = {
 }
 # where a kind is chosen, or an argument of the wrong kind refused, and how often
 CHOSEN = {
-    "gaussian/choice.py": 3,  # which expectation
+    "expectations/choice.py": 3,  # which expectation
     "dynamics/choice.py": 1,  # which dynamics
-    "clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
+    "results/clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
     "problems/starts.py": 4,  # which start
     "problems/spiked_tensor.py": 1,
     "sweeps/job.py": 1,
     "analysis/regimes.py": 2,  # a plateau is known for a student that can be its teacher
-    "simulation/stability.py": 2,  # phase retrieval
+    "fixed_data/sample_stability.py": 2,  # phase retrieval
     "solvers/linear.py": 1,  # which students are linear
 }
 
@@ -41,9 +41,9 @@ def sources() -> dict[str, str]:
 
 
 def test_eigenvalues_are_read_in_three_files_at_most():
-    # tables.py prints those of a Hessian
-    reading = [name for name, text in sources().items() if '["eigenvalues"]' in text and name != "tables.py"]
-    assert "samples/spectrum.py" in reading
+    # cli/tables.py prints those of a Hessian
+    reading = [name for name, text in sources().items() if '["eigenvalues"]' in text and name != "cli/tables.py"]
+    assert "samples/input_covariance.py" in reading
     assert len(reading) <= 3, reading
 
 
@@ -63,7 +63,7 @@ def test_kinds_are_asked_for_only_where_they_are_chosen():
 
 def test_clusters_are_the_samples_own_matter():
     """What a cluster is made of is read by the sample, by the expectation of clusters, and by the problem that shows it."""
-    allowed = {"samples/arguments.py", "samples/sample.py", "gaussian/clusters.py", "gaussian/accuracy.py", "problems/problem.py"}
+    allowed = {"samples/arguments.py", "samples/sample.py", "expectations/clusters.py", "expectations/accuracy.py", "problems/problem.py"}
     reading = {name for name, text in sources().items() if re.search(r'"cluster_(weights|coefficients|labels|edges)"', text)}
     assert reading <= allowed, reading - allowed
     asking = {name for name, text in sources().items() if re.search(r"\.clusters\b(?! import)", text)}

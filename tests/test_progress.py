@@ -7,9 +7,9 @@ import pytest
 from rich.progress import Progress
 
 import sgdynamics as sgd
-from sgdynamics import progress
-from sgdynamics.limits import integration
-from sgdynamics.progress import Meter, meter
+from sgdynamics.base import progress
+from sgdynamics.base.progress import Meter, meter
+from sgdynamics.ode import integrate
 
 
 def test_the_bar_moves_before_the_first_piece_is_finished(monkeypatch):
@@ -38,8 +38,8 @@ def slow_steps(monkeypatch):
         return sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.5, 1.0], **options)
 
     def slow_down(stretch):
-        monkeypatch.setattr(integration, "_PACE", {})
-        monkeypatch.setattr(integration, "STRETCH", stretch)
+        monkeypatch.setattr(integrate, "_PACE", {})
+        monkeypatch.setattr(integrate, "STRETCH", stretch)
 
     return solve, slow_down
 
@@ -49,7 +49,7 @@ def test_stretches_of_steps_are_the_same_steps(slow_steps):
     solve, slow_down = slow_steps
     slow_down(0.5)
     whole = solve()
-    program = integration._compiled(integration._reach, True)
+    program = integrate._compiled(integrate._reach, True)
     compiled = program._cache_size()
     slow_down(0.0)
     again = solve(progress=False)

@@ -11,9 +11,9 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import tables
-from sgdynamics.clock import clock
-from sgdynamics.results import encode, requested_clock, time_coordinates
+from sgdynamics.cli import tables
+from sgdynamics.results.clock import clock
+from sgdynamics.results.datasets import encode, requested_clock, time_coordinates
 
 mpl.use("Agg")
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import Float, TypeCheckError, jaxtyped
 
-from sgdynamics.arrays import Numeric
+from sgdynamics.base.arrays import Numeric
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/sgdynamics"
@@ -36,9 +36,9 @@ def test_shapes_are_those_of_the_signatures(problems, least):
 
 # shapes that are wrong: file, what stands there, in its place, and who finds it
 WRONG = [
-    ("compressed.py", 'T: Float[Numeric, "blocks rows K"]', 'T: Float[Numeric, "blocks rows rows"]', "initial_rows"),
-    ("conditioning.py", '-> Float[Numeric, "inputs p"]:', '-> Float[Numeric, "p inputs"]:', "fields_of"),
-    ("gaussian/closed.py", 'q1: Float[Numeric, " m"]', 'q1: Float[Numeric, " n"]', "erf_moments"),
+    ("simulation/compressed.py", 'T: Float[Numeric, "blocks rows K"]', 'T: Float[Numeric, "blocks rows rows"]', "initial_rows"),
+    ("fixed_data/conditioning.py", '-> Float[Numeric, "inputs p"]:', '-> Float[Numeric, "p inputs"]:', "fields_of"),
+    ("expectations/closed_forms.py", 'q1: Float[Numeric, " m"]', 'q1: Float[Numeric, " n"]', "erf_moments"),
 ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported, why_not
+from sgdynamics.base.support import KINDS, REFUSED, WITHOUT_ALGORITHM, supported, why_not
 from tests.before_work import Work, stop_before_work
 from tests.contracts.kinds import PROBLEMS, STEPS, algorithm_of, start_of
 

@@ -20,8 +20,8 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import files
-from sgdynamics.results import netcdf, read_file
+from sgdynamics.base import files
+from sgdynamics.results.datasets import netcdf, read_file
 from sgdynamics.sweeps import sweep
 from tests.test_sweeps import same
 
@@ -282,7 +282,7 @@ def test_later_formats_are_rejected(tmp_path, monkeypatch):
     (tmp_path / "store/manifest.json").write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(ValueError, match="it has format 99"):
         sweep(itself, **shared)
-    monkeypatch.setattr("sgdynamics.files.FORMAT", 2)
+    monkeypatch.setattr("sgdynamics.base.files.FORMAT", 2)
     file = sgd.save(xr.Dataset({"x": 1.0}), tmp_path / "later.nc")
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"later\.nc'.* it has format 2, of a later version of sgdynamics"):

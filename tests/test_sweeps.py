@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import plot
+from sgdynamics.plotting import plot
 from sgdynamics.sweeps import fit_exponent, sweep
 from tests.conftest import Z
 
@@ -92,7 +92,7 @@ def test_what_a_function_may_return():
 
 
 def test_names_are_checked_before_anything_runs(monkeypatch):
-    monkeypatch.setattr("sgdynamics.reach.host_bytes", lambda: 2.0**30)
+    monkeypatch.setattr("sgdynamics.base.resources.host_bytes", lambda: 2.0**30)
     wrong = {
         "nois": "did you mean 'noise'",
         "problem.noize": "did you mean 'noise'",

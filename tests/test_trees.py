@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
+from sgdynamics.solvers import functional
 
 
 def scaled(fields, signals, head, noise_draw, parameters):

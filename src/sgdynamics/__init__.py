@@ -1,146 +1,231 @@
 """sgdynamics: the exact high-dimensional dynamics of SGD.
 
-State a problem and an algorithm; get the theory, the finite-dimension simulation, and the two side by side.
+State a problem and an algorithm; get the theory, the matching finite-dimensional simulation, and
+the comparison of the two.
 """
 
-# ruff: noqa: F405
-import re
+from __future__ import annotations
+
 import sys
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sgdynamics.version import __version__
 
 if TYPE_CHECKING:
-    # the one list of names is below: a test holds it against `public`
-    from sgdynamics.public import *  # noqa: F403
+    # The same names for type checkers; a test compares them with the table below.
+    from sgdynamics import papers as papers
+    from sgdynamics import scaling as scaling
+    from sgdynamics.algorithms import updates as updates
+    from sgdynamics.algorithms.epochs import EpochSGD as EpochSGD
+    from sgdynamics.algorithms.fixed_data import GradientDescent as GradientDescent
+    from sgdynamics.algorithms.fixed_data import Langevin as Langevin
+    from sgdynamics.algorithms.fixed_data import MultiPassSGD as MultiPassSGD
+    from sgdynamics.algorithms.fixed_data import PersistentSGD as PersistentSGD
+    from sgdynamics.algorithms.from_torch import from_torch as from_torch
+    from sgdynamics.algorithms.from_training import Training as Training
+    from sgdynamics.algorithms.from_training import from_training as from_training
+    from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
+    from sgdynamics.analysis import models as models
+    from sgdynamics.analysis.certificate import Certificate as Certificate
+    from sgdynamics.analysis.certify import certify as certify
+    from sgdynamics.analysis.comparison import compare as compare
+    from sgdynamics.analysis.early_stopping import EarlyStopping as EarlyStopping
+    from sgdynamics.analysis.early_stopping import early_stopping as early_stopping
+    from sgdynamics.analysis.effective.dynamics import EffectiveDynamics as EffectiveDynamics
+    from sgdynamics.analysis.effective.dynamics import effective_dynamics as effective_dynamics
+    from sgdynamics.analysis.effective.scaling import EffectiveScaling as EffectiveScaling
+    from sgdynamics.analysis.effective.scaling import effective_scaling as effective_scaling
+    from sgdynamics.analysis.exit_times import ExitTimes as ExitTimes
+    from sgdynamics.analysis.exit_times import exit_time as exit_time
+    from sgdynamics.analysis.exit_times import exit_time_of as exit_time_of
+    from sgdynamics.analysis.expect import expect as expect
+    from sgdynamics.analysis.exponents import generative_exponent as generative_exponent
+    from sgdynamics.analysis.exponents import hermite_coefficients as hermite_coefficients
+    from sgdynamics.analysis.exponents import hermite_series as hermite_series
+    from sgdynamics.analysis.exponents import information_exponent as information_exponent
+    from sgdynamics.analysis.exponents import leap_complexity as leap_complexity
+    from sgdynamics.analysis.fixed_points import FixedPoint as FixedPoint
+    from sgdynamics.analysis.fixed_points import fixed_points as fixed_points
+    from sgdynamics.analysis.landscape import HessianSpectrum as HessianSpectrum
+    from sgdynamics.analysis.landscape import hessian_spectrum as hessian_spectrum
+    from sgdynamics.analysis.protocols.optimise import OptimalProtocol as OptimalProtocol
+    from sgdynamics.analysis.protocols.optimise import optimal_protocol as optimal_protocol
+    from sgdynamics.analysis.protocols.schedules import OptimalSchedule as OptimalSchedule
+    from sgdynamics.analysis.protocols.schedules import optimal_schedule as optimal_schedule
+    from sgdynamics.analysis.regimes import Plateau as Plateau
+    from sgdynamics.analysis.regimes import Regime as Regime
+    from sgdynamics.analysis.regimes import plateau as plateau
+    from sgdynamics.analysis.regimes import regime as regime
+    from sgdynamics.analysis.repeats import worth_of_repeats as worth_of_repeats
+    from sgdynamics.analysis.sample_complexity import SampleComplexity as SampleComplexity
+    from sgdynamics.analysis.sample_complexity import sample_complexity as sample_complexity
+    from sgdynamics.base.controls import piecewise_rate as piecewise_rate
+    from sgdynamics.base.support import supported as supported
+    from sgdynamics.dynamics.interface import Dynamics as Dynamics
+    from sgdynamics.expectations.interface import Expectation as Expectation
+    from sgdynamics.expectations.interface import Moments as Moments
+    from sgdynamics.mean_field.particles import mean_field_random_start as mean_field_random_start
+    from sgdynamics.mean_field.particles import solve_mean_field as solve_mean_field
+    from sgdynamics.plotting import plot as plot
+    from sgdynamics.plotting.plot import mean_field_density as mean_field_density
+    from sgdynamics.problems import labels as labels
+    from sgdynamics.problems.activations import Activation as Activation
+    from sgdynamics.problems.activations import polynomial as polynomial
+    from sgdynamics.problems.contexts import contexts as contexts
+    from sgdynamics.problems.losses import Move as Move
+    from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
+    from sgdynamics.problems.network_overlaps import overlaps_of as overlaps_of
+    from sgdynamics.problems.problem import Problem as Problem
+    from sgdynamics.problems.rule import Rule as Rule
+    from sgdynamics.problems.spiked_tensor import SpikedTensor as SpikedTensor
+    from sgdynamics.problems.starts import Start as Start
+    from sgdynamics.problems.starts import random_start as random_start
+    from sgdynamics.problems.starts import start as start
+    from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
+    from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
+    from sgdynamics.results.datasets import algorithm_of as algorithm_of
+    from sgdynamics.results.datasets import load as load
+    from sgdynamics.results.datasets import problem_of as problem_of
+    from sgdynamics.results.datasets import save as save
+    from sgdynamics.results.datasets import start_from as start_from
+    from sgdynamics.results.observables import on_train as on_train
+    from sgdynamics.samples.real_data import DataSpectrum as DataSpectrum
+    from sgdynamics.samples.real_data import spectrum_of as spectrum_of
+    from sgdynamics.samples.spectra import Spectrum as Spectrum
+    from sgdynamics.samples.spectra import power_law as power_law
+    from sgdynamics.sde.covariance import increment_covariance as increment_covariance
+    from sgdynamics.solvers import functional as functional
+    from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
+    from sgdynamics.solvers.large_batch import solve_large_batch as solve_large_batch
+    from sgdynamics.solvers.linear import solve_linear as solve_linear
+    from sgdynamics.solvers.ode import solve_ode as solve_ode
+    from sgdynamics.solvers.phases import phases as phases
+    from sgdynamics.solvers.sde import solve_sde as solve_sde
+    from sgdynamics.solvers.simulate import simulate as simulate
+    from sgdynamics.sweeps.power_law_fit import PowerLaw as PowerLaw
+    from sgdynamics.sweeps.power_law_fit import fit_exponent as fit_exponent
+    from sgdynamics.sweeps.sweeping import sweep as sweep
 
-__all__ = [
-    "Activation",
-    "Certificate",
-    "DataSpectrum",
-    "Dynamics",
-    "EarlyStopping",
-    "EffectiveDynamics",
-    "EffectiveScaling",
-    "EpochSGD",
-    "ExitTimes",
-    "Expectation",
-    "FixedPoint",
-    "GaussianMixture",
-    "GradientDescent",
-    "HessianSpectrum",
-    "Langevin",
-    "Moments",
-    "Move",
-    "MultiIndex",
-    "MultiPassSGD",
-    "OnePassSGD",
-    "OptimalProtocol",
-    "OptimalSchedule",
-    "PersistentSGD",
-    "Plateau",
-    "PowerLaw",
-    "Problem",
-    "Regime",
-    "Rule",
-    "SampleComplexity",
-    "Spectrum",
-    "SpikedTensor",
-    "Start",
-    "TeacherStudent",
-    "Training",
-    "__version__",
-    "algorithm_of",
-    "certify",
-    "compare",
-    "contexts",
-    "early_stopping",
-    "effective_dynamics",
-    "effective_scaling",
-    "exit_time",
-    "exit_time_of",
-    "expect",
-    "fit_exponent",
-    "fixed_points",
-    "from_torch",
-    "from_training",
-    "functional",
-    "generative_exponent",
-    "hermite_coefficients",
-    "hermite_series",
-    "hessian_spectrum",
-    "increment_covariance",
-    "information_exponent",
-    "labels",
-    "leap_complexity",
-    "load",
-    "mean_field_density",
-    "mean_field_random_start",
-    "models",
-    "on_train",
-    "optimal_protocol",
-    "optimal_schedule",
-    "overlaps_of",
-    "papers",
-    "phases",
-    "piecewise_rate",
-    "plateau",
-    "plot",
-    "polynomial",
-    "power_law",
-    "problem_of",
-    "random_start",
-    "regime",
-    "sample_complexity",
-    "save",
-    "scaling",
-    "simulate",
-    "solve_dmft",
-    "solve_large_batch",
-    "solve_linear",
-    "solve_mean_field",
-    "solve_ode",
-    "solve_sde",
-    "spectrum_of",
-    "start",
-    "start_from",
-    "supported",
-    "sweep",
-    "updates",
-    "worth_of_repeats",
-]
+# The package that defines each public name. Names are imported on first access, because importing
+# JAX takes seconds and `sgdynamics --help` does not need it.
+_PACKAGE_OF = {
+    "Activation": "sgdynamics.problems.activations",
+    "Certificate": "sgdynamics.analysis.certificate",
+    "DataSpectrum": "sgdynamics.samples.real_data",
+    "Dynamics": "sgdynamics.dynamics.interface",
+    "EarlyStopping": "sgdynamics.analysis.early_stopping",
+    "EffectiveDynamics": "sgdynamics.analysis.effective.dynamics",
+    "EffectiveScaling": "sgdynamics.analysis.effective.scaling",
+    "EpochSGD": "sgdynamics.algorithms.epochs",
+    "ExitTimes": "sgdynamics.analysis.exit_times",
+    "Expectation": "sgdynamics.expectations.interface",
+    "FixedPoint": "sgdynamics.analysis.fixed_points",
+    "GaussianMixture": "sgdynamics.problems.mixture",
+    "GradientDescent": "sgdynamics.algorithms.fixed_data",
+    "HessianSpectrum": "sgdynamics.analysis.landscape",
+    "Langevin": "sgdynamics.algorithms.fixed_data",
+    "Moments": "sgdynamics.expectations.interface",
+    "Move": "sgdynamics.problems.losses",
+    "MultiIndex": "sgdynamics.problems.teacher_student",
+    "MultiPassSGD": "sgdynamics.algorithms.fixed_data",
+    "OnePassSGD": "sgdynamics.algorithms.one_pass",
+    "OptimalProtocol": "sgdynamics.analysis.protocols.optimise",
+    "OptimalSchedule": "sgdynamics.analysis.protocols.schedules",
+    "PersistentSGD": "sgdynamics.algorithms.fixed_data",
+    "Plateau": "sgdynamics.analysis.regimes",
+    "PowerLaw": "sgdynamics.sweeps.power_law_fit",
+    "Problem": "sgdynamics.problems.problem",
+    "Regime": "sgdynamics.analysis.regimes",
+    "Rule": "sgdynamics.problems.rule",
+    "SampleComplexity": "sgdynamics.analysis.sample_complexity",
+    "Spectrum": "sgdynamics.samples.spectra",
+    "SpikedTensor": "sgdynamics.problems.spiked_tensor",
+    "Start": "sgdynamics.problems.starts",
+    "TeacherStudent": "sgdynamics.problems.teacher_student",
+    "Training": "sgdynamics.algorithms.from_training",
+    "algorithm_of": "sgdynamics.results.datasets",
+    "certify": "sgdynamics.analysis.certify",
+    "compare": "sgdynamics.analysis.comparison",
+    "contexts": "sgdynamics.problems.contexts",
+    "early_stopping": "sgdynamics.analysis.early_stopping",
+    "effective_dynamics": "sgdynamics.analysis.effective.dynamics",
+    "effective_scaling": "sgdynamics.analysis.effective.scaling",
+    "exit_time": "sgdynamics.analysis.exit_times",
+    "exit_time_of": "sgdynamics.analysis.exit_times",
+    "expect": "sgdynamics.analysis.expect",
+    "fit_exponent": "sgdynamics.sweeps.power_law_fit",
+    "fixed_points": "sgdynamics.analysis.fixed_points",
+    "from_torch": "sgdynamics.algorithms.from_torch",
+    "from_training": "sgdynamics.algorithms.from_training",
+    "functional": "sgdynamics.solvers",
+    "generative_exponent": "sgdynamics.analysis.exponents",
+    "hermite_coefficients": "sgdynamics.analysis.exponents",
+    "hermite_series": "sgdynamics.analysis.exponents",
+    "hessian_spectrum": "sgdynamics.analysis.landscape",
+    "increment_covariance": "sgdynamics.sde.covariance",
+    "information_exponent": "sgdynamics.analysis.exponents",
+    "labels": "sgdynamics.problems",
+    "leap_complexity": "sgdynamics.analysis.exponents",
+    "load": "sgdynamics.results.datasets",
+    "mean_field_density": "sgdynamics.plotting.plot",
+    "mean_field_random_start": "sgdynamics.mean_field.particles",
+    "models": "sgdynamics.analysis",
+    "on_train": "sgdynamics.results.observables",
+    "optimal_protocol": "sgdynamics.analysis.protocols.optimise",
+    "optimal_schedule": "sgdynamics.analysis.protocols.schedules",
+    "overlaps_of": "sgdynamics.problems.network_overlaps",
+    "papers": "sgdynamics",
+    "phases": "sgdynamics.solvers.phases",
+    "piecewise_rate": "sgdynamics.base.controls",
+    "plateau": "sgdynamics.analysis.regimes",
+    "plot": "sgdynamics.plotting",
+    "polynomial": "sgdynamics.problems.activations",
+    "power_law": "sgdynamics.samples.spectra",
+    "problem_of": "sgdynamics.results.datasets",
+    "random_start": "sgdynamics.problems.starts",
+    "regime": "sgdynamics.analysis.regimes",
+    "sample_complexity": "sgdynamics.analysis.sample_complexity",
+    "save": "sgdynamics.results.datasets",
+    "scaling": "sgdynamics",
+    "simulate": "sgdynamics.solvers.simulate",
+    "solve_dmft": "sgdynamics.solvers.dmft",
+    "solve_large_batch": "sgdynamics.solvers.large_batch",
+    "solve_linear": "sgdynamics.solvers.linear",
+    "solve_mean_field": "sgdynamics.mean_field.particles",
+    "solve_ode": "sgdynamics.solvers.ode",
+    "solve_sde": "sgdynamics.solvers.sde",
+    "spectrum_of": "sgdynamics.samples.real_data",
+    "start": "sgdynamics.problems.starts",
+    "start_from": "sgdynamics.results.datasets",
+    "supported": "sgdynamics.base.support",
+    "sweep": "sgdynamics.sweeps.sweeping",
+    "updates": "sgdynamics.algorithms",
+    "worth_of_repeats": "sgdynamics.analysis.repeats",
+}
 
-
-@cache
-def _homes() -> dict[str, tuple[str, str]]:
-    """Where each public name lives, read off `public.py`: to import that would import everything, and the first result wait for it."""
-    found = find_spec("sgdynamics.public")
-    source = getattr(found.loader, "get_source", lambda _: None)("sgdynamics.public") if found else None
-    lines = re.findall(r"^from (\S+) import (\w+) as (\w+)$", source or "", flags=re.MULTILINE)
-    return {public: (module, own) for module, own, public in lines}
+__all__ = ["__version__", *_PACKAGE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when first asked for: JAX takes seconds to import, and `sgdynamics --help` does not need it."""
-    if not name.startswith("_"):
-        try:
-            return import_module(f"sgdynamics.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"sgdynamics.{name}":
-                raise
-    if name in __all__:
-        module, own = _homes().get(name, ("sgdynamics.public", name))
-        home = import_module(module)
-        globals()[name] = getattr(home, own) if hasattr(home, own) else import_module(f"{module}.{own}")
-        return globals()[name]
-    raise AttributeError(f"module 'sgdynamics' has no attribute {name!r}{_hint(name)}", name=name, obj=sys.modules[__name__])
+    """Import a public name on first access."""
+    if name not in _PACKAGE_OF:
+        message = f"module 'sgdynamics' has no attribute {name!r}{_suggestion(name)}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
+    package = import_module(_PACKAGE_OF[name])
+    value = package.__dict__.get(name)
+    if value is None:
+        value = import_module(f"{_PACKAGE_OF[name]}.{name}")
+    globals()[name] = value
+    return value
 
 
-def _hint(name: str) -> str:
-    """What to write in place of an optimiser's name in other libraries."""
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
+def _suggestion(name: str) -> str:
+    """Return what to write instead of the name that another library gives to an optimiser."""
     lower = name.lower()
     if name.startswith("_") or not name[:1].isupper():
         return ""
@@ -153,16 +238,31 @@ def _hint(name: str) -> str:
     return ""
 
 
-def __dir__() -> list[str]:
-    return [*__all__]
+def load_ipython_extension(shell: Any) -> None:
+    """Show results in a notebook as a picture and a table, after ``%load_ext sgdynamics``.
+
+    A Dataset that is not a result of this library is displayed as before.
+
+    Parameters
+    ----------
+    shell : IPython.core.interactiveshell.InteractiveShell
+        The running IPython shell.
+    """
+    formatter = shell.display_formatter.formatters["text/html"]
+    formatter.for_type_by_name("xarray.core.dataset", "Dataset", _html)
 
 
-def _show_results_in_notebooks() -> None:
-    """Let IPython, where this is one, show results by `display`, which is loaded then. A Dataset of others looks as it did."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
-        formatter = shell.display_formatter.formatters["text/html"]
-        formatter.for_type_by_name("xarray.core.dataset", "Dataset", lambda result: import_module("sgdynamics.display").html(result))
+def unload_ipython_extension(shell: Any) -> None:
+    """Restore xarray's own display of datasets, after ``%unload_ext sgdynamics``.
+
+    Parameters
+    ----------
+    shell : IPython.core.interactiveshell.InteractiveShell
+        The running IPython shell.
+    """
+    formatter = shell.display_formatter.formatters["text/html"]
+    formatter.pop("xarray.core.dataset.Dataset", None)
 
 
-_show_results_in_notebooks()
+def _html(result: object) -> str:
+    return import_module("sgdynamics.plotting.display").html(result)

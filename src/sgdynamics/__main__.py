@@ -1,5 +1,5 @@
 """`python -m sgdynamics`: the command line."""
 
-from sgdynamics.cli import main
+from sgdynamics.cli.main import main
 
 main()

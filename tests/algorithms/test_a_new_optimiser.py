@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.records import algorithm_from
+from sgdynamics.results.records import algorithm_from
 from tests.algorithms import bounded_momentum as file_of_it
 from tests.algorithms.bounded_momentum import bounded_momentum
 

@@ -12,14 +12,15 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics import conditioning, problem_files
 from sgdynamics.algorithms.epochs import Visits, sequences
 from sgdynamics.analysis.repeats import _fresh
-from sgdynamics.limits.dmft import Sweep
+from sgdynamics.base.precision import float64
+from sgdynamics.base.random import run_keys
+from sgdynamics.cli import problem_files
+from sgdynamics.fixed_data import conditioning
+from sgdynamics.fixed_data.direct_epochs import DirectEpochs
+from sgdynamics.fixed_data.dmft import Sweep
 from sgdynamics.papers.epochs.formulas import linear_epochs, two_time
-from sgdynamics.precision import float64
-from sgdynamics.random import run_keys
-from sgdynamics.simulation.direct_epochs import DirectEpochs
 from sgdynamics.solvers import dmft as dmft_solver
 from sgdynamics.solvers.dmft import number_of_cells
 from tests.before_work import Work, stop_before_work

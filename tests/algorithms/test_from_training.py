@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.updates.beginning import beginning
-from sgdynamics.algorithms.updates.ground import Rows
-from sgdynamics.algorithms.updates.law import copies
+from sgdynamics.algorithms.updates.gradient_source import Rows
+from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.update import copies
 from sgdynamics.problems.starts import placed
 from sgdynamics.simulation.direct import direct_step
 from tests.algorithms import torch_stand_ins as nn

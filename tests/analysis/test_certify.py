@@ -11,11 +11,11 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.analysis import certify as module
 from sgdynamics.analysis.certify import _fit, _intercept, _law, _limit, _Theory, certify
-from sgdynamics.analysis.on_data import DataGap, checked_samples, gap_on_data
+from sgdynamics.analysis.real_data import DataGap, checked_samples, gap_on_data
 from sgdynamics.dynamics import fields
 from sgdynamics.dynamics.choice import dynamics_of
+from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.fixed_direct import DirectFixedData
 from sgdynamics.solvers.ode import solve_ode
 
 pytestmark = pytest.mark.runs_long

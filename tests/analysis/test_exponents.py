@@ -14,15 +14,9 @@ from scipy import optimize, special, stats
 
 import sgdynamics as sgd
 from sgdynamics.analysis import exponents
-from sgdynamics.analysis.exponents import (
-    generative_exponent,
-    hermite_coefficients,
-    hermite_series,
-    information_exponent,
-    leap_complexity,
-)
+from sgdynamics.analysis.exponents import generative_exponent, hermite_coefficients, hermite_series, information_exponent, leap_complexity
 from sgdynamics.analysis.sample_complexity import sample_complexity
-from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
+from sgdynamics.expectations.nodes import gauss_hermite, gauss_legendre
 from tests.conftest import Z, slow
 
 N = 14

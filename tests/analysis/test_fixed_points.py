@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
 from sgdynamics.analysis.fixed_points import fixed_points
 from sgdynamics.analysis.landscape import hessian_spectrum
+from sgdynamics.solvers import functional
 from tests.simulation.test_behaviour import count_compilations
 
 FLOW = sgd.OnePassSGD(lr=0.0)

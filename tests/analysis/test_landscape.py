@@ -9,7 +9,7 @@ from scipy import special
 
 import sgdynamics as sgd
 from sgdynamics.analysis.landscape import hessian_spectrum
-from sgdynamics.gaussian.nodes import gauss_hermite
+from sgdynamics.expectations.nodes import gauss_hermite
 from tests.simulation.test_behaviour import count_compilations
 
 HEAD = np.array([1.3, -0.7])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.analysis.linear_protocols import batch_ramp, linear_recursion, noise_dominated, optimal_rates
-from sgdynamics.analysis.linear_recursion import cheaper, room_for
-from sgdynamics.precision import float64
+from sgdynamics.analysis.protocols.linear_rates import batch_ramp, linear_recursion, noise_dominated, optimal_rates
+from sgdynamics.analysis.protocols.linear_recursion import cheaper, room_for
+from sgdynamics.base.precision import float64
 from tests.simulation.test_behaviour import count_compilations
 
 STEP = sgd.OnePassSGD(lr=0.1, per="step")
@@ -98,7 +98,7 @@ def test_chunks_of_long_paths_change_nothing(monkeypatch):
     rates = np.geomspace(0.1, 0.01, 4)
     last = jax.value_and_grad(lambda rates: recursion.risks(rates)[-1])
     whole = last(rates)
-    monkeypatch.setattr("sgdynamics.analysis.linear_recursion.KEPT", 100)
+    monkeypatch.setattr("sgdynamics.analysis.protocols.linear_recursion.KEPT", 100)
     np.testing.assert_allclose(np.append(*last(rates)), np.append(*whole), rtol=1e-13)
 
 

@@ -10,8 +10,8 @@ import pytest
 from scipy import integrate, optimize, special
 
 import sgdynamics as sgd
-from sgdynamics.analysis import protocol_search
-from sgdynamics.analysis.protocols import _switches
+from sgdynamics.analysis.protocols import search
+from sgdynamics.analysis.protocols.optimise import _switches
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 
@@ -199,8 +199,8 @@ def test_bad_input_is_named_before_anything_compiles(arguments, message):
 
 def test_objectives_without_a_gradient_are_refused(monkeypatch, rate):
     """A gradient that is not the objective's own."""
-    slope = protocol_search.protocol_program.with_slope
-    monkeypatch.setattr(protocol_search.protocol_program, "with_slope", lambda *given: (slope(*given)[0], 2 * slope(*given)[1]))
+    slope = search.protocol_program.with_slope
+    monkeypatch.setattr(search.protocol_program, "with_slope", lambda *given: (slope(*given)[0], 2 * slope(*given)[1]))
     with pytest.raises(ValueError, match="no gradient in the controls that is right"):
         solve(linear(), begin(linear()), 20.0, pieces=50)
 

@@ -12,9 +12,10 @@ import pytest
 from scipy import optimize, special
 
 import sgdynamics as sgd
-from sgdynamics import functional, plot
 from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL, place, plateau, regime
 from sgdynamics.papers.dimension_free import plateau as slides_plateau
+from sgdynamics.plotting import plot
+from sgdynamics.solvers import functional
 from tests.conftest import Z, s0
 
 mpl.use("Agg")

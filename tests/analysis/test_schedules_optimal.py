@@ -8,8 +8,8 @@ import pytest
 from scipy import optimize
 
 import sgdynamics as sgd
-from sgdynamics.analysis import schedules
-from sgdynamics.analysis.schedules import optimal_schedule
+from sgdynamics.analysis.protocols import schedules
+from sgdynamics.analysis.protocols.schedules import optimal_schedule
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 

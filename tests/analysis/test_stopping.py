@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics.analysis import stopping as stopping_module
+from sgdynamics.analysis import early_stopping as stopping_module
 
 
 @pytest.mark.parametrize("apart", [0.5, 0.7, 1.0])

@@ -17,8 +17,8 @@ import xarray as xr
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics import functional
-from sgdynamics.support import KINDS, why_not
+from sgdynamics.base.support import KINDS, why_not
+from sgdynamics.solvers import functional
 from tests.conftest import FALSE_ALARM, Z, optimised, same_law, slow
 from tests.contracts.kinds import LR, PROBLEMS, algorithm_of, start_of
 

@@ -11,7 +11,7 @@ import sgdynamics as sgd
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.interface import sampling_errors
-from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.expectations.risk import population_risk
 
 REPLICATES, RUNS, TIMES = 4, 2, 3
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sgdynamics import cli
-from sgdynamics.explorer.curves import GRID
-from sgdynamics.explorer.server import Explorer
-from sgdynamics.explorer.states import State, address, exported
-from sgdynamics.results import load
+from sgdynamics.cli import main
+from sgdynamics.cli.explorer.curves import GRID
+from sgdynamics.cli.explorer.server import Explorer
+from sgdynamics.cli.explorer.states import State, address, exported
+from sgdynamics.results.datasets import load
 from tests.browser import NAMES, Browser, installed
 from tests.explorer.process import interruptible
 from tests.test_pages import faults
@@ -145,7 +145,7 @@ def test_exports_are_downloaded_and_run(browser, server, tmp_path):
             time.sleep(0.05)
     assert (tmp_path / "explored.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "explored.toml").read_text() == exported(SIMPLE, "toml")
-    done = CliRunner().invoke(cli.app, ["run", str(tmp_path / "explored.toml"), "--out", str(tmp_path), "--format", "none", "--quiet"])
+    done = CliRunner().invoke(main.app, ["run", str(tmp_path / "explored.toml"), "--out", str(tmp_path), "--format", "none", "--quiet"])
     assert done.exit_code == 0, done.output
     last = {name: load(tmp_path / "explored.nc", group=name)["excess_risk"].isel(time=-1) for name in ("ode", "exact")}
     assert risk[0] == pytest.approx(float(last["ode"][0]), rel=1e-3)

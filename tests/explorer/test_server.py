@@ -17,10 +17,10 @@ from dataclasses import asdict
 import pytest
 from typer.testing import CliRunner
 
-from sgdynamics import cli
-from sgdynamics.explorer import curves
-from sgdynamics.explorer.server import MAX_CONNECTIONS, Explorer
-from sgdynamics.explorer.states import State, exported
+from sgdynamics.cli import main
+from sgdynamics.cli.explorer import curves
+from sgdynamics.cli.explorer.server import MAX_CONNECTIONS, Explorer
+from sgdynamics.cli.explorer.states import State, exported
 from tests.explorer.process import interruptible
 
 
@@ -238,11 +238,11 @@ def test_the_newest_of_those_that_wait_is_computed(server, monkeypatch):
 
 def test_a_port_that_is_taken_is_told(server):
     port = server.server_address[1]
-    said = CliRunner().invoke(cli.app, ["explore", "--port", str(port), "--no-browser"])
+    said = CliRunner().invoke(main.app, ["explore", "--port", str(port), "--no-browser"])
     assert said.exit_code == 2
     assert said.stderr.startswith(f"sgdynamics: port = {port}: the port is in use")
     assert "--port 0" in said.stderr
-    assert "port = 70000" in CliRunner().invoke(cli.app, ["explore", "--port", "70000"]).stderr
+    assert "port = 70000" in CliRunner().invoke(main.app, ["explore", "--port", "70000"]).stderr
 
 
 def test_the_keyboard_ends_it():

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import problem_files
-from sgdynamics.explorer import curves, states
-from sgdynamics.explorer.states import State, address, exported, record, state_from
+from sgdynamics.cli import problem_files
+from sgdynamics.cli.explorer import curves, states
+from sgdynamics.cli.explorer.states import State, address, exported, record, state_from
 
 OTHER = State(width=3, activation="relu", lr=0.25, noise=1e-05, dimension=77, time=2.5, seed=6)
 

@@ -9,14 +9,7 @@ import pytest
 import xarray as xr
 
 from sgdynamics.gallery.judges import several_inputs as judges
-from sgdynamics.papers.several_inputs import (
-    component_path,
-    exit_law,
-    late_error,
-    positional_crossings,
-    positional_growth,
-    reward_path,
-)
+from sgdynamics.papers.several_inputs import component_path, exit_law, late_error, positional_crossings, positional_growth, reward_path
 from sgdynamics.papers.several_inputs.reward_figure import CELLS
 from tests.gallery.breaking import Break, breaks, moved, scaled, thins
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics import functional
-from sgdynamics.gaussian.cut_grids import turned_grid
-from sgdynamics.gaussian.risk import population_risk
+from sgdynamics.expectations.cut_grids import turned_grid
+from sgdynamics.expectations.risk import population_risk
+from sgdynamics.solvers import functional
 
 NORMALS = {1: [[1.0]], 2: [[1.0, 0.0], [0.6, 0.8]], 3: [[0.6, 0.48, 0.64], [0.0, 0.8, 0.6]]}
 

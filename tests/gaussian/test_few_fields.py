@@ -11,12 +11,12 @@ import pytest
 from scipy import special, stats
 
 import sgdynamics as sgd
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.few_fields import REACHES, FewFields, _trapezoid_points, _trapezoids
-from sgdynamics.gaussian.risk import overlaps_at, population_risk
-from sgdynamics.gaussian.sampled import Sampled
-from sgdynamics.problems import reading
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.field_grids import REACHES, FewFields, _trapezoid_points, _trapezoids
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import overlaps_at, population_risk
+from sgdynamics.expectations.sampled import Sampled
+from sgdynamics.problems import loss_dependence
 from tests.conftest import FALSE_ALARM, slow
 
 REPLICATES = 16
@@ -199,7 +199,7 @@ def test_the_degree_of_a_polynomial_holds_far_away():
 def test_all_cases_are_tried_at_once(monkeypatch):
     """Of 64 cases each: in one of them the field is no polynomial, in another it is read at all; tried one by one they take seconds."""
     calls = []
-    tried = reading.moves_of
+    tried = loss_dependence.moves_of
 
     def counted(*given):
         calls.append(len(given[3]))
@@ -209,7 +209,7 @@ def test_all_cases_are_tried_at_once(monkeypatch):
         every, none = jnp.prod(draws["mask"]), jnp.prod(1 - draws["mask"])
         return numbers["gain"] * (every * jnp.tanh(fields[0]) + none * fields[1] ** 2 + signals[0])
 
-    monkeypatch.setattr(reading, "moves_of", counted)
+    monkeypatch.setattr(loss_dependence, "moves_of", counted)
     found = sgd.Problem(rare, 3, 1, draws={"mask": ("bernoulli", 0.5, 6)}, parameters={"gain": 1.0}).structure.reading
     assert found is not None
     assert np.array(found.general).tolist() == [[1, 0, 0, 0]]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgdynamics.gaussian import four_point
-from sgdynamics.gaussian.nodes import gauss_hermite_grid
+from sgdynamics.expectations import four_point
+from sgdynamics.expectations.nodes import gauss_hermite_grid
 from sgdynamics.problems.activations import NAMED, Activation, polynomial
 from tests.conftest import C4, slow
 

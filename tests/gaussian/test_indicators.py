@@ -11,9 +11,9 @@ from scipy import integrate, special, stats
 
 import sgdynamics as sgd
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.gaussian import accuracy, indicators
-from sgdynamics.gaussian.nodes import sobol_normals
-from sgdynamics.gaussian.risk import Risks
+from sgdynamics.expectations import accuracy, indicators
+from sgdynamics.expectations.nodes import sobol_normals
+from sgdynamics.expectations.risk import Risks
 from sgdynamics.problems.activations import NAMED
 from tests.conftest import Z
 

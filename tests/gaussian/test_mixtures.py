@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, special, stats
 
-from sgdynamics.gaussian import half_lines, mixtures
+from sgdynamics.expectations import half_lines, mixtures
 from tests.conftest import FALSE_ALARM, Z
 
 BINARY = [(0, 1, 1.0, 0.5), (0, -1, 0.0, 0.5)]  # direction, sign, label, weight of each cluster

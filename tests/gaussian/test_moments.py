@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.conditional import generic_conditional_means, relu_conditional_means
-from sgdynamics.gaussian.expectation import Overlaps, Rule
-from sgdynamics.gaussian.risk import overlaps_at
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.conditional import generic_conditional_means, relu_conditional_means
+from sgdynamics.expectations.interface import Overlaps, Rule
+from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.activations import NAMED
 from tests.conftest import S0_M, S0_Q, Z, slow
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
+from sgdynamics.solvers import functional
 
 NOISE = 0.09
 

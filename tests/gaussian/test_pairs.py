@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.polynomial import hermite_e
 from scipy import integrate
 
-from sgdynamics.gaussian import closed, mehler, pairs
+from sgdynamics.expectations import closed_forms, mehler, pairs
 from sgdynamics.problems.activations import NAMED, Activation, polynomial
 from tests.conftest import C4
 
@@ -193,7 +193,7 @@ def test_singular_pairs_are_finite():
                 continue
             for c in (1.0, -1.0):
                 assert np.all(np.isfinite(three(activation, activation, 1.0, 1.0, c))), (name, c)
-        assert float(closed.erf_value(0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]]))[0, 0]) == 1.0
+        assert float(closed_forms.erf_value(0.0, 0.0, jnp.array([1.0]), jnp.array([1.0]), jnp.array([[1.0]]))[0, 0]) == 1.0
 
 
 def test_hermite_coefficients():

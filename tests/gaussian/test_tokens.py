@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.limits.drift import drift, finite_numbers
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.ode.drift import drift, finite_numbers
+from sgdynamics.solvers import functional
 from tests.conftest import Z, slow
 
 D, COUNT, LR = 8, 400_000, 0.7

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.clock import clock
+from sgdynamics.results.clock import clock
 
 PROBLEM = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
 BEGIN = sgd.start(PROBLEM, M=[[0.1]], Q=[[1.0]])

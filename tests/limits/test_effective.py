@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics.limits import effective
-from sgdynamics.limits.effective import effective_dynamics
+from sgdynamics.analysis.effective import dynamics
+from sgdynamics.analysis.effective.dynamics import effective_dynamics
 from tests.conftest import FALSE_ALARM, Z
 
 CATCHES = 0.05  # relative deviation that each comparison with a closed form would notice
@@ -335,12 +335,12 @@ def test_errors_are_honest(options):
 def test_estimates_are_the_unbiased_ones_of_the_same_draws(pairs, monkeypatch):
     """E[G G^T] by the mean over draws, E[G] E[G]^T by the mean over pairs of different units: no bias at any number of draws."""
     samples = 512
-    monkeypatch.setattr(effective, "LARGEST_CHUNK", 256)  # two chunks, whose draws are made twice
-    monkeypatch.setattr(effective, "KEEP", 0)
+    monkeypatch.setattr(dynamics, "LARGEST_CHUNK", 256)  # two chunks, whose draws are made twice
+    monkeypatch.setattr(dynamics, "KEEP", 0)
     found = small(antithetic=jnp.negative if pairs else None, samples=samples, seed=7)
     with jax.enable_x64(True):
-        keys = effective._keys((7,), 0, samples)
-        y = np.concatenate([effective._draws(effective.Functions((small_sample,)), 3, part) for part in (keys[:256], keys[256:])])
+        keys = dynamics._keys((7,), 0, samples)
+        y = np.concatenate([dynamics._draws(dynamics.Functions((small_sample,)), 3, part) for part in (keys[:256], keys[256:])])
     draws = np.stack([y, -y] if pairs else [y], axis=1)
     G = np.stack([draws[..., 0] + draws[..., 1] ** 2, draws[..., 1] * draws[..., 2] + 0.5, draws[..., 2] + draws[..., 0]], axis=-1)
     unit = G.mean(axis=1)
@@ -353,12 +353,12 @@ def test_estimates_are_the_unbiased_ones_of_the_same_draws(pairs, monkeypatch):
 
 def test_seeds_and_programs():
     whole = small(seed=3)
-    programs = effective._gradients._cache_size(), effective._along._cache_size()
+    programs = dynamics._gradients._cache_size(), dynamics._along._cache_size()
     again = small(seed=3, lr=2.0)
     np.testing.assert_array_equal(again.drift, whole.drift)
     np.testing.assert_allclose(again.diffusion, 2 * whole.diffusion, rtol=1e-12)
     assert not np.allclose(small(seed=4, point=POINT + 0.1).drift, whole.drift)
-    assert (effective._gradients._cache_size(), effective._along._cache_size()) == programs
+    assert (dynamics._gradients._cache_size(), dynamics._along._cache_size()) == programs
     assert jnp.ones(1).dtype == jnp.float32
     assert "corrector g" in str(whole)
     assert "u3" in str(whole)
@@ -374,14 +374,14 @@ def test_example_of_the_docstring():
 def test_controls_and_pairs_of_the_wrong_law():
     rng = np.random.default_rng(0)
     control, none = rng.normal(size=(200, 3)), np.zeros((200, 1, 1))
-    effective._check_means(none, none, control)
+    dynamics._check_means(none, none, control)
     with pytest.raises(ValueError, match=r"controls: entry 1 has mean 1\.\d+ over the draws"):
-        effective._check_means(none, none, control + np.array([0.0, 1.0, 0.0]))
+        dynamics._check_means(none, none, control + np.array([0.0, 1.0, 0.0]))
     draw = rng.normal(size=(200, 1, 1))
     pairs = np.concatenate([draw, -draw], axis=1)
-    effective._check_means(pairs, 0 * pairs, control)
+    dynamics._check_means(pairs, 0 * pairs, control)
     with pytest.raises(ValueError, match="antithetic: the draws it returns do not have the law of sample"):
-        effective._check_means(pairs + np.array([[0.0], [2.0]]), 0 * pairs, control)
+        dynamics._check_means(pairs + np.array([[0.0], [2.0]]), 0 * pairs, control)
 
 
 def cheap_sample(key, d):

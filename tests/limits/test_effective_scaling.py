@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgdynamics.limits.effective_scaling import _fit, effective_scaling
+from sgdynamics.analysis.effective.scaling import _fit, effective_scaling
 from tests.conftest import Z
 from tests.limits.test_effective import (
     AL,

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sgdynamics.limits import dormand_prince
-from sgdynamics.limits.explicit import explicit
-from sgdynamics.precision import float64
+from sgdynamics.base.precision import float64
+from sgdynamics.ode import dormand_prince
+from sgdynamics.ode.explicit import explicit
 
 
 def test_numbers_are_those_of_diffrax():

@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
-from sgdynamics.limits import kernel_sweep
-from sgdynamics.limits.dmft import Points, Sweep
-from sgdynamics.limits.kernel_sweep import KernelSweep, NothingNew
+from sgdynamics.base.progress import meter
+from sgdynamics.fixed_data import response_sweep
+from sgdynamics.fixed_data.dmft import Points, Sweep
+from sgdynamics.fixed_data.response_sweep import KernelSweep, NothingNew
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import meter
 from sgdynamics.solvers import dmft
 from tests.conftest import FALSE_ALARM
 
@@ -192,15 +192,15 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
     """
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     assert np.all(np.abs(apart - 1) < 0.03), apart
-    from sgdynamics.limits import kernels
+    from sgdynamics.fixed_data import response_form
 
-    true = kernels._plan
+    true = response_form._plan
 
     def plan(setup, given, one, sums, number):
         parameters, _, sizes = given
         return true(setup, given, one._replace(free=(parameters["eigenvalues"] * sizes)[:, None] + 0 * one.free), sums, number)
 
-    monkeypatch.setattr(kernels, "_plan", plan)
+    monkeypatch.setattr(response_form, "_plan", plan)
     jax.clear_caches()
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     monkeypatch.undo()
@@ -273,7 +273,7 @@ def made(kind, blocks, each=256):
 @pytest.mark.slow
 def test_all_chunks_and_sets_at_once(monkeypatch):
     """As on a GPU: the same numbers to rounding, beyond what memory is made for at first."""
-    monkeypatch.setattr(kernel_sweep, "SMALLEST", 8)
+    monkeypatch.setattr(response_sweep, "SMALLEST", 8)
 
     def found():
         with jax.enable_x64(True):

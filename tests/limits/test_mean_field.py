@@ -12,11 +12,11 @@ import xarray as xr
 from scipy import integrate, special, stats
 
 import sgdynamics as sgd
-from sgdynamics.clock import Clock
-from sgdynamics.limits import mean_field
-from sgdynamics.limits.mean_field import mean_field_random_start, mean_field_start, solve_mean_field
-from sgdynamics.plot import mean_field_density
-from sgdynamics.precision import float64
+from sgdynamics.base.precision import float64
+from sgdynamics.mean_field import particles
+from sgdynamics.mean_field.particles import mean_field_random_start, mean_field_start, solve_mean_field
+from sgdynamics.plotting.plot import mean_field_density
+from sgdynamics.results.clock import Clock
 from tests.conftest import Z, same_law
 
 FLOW = sgd.OnePassSGD(lr=0.0)
@@ -39,19 +39,19 @@ def network(activation="erf", width=3, signals=1, **more):
     return sgd.TeacherStudent(width=width, teacher_width=signals, activation=activation, **more)
 
 
-_velocity = partial(jax.jit, static_argnums=0)(mean_field._velocity)
+_velocity = partial(jax.jit, static_argnums=0)(particles._velocity)
 
 
 @float64
 def velocity(problem, a=None, expectations="series", dimension=None, T=M3, q=Q3):
     """d(T, q, a)/dt and the excess risk at a few particles, as the solver computes them."""
     perpendicular = None if dimension is None else dimension - problem.signals
-    way = mean_field._way(problem, expectations, perpendicular)
+    way = particles._way(problem, expectations, perpendicular)
     state = {"T": T, "q": q, "a": np.ones(len(q)) if a is None else a}
     states = {name: value[None] for name, value in state.items()}
-    numbers, _ = mean_field._numbers(problem, FLOW, way, states, 8.0, 40, perpendicular)
+    numbers, _ = particles._numbers(problem, FLOW, way, states, 8.0, 40, perpendicular)
     found = {name: np.asarray(value) for name, value in _velocity(way, numbers, state).items()}
-    risk = mean_field._risk_of(way, numbers, {name: value[None, None] for name, value in state.items()})[0]
+    risk = particles._risk_of(way, numbers, {name: value[None, None] for name, value in state.items()})[0]
     return found, float(risk[0, 0])
 
 
@@ -169,10 +169,10 @@ def test_relu_with_a_trained_head_conserves_and_descends():
     assert np.all(np.diff(result["risk"].values) < 0)
     np.testing.assert_allclose(result["risk"] - result["excess_risk"], 0.1)
     # numbers are traced: another lr, noise, head_rate or activation compiles nothing
-    programs = mean_field._integrate._cache_size()
+    programs = particles._integrate._cache_size()
     other = network("tanh", head="trained", noise=0.1)
     again = solve_mean_field(other, sgd.OnePassSGD(lr=0.1), start, times=np.linspace(0, 3, 4))
-    assert mean_field._integrate._cache_size() == programs
+    assert particles._integrate._cache_size() == programs
     assert np.all(np.diff(again["risk"].values) < 0)
     for name in ("error_quadrature", "error_integrator", "error_particles"):
         assert 0 <= again.attrs[name] < (1e-6 if name != "error_particles" else np.inf)
@@ -219,7 +219,7 @@ def test_two_signals_targets_and_the_sphere():
     sphere = network(width=4, signals=2, teacher_gram=gram, constraint="sphere")
     target = sgd.MultiIndex(lambda z: jnp.mean(jax.lax.erf(z / np.sqrt(2))), 2, 4, "erf", gram=gram)
     begin = mean_field_random_start(sphere, dimension=6, seed=3)
-    T, q, _ = (part[0] for part in mean_field.particles(sphere, begin))
+    T, q, _ = (part[0] for part in particles.particles(sphere, begin))
     free, risk = velocity(teacher, T=T, q=q)
     held, closed_risk = velocity(sphere, expectations="pairs", T=T, q=q)
     again, again_risk = velocity(target, T=T, q=q)
@@ -234,7 +234,7 @@ def test_two_signals_targets_and_the_sphere():
     # a full start means the same rows: Q = M P^-1 M^T + diag(q)
     M = begin.M[0]
     full = sgd.start(sphere, M=M, Q=M @ np.linalg.inv(gram) @ M.T + np.diag(q))
-    np.testing.assert_allclose(mean_field.particles(sphere, full)[1][0], q, atol=1e-12)
+    np.testing.assert_allclose(particles.particles(sphere, full)[1][0], q, atol=1e-12)
 
 
 @pytest.mark.parametrize("sampling", ["independent", "sobol"])
@@ -256,7 +256,7 @@ def test_density():
     begin = mean_field_random_start(problem, dimension=30)
     found = {"T": begin.M[:, None], "q": begin.q[:, None], "a": begin.a[:, None]}
     ends = {"diverged_at": np.array([np.nan]), "ran_out_at": np.array([np.nan])}
-    result = mean_field._dataset(problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {})
+    result = particles._dataset(problem, FLOW, Clock(np.zeros(1), None, None), found, np.zeros((1, 1)), ends, {}, {})
     fig, ax = mean_field_density(result, bins=20)
     mesh = ax.collections[0]
     heights = np.ma.filled(mesh.get_array(), 0.0)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
 from sgdynamics.dynamics.interface import sampling_errors
 from sgdynamics.problems.starts import factor
 from sgdynamics.simulation.direct import DirectSGD, direct_step
+from sgdynamics.solvers import functional
 from sgdynamics.solvers.ode import prepare_ode
 from tests.conftest import S0_M, S0_Q, Z, s0, slow
 

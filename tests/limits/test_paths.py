@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import conditioning
 from sgdynamics.algorithms.fixed_data import numbers_of_step
-from sgdynamics.limits import path_plan, path_state
-from sgdynamics.limits import paths as engine
-from sgdynamics.limits.dmft import Points, Sweep
-from sgdynamics.limits.forgetting import merged
+from sgdynamics.fixed_data import conditioning, path_plan, path_state
+from sgdynamics.fixed_data import paths as engine
+from sgdynamics.fixed_data.dmft import Points, Sweep
+from sgdynamics.fixed_data.forgetting import merged
 from sgdynamics.problems.starts import Start
 
 STEPS, PATHS = 6, 128

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
-from sgdynamics.clock import clock
-from sgdynamics.limits.mean_field import _clock
+from sgdynamics.mean_field.particles import _clock
+from sgdynamics.results.clock import clock
+from sgdynamics.solvers import functional
 from tests.conftest import Z, optimised
 from tests.simulation.test_behaviour import count_compilations
 

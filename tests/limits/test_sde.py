@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
-from sgdynamics.limits import sde
+from sgdynamics.sde import scheme
+from sgdynamics.solvers import functional
 from tests.conftest import Z
 
 M2 = np.array([[0.3], [-0.2]])
@@ -57,8 +57,8 @@ def test_wick_against_the_exact_grid_and_sampling(more):
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _steps(structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, keys):
     def one(key):
-        path = sde.sde_step(structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, key)
-        M, Q = sde._overlaps(structure, parameters, path.rows)
+        path = scheme.sde_step(structure, rule, higher_order, nodes, parameters, algorithm, numbers, state, length, key)
+        M, Q = scheme._overlaps(structure, parameters, path.rows)
         return {"M": M, "Q": Q}
 
     return jax.lax.map(one, keys, batch_size=1000)
@@ -67,8 +67,8 @@ def _steps(structure, rule, higher_order, nodes, parameters, algorithm, numbers,
 def one_steps(problem, begin, dimension, length, count, higher_order, lr):
     """Increments of (M, Q upper) over one step of the scheme from one start, many times."""
     with jax.enable_x64(True):
-        paths = sde.SdePaths(problem, sgd.OnePassSGD(lr=lr), begin, dimension, problem.block_dimensions(dimension), higher_order)
-        state = sde.SdeState(*(part[0] for part in paths.initial(np.array([0]))))
+        paths = scheme.SdePaths(problem, sgd.OnePassSGD(lr=lr), begin, dimension, problem.block_dimensions(dimension), higher_order)
+        state = scheme.SdeState(*(part[0] for part in paths.initial(np.array([0]))))
         numbers = (paths.nodes, paths.parameters, paths.algorithm, {**paths.numbers, "noise_rate": np.float64(lr)})
         after = _steps(paths.structure, paths.rule, higher_order, *numbers, state, length, jax.random.split(jax.random.key(5), count))
         return flat(after) - flat({"M": begin.M_blocks, "Q": begin.Q_blocks})

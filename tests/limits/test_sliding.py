@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from sgdynamics.limits.sliding import (
-    infinite_snr_accuracy,
-    infinite_snr_drift,
-    infinite_snr_risk,
-    infinite_snr_sides,
-    solve_infinite_snr,
-)
+from sgdynamics.ode.sliding import infinite_snr_accuracy, infinite_snr_drift, infinite_snr_risk, infinite_snr_sides, solve_infinite_snr
 
 AL = 0.1
 TIMES = np.array([0.0, 0.5, 2.0, 4.0, 8.0])  # all calls have at most 8 times: one program

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
 from sgdynamics.problems.starts import broadcast_runs, check_dimension
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
+from sgdynamics.solvers import functional
 from tests.conftest import Z, s0
 
 PROBLEM = sgd.TeacherStudent(width=4, teacher_width=2, activation="erf", noise=1e-3)

@@ -20,11 +20,11 @@ import pytest
 from scipy import special
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.updates.beginning import beginning
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.risk import rule_for
-from sgdynamics.limits.update_points import field_points
-from sgdynamics.limits.update_step import UpdateStep, slow_rows, update_rates
+from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.risk import rule_for
+from sgdynamics.ode.update_points import field_points
+from sgdynamics.ode.update_step import UpdateStep, slow_rows, update_rates
 from tests.conftest import Z as SIGMAS
 from tests.conftest import slow
 

@@ -11,9 +11,9 @@ import pytest
 from scipy import integrate, optimize, special
 
 import sgdynamics as sgd
-from sgdynamics import functional
 from sgdynamics.papers import escaping_mediocrity as em
 from sgdynamics.papers.escaping_mediocrity import formulas
+from sgdynamics.solvers import functional
 from tests.conftest import Z
 
 PLATEAU = {"d": 1000, "noise": 0.0, "threshold": 0.1}

@@ -13,7 +13,7 @@ import sgdynamics as sgd
 from sgdynamics.papers.effective_dynamics import mixture_figures as figures
 from sgdynamics.papers.effective_dynamics.mixture_figures import escape_rate, figure_2, figure_3, order_of_limits, outcome, served
 from sgdynamics.papers.effective_dynamics.mixtures import TYPES, arc_variance, mixture_components, optimum, ring_radius
-from sgdynamics.results import encode
+from sgdynamics.results.datasets import encode
 from tests.conftest import FALSE_ALARM, Z
 
 AL = figures.ALPHA

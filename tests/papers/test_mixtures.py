@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import linalg, optimize, special, stats
 
-from sgdynamics.limits.sliding import infinite_snr_accuracy, infinite_snr_drift, solve_infinite_snr
+from sgdynamics.ode.sliding import infinite_snr_accuracy, infinite_snr_drift, solve_infinite_snr
 from sgdynamics.papers.effective_dynamics import mixtures
 from sgdynamics.papers.effective_dynamics.mixtures import (
     active_types_probability,

@@ -12,12 +12,12 @@ import xarray as xr
 
 import sgdynamics as sgd
 from sgdynamics import gallery
+from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.gallery.claims import counted, judged
 from sgdynamics.gallery.entries import Entry
 from sgdynamics.papers import pieces
 from sgdynamics.papers import rough_landscapes as paper
 from sgdynamics.papers.rough_landscapes import style
-from sgdynamics.simulation.fixed_direct import DirectFixedData
 
 
 def small(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:

@@ -13,8 +13,8 @@ from scipy import optimize, stats
 from scipy.integrate import solve_ivp
 
 import sgdynamics as sgd
-from sgdynamics import functional
 from sgdynamics.papers import quadratic_networks as qn
+from sgdynamics.solvers import functional
 from tests.conftest import Z
 
 POINT_B = np.array([[0.5, -0.2, 0.3, 0.7], [0.1, 0.4, -0.6, 0.2], [-0.3, 0.8, 0.2, -0.1]])

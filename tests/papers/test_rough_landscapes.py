@@ -11,11 +11,11 @@ from scipy import integrate, stats
 
 import sgdynamics as sgd
 from sgdynamics.algorithms.fixed_data import kick_size
-from sgdynamics.controls import numbers_at
+from sgdynamics.base.controls import numbers_at
+from sgdynamics.base.precision import float64
+from sgdynamics.fixed_data import sample_stability
 from sgdynamics.papers.rough_landscapes import formulas
 from sgdynamics.papers.rough_landscapes.kernels import kernel_dmft
-from sgdynamics.precision import float64
-from sgdynamics.simulation import stability
 from tests.conftest import FALSE_ALARM, same_law, slow
 
 FOUR = {
@@ -214,8 +214,9 @@ def test_unstable_share_by_counting():
     assert 3000 * formulas.unstable_share(eta, l, m) > 5 > 0.1 > 3000 * formulas.unstable_share(0.001, l, m)
     # the closed form is what `simulate` finds for the library's own problem and start
     one = formulas.setting(3.0, eta, m, "SGD", l=l)
-    assert stability.stability_limit(one.problem, one.algorithm) == pytest.approx(formulas.stability_limit(eta, l), rel=1e-12)
-    assert stability.unstable_share(one.problem, one.algorithm, one.start)[0] == pytest.approx(formulas.unstable_share(eta, l, m), rel=1e-6)
+    assert sample_stability.stability_limit(one.problem, one.algorithm) == pytest.approx(formulas.stability_limit(eta, l), rel=1e-12)
+    share = sample_stability.unstable_share(one.problem, one.algorithm, one.start)[0]
+    assert share == pytest.approx(formulas.unstable_share(eta, l, m), rel=1e-6)
 
 
 def test_fraction_recovered_counts_diverged_runs_as_lost():

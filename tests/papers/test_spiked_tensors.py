@@ -11,8 +11,8 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
-from sgdynamics.limits import spiked_equations as limits
-from sgdynamics.limits.spiked_equations import spiked_increment
+from sgdynamics.dynamics import spiked_equations as limits
+from sgdynamics.dynamics.spiked_equations import spiked_increment
 from sgdynamics.papers.effective_dynamics import spiked_formulas as paper
 from sgdynamics.papers.effective_dynamics.spiked_figures import figure_1
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start, spiked_start

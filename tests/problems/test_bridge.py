@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.problems.bridge import overlaps_of
+from sgdynamics.problems.network_overlaps import overlaps_of
 
 RNG = np.random.default_rng(0)
 P, K, D = 3, 2, 40

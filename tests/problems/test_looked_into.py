@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.functions import looked_into
+from sgdynamics.base.user_functions import looked_into
 
 SMOOTH = {
     "tanh": lambda f, s, a, z: jnp.sum(jnp.tanh(f) - s) ** 2 * z,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import functional
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.risk import overlaps_at
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
+from sgdynamics.solvers import functional
 from tests.conftest import Z, same_law
 
 V, MEAN, R = np.array([0.8, -0.5]), np.array([[0.3], [0.2]]), np.array([[0.5, 0.1], [0.1, 0.7]])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.problem_files import plan
+from sgdynamics.cli.problem_files import plan
 from sgdynamics.problems.models.model import MODELS
-from sgdynamics.records import problem_from
+from sgdynamics.results.records import problem_from
 from tests.conftest import Z
 
 ALL = {

@@ -11,7 +11,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 import sgdynamics as sgd
-from sgdynamics.limits.update_points import two_points_of_law
+from sgdynamics.ode.update_points import two_points_of_law
 from sgdynamics.samples import laws
 from tests.conftest import Z
 

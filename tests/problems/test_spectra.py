@@ -13,9 +13,9 @@ import pytest
 from scipy import special
 
 import sgdynamics as sgd
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.risk import rule_for
-from sgdynamics.limits.drift import drift, finite_numbers
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.risk import rule_for
+from sgdynamics.ode.drift import drift, finite_numbers
 from sgdynamics.solvers import ode
 from tests.conftest import Z
 

@@ -11,7 +11,7 @@ from jax._src.pallas.triton import lowering
 
 import sgdynamics as sgd
 from sgdynamics.problems.starts import broadcast_runs
-from sgdynamics.simulation.kernel_chain import KernelChain
+from sgdynamics.simulation.gpu.chain import KernelChain
 
 
 def own_loss(fields: Any, signals: Any, head: Any, noise: Any, numbers: Any) -> Any:

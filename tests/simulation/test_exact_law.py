@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import compressed
-from sgdynamics.algorithms.updates.ground import Rows
+from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.problems.starts import factor, placed
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import checks
-from sgdynamics.random import normals_and_uniforms, run_keys
-from sgdynamics.simulation import fixed_direct, running, stability
-from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.base import checks
+from sgdynamics.base.random import normals_and_uniforms, run_keys
+from sgdynamics.fixed_data import direct, sample_stability
+from sgdynamics.fixed_data.direct import DirectFixedData
+from sgdynamics.simulation import running
 from sgdynamics.simulation.running import run, run_until
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
@@ -46,7 +47,7 @@ def sphere_start(runs, m=0.3):
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _drawn(key, normals, uniforms):
-    steps = jax.vmap(lambda step: normals_and_uniforms(fixed_direct._step_key(key, step), normals, uniforms))
+    steps = jax.vmap(lambda step: normals_and_uniforms(direct._step_key(key, step), normals, uniforms))
     return *steps(jax.numpy.arange(STEPS)), normals_and_uniforms(jax.random.fold_in(key, 2), 0, uniforms)[1]
 
 
@@ -318,23 +319,23 @@ def test_stability_limit():
     """2 b/eta in the paper's units; the share beyond it against a Monte Carlo average, and its covariance."""
     eta, b, al = 0.0025, 0.01, 3.0
     algorithm = sgd.MultiPassSGD(lr=al * eta / 2, samples_per_dimension=al, batch_fraction=b)
-    assert stability.stability_limit(SPHERE, algorithm) == pytest.approx(2 * b / eta)
+    assert sample_stability.stability_limit(SPHERE, algorithm) == pytest.approx(2 * b / eta)
     scaled = sgd.TeacherStudent(width=1, activation="square", covariance=[(0.5, 0.5), (2.5, 0.5)])
-    assert stability.stability_limit(scaled, algorithm) == pytest.approx(2 * b / eta / 1.5)
-    assert stability.stability_limit(COMMITTEE, algorithm) is None
+    assert sample_stability.stability_limit(scaled, algorithm) == pytest.approx(2 * b / eta / 1.5)
+    assert sample_stability.stability_limit(COMMITTEE, algorithm) is None
     generator = np.random.default_rng(0)
     z = generator.standard_normal((2, 1_000_000))
     for q, m in ((1.0, 0.2), (2.5, -1.4)):
         h = m * z[0] + np.sqrt(q - m * m) * z[1]
         free = sgd.TeacherStudent(width=1, activation="square")
-        share = stability.unstable_share(free, algorithm, sgd.start(free, M=[[m]], Q=[[q]]))
+        share = sample_stability.unstable_share(free, algorithm, sgd.start(free, M=[[m]], Q=[[q]]))
         counted = np.mean(h**2 - z[0] ** 2 > 8.0)
         assert abs(share[0] - counted) < Z * np.sqrt(counted / z.shape[1])
     # one sample alone: gradient descent on it leaves the residual 0 just beyond the limit, and returns to it just below
     x, lr = generator.standard_normal(D), 0.01
     for excess, leaves in ((1.02, True), (0.98, False)):
         free = sgd.TeacherStudent(width=1, activation="square", covariance=[(x @ x / D, 1.0)])
-        limit = stability.stability_limit(free, sgd.GradientDescent(lr=lr, samples_per_dimension=1 / D))
+        limit = sample_stability.stability_limit(free, sgd.GradientDescent(lr=lr, samples_per_dimension=1 / D))
         y, h = 0.0, np.sqrt(limit * excess)
         for _ in range(5):
             h = h - lr * (h * h - y) * 2 * h * (x @ x)
@@ -397,18 +398,18 @@ def test_bad_input_of_algorithms_and_starts():
 
 
 def test_memory_is_known_beforehand(monkeypatch):
-    monkeypatch.setattr(fixed_direct, "available_bytes", lambda: 2.0**30)
+    monkeypatch.setattr(direct, "available_bytes", lambda: 2.0**30)
     with pytest.raises(ValueError, match=r"90000 x 30000 numbers in float64 needs 40.\d GiB .* 1 GiB are free"):
         sgd.simulate(SPHERE, sgd.GradientDescent(), sphere_start(1), steps=[1], dimension=30000, method="direct")
     small, large = (made(SPHERE, sgd.GradientDescent(), sphere_start(1), d=d) for d in (100, 1000))
     assert large.largest_group() < small.largest_group()
     for simulator in (small, large):
-        assert simulator.largest_group() == 1 or simulator.bytes_of(simulator.largest_group()) < fixed_direct.CPU_GROUP_BYTES
-    assert fixed_direct.available_bytes() > 0
+        assert simulator.largest_group() == 1 or simulator.bytes_of(simulator.largest_group()) < direct.CPU_GROUP_BYTES
+    assert direct.available_bytes() > 0
 
 
 def test_free_memory_is_a_plausible_number():
-    assert 2**20 < fixed_direct.available_bytes() < 2**60
+    assert 2**20 < direct.available_bytes() < 2**60
 
 
 # eta = .01: m and loss at the paper's t = .1, .5, 1, with the standard errors of the last digit

@@ -13,15 +13,15 @@ from scipy import special as scipy_special
 
 import sgdynamics as sgd
 from sgdynamics.analysis.exit_times import _See, _values
+from sgdynamics.base.precision import float64
+from sgdynamics.base.random import run_keys
 from sgdynamics.dynamics.choice import dynamics_of
-from sgdynamics.precision import float64
 from sgdynamics.problems.starts import broadcast_runs
-from sgdynamics.random import run_keys
-from sgdynamics.simulation import evaluated, kernel_chain, unrolled
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.kernel_chain import KernelChain, Lane, Turn
+from sgdynamics.simulation.gpu import constant_folding, unroll
+from sgdynamics.simulation.gpu.chain import KernelChain, Lane, Turn
+from sgdynamics.simulation.gpu.special import erf, erfc
 from sgdynamics.simulation.running import first_passage, run
-from sgdynamics.simulation.special import erf, erfc
 from tests.simulation.kernel_cases import CASES, made, verified
 
 
@@ -47,12 +47,12 @@ def unrolled_values(function: Any, own: list[np.ndarray], shared: list[np.ndarra
     """What a function of shared arrays and of each run's gives by numbers, (runs, ...)."""
     kinds = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in shared]
     kinds += [jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for one in own]
-    program = unrolled.traced(function, *kinds)
-    parts = unrolled.split(program, set(program.inputs[: len(shared)]))
-    before = unrolled.computed_before(program, parts, dict(zip(program.inputs, map(jnp.asarray, shared), strict=False)))
+    program = unroll.traced(function, *kinds)
+    parts = unroll.split(program, set(program.inputs[: len(shared)]))
+    before = unroll.computed_before(program, parts, dict(zip(program.inputs, map(jnp.asarray, shared), strict=False)))
     values = {name: as_objects(np.asarray(one), 0) for name, one in zip(parts.shared, before, strict=True)}
     values |= dict(zip(program.inputs[len(shared) :], map(as_objects, own), strict=True))
-    found = unrolled.run(program, parts.after, values)
+    found = unroll.run(program, parts.after, values)
     flat = [[np.broadcast_to(np.asarray(one), len(own[0])) for one in array.reshape(-1)] for array in found]
     return [np.array(one).T.reshape(-1, *array.shape) for one, array in zip(flat, found, strict=True)]
 
@@ -111,14 +111,14 @@ def test_constants_are_what_jax_computes() -> None:
                 expected = [inside[one] for one in inner.jaxpr.outvars]
             else:
                 expected = [np.asarray(equation.primitive.bind(*map(jnp.asarray, given), **equation.params))]
-                (found,) = evaluated.evaluated(equation.primitive, equation.params, given)
+                (found,) = constant_folding.evaluated(equation.primitive, equation.params, given)
                 np.testing.assert_array_equal(found, expected[0])
                 assert (found.dtype, found.shape) == (expected[0].dtype, expected[0].shape), equation
                 met.add(equation.primitive.name)
             values |= dict(zip(equation.outvars, expected, strict=True))
 
     walked(jaxpr, dict(zip(jaxpr.invars, (x, i), strict=True)))
-    assert met >= set(evaluated.IN_NUMPY) - {"expand_dims"}  # which JAX writes as others
+    assert met >= set(constant_folding.IN_NUMPY) - {"expand_dims"}  # which JAX writes as others
 
 
 @float64
@@ -131,7 +131,7 @@ def test_what_cannot_be_unrolled_is_named() -> None:
         (lambda x: jax.scipy.special.gammaln(x), "lgamma"),
         (lambda x: jnp.zeros((400, 400)) + x[0], "numbers"),
     ):
-        with pytest.raises(unrolled.NotUnrolled, match=said):
+        with pytest.raises(unroll.NotUnrolled, match=said):
             unrolled_values(function, [draws.normal(size=(4, 6))], [])
 
 
@@ -139,9 +139,9 @@ def one_turn(chain: Any, runs: int, index: int) -> tuple[Any, Any, Turn]:
     """States of runs, and the random numbers of one step of each."""
     draws = np.random.default_rng(index)
     state = chain.initial(np.zeros(runs, int))
-    lane = kernel_chain.of_runs(chain.grouping, state, None)
+    lane = chain.of_runs(chain.grouping, state, None)
     lane = jax.tree.map(lambda leaf: np.asarray(leaf) * (1 + 0.1 * draws.normal(size=leaf.shape)), lane)
-    counts = [int(np.prod(shape)) for shape in kernel_chain.compressed.span_shapes(chain.grouping, 1)]
+    counts = [int(np.prod(shape)) for shape in chain.compressed.span_shapes(chain.grouping, 1)]
     lengths = np.sqrt(draws.chisquare(20, size=(runs, len(chain.grouping.wide), chain.grouping.columns)))
     return state, lane, Turn(draws.normal(size=(runs, sum(counts))), lengths, np.full(runs, index))
 
@@ -153,7 +153,7 @@ def test_a_step_is_that_of_the_chain(name: str) -> None:
     chain = made(name, 40)
     assert chain.against() is None
     _, lane, turn = one_turn(chain, 4, 37)
-    step = partial(kernel_chain.one_step, chain.grouping, None)
+    step = partial(chain.one_step, chain.grouping, None)
     shared = (chain.numbers, chain.sizes, None)
     expected = jax.vmap(step, (None, 0, 0))(shared, lane, turn)
     leaves = [np.asarray(one) for one in jax.tree.leaves(shared)]
@@ -180,12 +180,12 @@ def test_a_lone_step_is_the_first_of_a_span(name: str) -> None:
     state, _, turn = one_turn(chain, 1, 0)
     grouping, numbers = chain.grouping, chain.numbers
     state = jax.tree.map(lambda leaf: leaf[0], state)
-    parts = kernel_chain.compressed.in_shapes(jnp.asarray(turn.normals[0]), kernel_chain.compressed.span_shapes(grouping, 1))
-    free = kernel_chain.compressed.free_directions(grouping, jnp.asarray(chain.sizes))
-    draws = kernel_chain.compressed.span_draws(grouping, parts, jnp.asarray(turn.lengths), free)
+    parts = chain.compressed.in_shapes(jnp.asarray(turn.normals[0]), chain.compressed.span_shapes(grouping, 1))
+    free = chain.compressed.free_directions(grouping, jnp.asarray(chain.sizes))
+    draws = chain.compressed.span_draws(grouping, parts, jnp.asarray(turn.lengths), free)
     many = jax.tree.map(lambda leaf: jnp.repeat(leaf, grouping.folds, axis=0), draws)
-    lone, _ = kernel_chain.compressed.lone_step(grouping, numbers, state, jax.tree.map(lambda leaf: leaf[0], draws), 0, None, None)
-    first, _ = kernel_chain.compressed.run_span(grouping, numbers, state, many, (0, 0, 1), None, None)
+    lone, _ = chain.compressed.lone_step(grouping, numbers, state, jax.tree.map(lambda leaf: leaf[0], draws), 0, None, None)
+    first, _ = chain.compressed.run_span(grouping, numbers, state, many, (0, 0, 1), None, None)
     one, other = (chain.overlaps(jax.tree.map(lambda leaf: leaf[None], found)) for found in (lone, first))
     begun = chain.overlaps(jax.tree.map(lambda leaf: leaf[None], state))
     assert np.max(np.abs(np.asarray(one["M"] - begun["M"]))) > 1e-6
@@ -202,7 +202,7 @@ def test_the_compiler_of_kernels_takes_it(name: str, monkeypatch: pytest.MonkeyP
     state, keys = chain.initial(np.arange(32)), run_keys(0, np.arange(32))
     ahead = chain.steps_ahead(32)
     assert (ahead > 0) == (name != "batch 5"), "few numbers a step are made ahead"
-    traced = kernel_chain.advance.trace(chain.grouping, None, False, ahead, chain.numbers, chain.sizes, state, keys, 0, 100, None, None)
+    traced = chain.advance.trace(chain.grouping, None, False, ahead, chain.numbers, chain.sizes, state, keys, 0, 100, None, None)
     assert "xla.gpu.triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
     assert kernels == [True] * (1 + (ahead > 0))
 
@@ -214,19 +214,19 @@ def test_a_frame_that_faces_the_input() -> None:
     draws = np.random.default_rng(0)
     width, columns = chain.initial(np.zeros(1, int)).rows.shape[1:]
     rows, x = draws.normal(size=(width, columns)), draws.normal(size=(1, columns))
-    turned, seen = (np.asarray(one) for one in kernel_chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(x)))
+    turned, seen = (np.asarray(one) for one in chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(x)))
     np.testing.assert_allclose(turned @ turned.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(turned @ seen.T, rows @ x.T, rtol=1e-12, atol=1e-12)
     signals, inside = chain.grouping.structure.signals, chain.grouping.inside
     assert np.all(chain.grouping.split(seen)[1][..., signals + 1 : inside] == 0)
     # an input that has nothing there leaves rows as they are
     nothing = np.zeros_like(x)
-    np.testing.assert_array_equal(kernel_chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(nothing))[0], rows)
+    np.testing.assert_array_equal(chain.compressed.facing(chain.grouping, jnp.asarray(rows), jnp.asarray(nothing))[0], rows)
 
 
 def overlaps_of(chain: Any, lane: Lane) -> dict[str, np.ndarray]:
-    rows = kernel_chain.unpacked(chain.grouping, jnp.asarray(lane.rows))
-    state = kernel_chain.Rows(rows, jnp.asarray(lane.head), tuple(jnp.asarray(one) for one in lane.scalars), lane.squares)
+    rows = chain.unpacked(chain.grouping, jnp.asarray(lane.rows))
+    state = chain.Rows(rows, jnp.asarray(lane.head), tuple(jnp.asarray(one) for one in lane.scalars), lane.squares)
     return {key: np.asarray(value) for key, value in chain.overlaps(state).items()}
 
 

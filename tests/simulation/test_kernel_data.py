@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics.precision import float64
+from sgdynamics.base.precision import float64
+from sgdynamics.fixed_data import direct
+from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.samples.sample import as_dtype
-from sgdynamics.simulation import fixed_direct, kernel_data
-from sgdynamics.simulation.fixed_direct import DirectFixedData
+from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.running import run_until
 from tests.simulation.test_fixed_data import COMMITTEE, MIXTURE, PERSISTENT, SPHERE, sphere_start
 
@@ -75,12 +76,12 @@ def test_sums_are_those_of_two_products(name: str, dtype: str) -> None:
 
     @jax.jit
     def once(data: Any, state: Any) -> Any:
-        found = kernel_data.sums(structure, "interpret", numbers, data, state.rows, state.head, state.selected)
-        return found, kernel_data.fields("interpret", data.inputs, state.rows)
+        found = data_gradients.sums(structure, "interpret", numbers, data, state.rows, state.head, state.selected)
+        return found, data_gradients.fields("interpret", data.inputs, state.rows)
 
     @jax.jit
     def twice(data: Any, state: Any) -> Any:
-        one = jax.vmap(lambda data, state: fixed_direct.sums_on(structure, numbers, data, state.rows, state.head, state.selected))
+        one = jax.vmap(lambda data, state: direct.sums_on(structure, numbers, data, state.rows, state.head, state.selected))
         return one(data, state), jnp.einsum("rnd,rpd->rnp", data.inputs.astype(state.rows.dtype), state.rows, precision="highest")
 
     (found, fields), (expected, fields_too) = once(simulator.data, state), twice(simulator.data, state)
@@ -107,10 +108,11 @@ def test_it_is_lowered_for_a_gpu_on_any_machine(name: str, dtype: str, d: int) -
 
     example = as_dtype(structure.sample.example(simulator.parameters), simulator.dtype)
     given = jax.tree.map(lambda one: shape(n, *one.shape, dtype=one.dtype), example)
-    data = fixed_direct.Data(shape(n, d, dtype=simulator.stored), shape(n, structure.signals), given)
+    data = direct.Data(shape(n, d, dtype=simulator.stored), shape(n, structure.signals), given)
 
     def both(data: Any, rows: Any, head: Any, selected: Any) -> Any:
-        return kernel_data.sums(structure, "triton", numbers, data, rows, head, selected), kernel_data.fields("triton", data.inputs, rows)
+        sums = data_gradients.sums(structure, "triton", numbers, data, rows, head, selected)
+        return sums, data_gradients.fields("triton", data.inputs, rows)
 
     traced = jax.jit(both).trace(data, shape(structure.width, d), shape(structure.width), shape(n, dtype=bool))
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("triton") == 2
@@ -204,8 +206,8 @@ def test_half_width_data_sets_have_the_law_of_whole_ones() -> None:
 def test_samples_in_use_are_listed_chunk_by_chunk() -> None:
     """None, some and all of a chunk, and a last one that is not full."""
     selected = np.random.default_rng(0).random((3, 300)) < [[0.0], [0.4], [1.0]]
-    places, counts = (np.asarray(one) for one in kernel_data.listed(jnp.asarray(selected)))
+    places, counts = (np.asarray(one) for one in data_gradients.listed(jnp.asarray(selected)))
     for run, chunk in np.ndindex(counts.shape):
-        expected = np.flatnonzero(selected[run, chunk * kernel_data.CHUNK : (chunk + 1) * kernel_data.CHUNK])
+        expected = np.flatnonzero(selected[run, chunk * data_gradients.CHUNK : (chunk + 1) * data_gradients.CHUNK])
         assert counts[run, chunk] == len(expected)
         np.testing.assert_array_equal(places[run, chunk, : counts[run, chunk]], expected)

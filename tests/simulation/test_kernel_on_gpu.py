@@ -9,7 +9,7 @@ from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.kernel_chain import KernelChain, exact_chain
+from sgdynamics.simulation.gpu.chain import KernelChain, exact_chain
 from sgdynamics.simulation.running import run
 from tests.simulation.kernel_cases import CASES, made
 from tests.simulation.test_kernel_data import CASES as FIXED

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import compressed
 from sgdynamics.problems.starts import broadcast_runs, check_dimension, checked_start
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run

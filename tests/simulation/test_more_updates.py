@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import compressed
-from sgdynamics.algorithms.updates.beginning import beginning
-from sgdynamics.algorithms.updates.ground import Rows
-from sgdynamics.algorithms.updates.law import MAKERS
-from sgdynamics.algorithms.updates.law import copies as copies_of
-from sgdynamics.algorithms.updates.matrices import newton_schulz_of, polar
+from sgdynamics.algorithms.updates.gradient_source import Rows
+from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.muon import newton_schulz_of, polar
+from sgdynamics.algorithms.updates.update import MAKERS
+from sgdynamics.algorithms.updates.update import copies as copies_of
 from sgdynamics.problems.starts import factor, placed
-from sgdynamics.records import algorithm_from
+from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.sample import Place
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law
 from tests.simulation.test_updates import agree, network, runs_of

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from sgdynamics.fixed_data.direct import DirectFixedData
+from sgdynamics.fixed_data.exact import ExactFixedData
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.fixed_direct import DirectFixedData
-from sgdynamics.simulation.fixed_exact import ExactFixedData
 from tests.conftest import Z
 from tests.simulation.test_rules import DATA, by_hand, lengths_read
 from tests.simulation.test_tokens import compare

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from sgdynamics.fixed_data.direct import DirectFixedData
+from sgdynamics.fixed_data.exact import ExactFixedData
 from sgdynamics.problems.starts import broadcast_runs, check_dimension, checked_start
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.fixed_direct import DirectFixedData
-from sgdynamics.simulation.fixed_exact import ExactFixedData
 from sgdynamics.simulation.running import run
 from tests.conftest import same_law
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
-from sgdynamics import compressed
 from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.one_pass import Stride, take_step
-from sgdynamics.algorithms.updates.ground import Ground, Rows
-from sgdynamics.algorithms.updates.law import copies as copies_of
+from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
+from sgdynamics.algorithms.updates.update import copies as copies_of
 from sgdynamics.problems.starts import factor, placed
-from sgdynamics.records import algorithm_from
+from sgdynamics.results.records import algorithm_from
 from sgdynamics.samples.sample import Place
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.direct import direct_step
 from tests.conftest import same_law, slow
 

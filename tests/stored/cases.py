@@ -15,7 +15,8 @@ import numpy as np
 import xarray as xr
 
 import sgdynamics as sgd
-from sgdynamics import functional, updates
+from sgdynamics import updates
+from sgdynamics.solvers import functional
 from tests.stored.problems import PROBLEMS, THREE, begin, product
 
 Arrays = dict[str, np.ndarray]

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics import checks, trees
 from sgdynamics.algorithms.cell_stability import LEVELS, CellStability, smallest_cells
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, NUMBERS, FixedData
-from sgdynamics.arrays import Numeric, Whole
-from sgdynamics.controls import Schedule
-from sgdynamics.precision import float64
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Numeric, Whole
+from sgdynamics.base.controls import Schedule
+from sgdynamics.base.precision import float64
 
 ORDERS = ("reshuffle", "replacement", "fixed")
 FEWEST_CELLS = 16
@@ -30,7 +30,7 @@ FINEST = 0.04  # default t of a cell: for isotropic inputs at lr < 1 the extrapo
 SIMULATE = "sgd.simulate, whose cost does not depend on cells"
 
 
-@trees.numbered(*NUMBERS)
+@pytrees.numbered(*NUMBERS)
 @checks.hinted(HINTS | {"batch_size": "Write batch=..."})
 @dataclass(frozen=True)
 class EpochSGD(FixedData):
@@ -176,7 +176,7 @@ class EpochSGD(FixedData):
     @property
     def parameters(self) -> dict[str, Any]:
         # a visit moves a sample's own fields by lr/batch, which is this many times the lr of a step
-        return super().parameters | {"own": trees.traced(1 / (self.share * self.samples_per_dimension))}
+        return super().parameters | {"own": pytrees.traced(1 / (self.share * self.samples_per_dimension))}
 
 
 ALGORITHMS[EpochSGD.__name__] = EpochSGD

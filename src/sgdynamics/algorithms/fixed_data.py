@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from sgdynamics import checks, trees
-from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.controls import Schedule, checked_values, describe_schedule, number_or_schedule, numbers_at
-from sgdynamics.precision import float64
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Numbers, Numeric, Scalar, Whole
+from sgdynamics.base.controls import Schedule, checked_values, describe_schedule, number_or_schedule, numbers_at
+from sgdynamics.base.precision import float64
 
 MOST_TABLED = 1 << 22  # steps of a learning rate that depends on t
 NUMBERS = ("lr", "samples_per_dimension", "head_rate")
@@ -108,7 +108,7 @@ class FixedData:
         if isinstance(self.lr, Schedule) and isinstance(self, PersistentSGD):
             numbers["per_time"] = 1.0
         numbers |= {"lr": self.lr, "head_rate": self.head_rate, "temperature": getattr(self, "temperature", 0.0)}
-        return {name: trees.traced(value) for name, value in numbers.items()}
+        return {name: pytrees.traced(value) for name, value in numbers.items()}
 
     def check_times(self, times: np.ndarray) -> None:
         """Refuse what is not defined at these times of a run: a temperature, or a rate, that is negative or not finite there."""
@@ -195,7 +195,7 @@ class FixedData:
         return {"kind": type(self).__name__, **record} | ({} if all(again for _, again in shown.values()) else {"rerunnable": False})
 
 
-@trees.numbered(*NUMBERS)
+@pytrees.numbered(*NUMBERS)
 @checks.hinted(HINTS)
 @dataclass(frozen=True)
 class GradientDescent(FixedData):
@@ -227,7 +227,7 @@ class GradientDescent(FixedData):
     """
 
 
-@trees.numbered(*NUMBERS, "batch_fraction")
+@pytrees.numbered(*NUMBERS, "batch_fraction")
 @checks.hinted(HINTS)
 @dataclass(frozen=True)
 class MultiPassSGD(FixedData):
@@ -288,7 +288,7 @@ class MultiPassSGD(FixedData):
         return self.batch_fraction, 1 - self.batch_fraction
 
 
-@trees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
+@pytrees.numbered(*NUMBERS, "batch_fraction", "persistence_time")
 @checks.hinted(HINTS)
 @dataclass(frozen=True)
 class PersistentSGD(MultiPassSGD):
@@ -346,7 +346,7 @@ class PersistentSGD(MultiPassSGD):
         return on, on * (1 - self.batch_fraction) / self.batch_fraction
 
 
-@trees.numbered(*NUMBERS, "temperature")
+@pytrees.numbered(*NUMBERS, "temperature")
 @checks.hinted(HINTS)
 @dataclass(frozen=True)
 class Langevin(FixedData):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import adagrad, adam, momentum, muon, nesterov, rmsprop, weight_decay
-from sgdynamics.algorithms.updates.law import Update
+from sgdynamics.algorithms.updates.update import Update
+from sgdynamics.base import checks
 
 KNOWN = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon")
 DECOUPLED = ("AdamW", "Muon")  # their weight decay is not part of the gradient

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
 from sgdynamics.algorithms.from_torch import (
     DECOUPLED,
     HEAD_FIX,
@@ -22,16 +21,17 @@ from sgdynamics.algorithms.from_torch import (
 )
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.torch_network import Loss, Module, Optimiser, TwoLayers, is_module, loss_scale, optimised, read_network
-from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import alpha_of_steps
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.controls import alpha_of_steps
+from sgdynamics.base.progress import warn
+from sgdynamics.base.support import require
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.bridge import as_array, overlaps_of
+from sgdynamics.problems.network_overlaps import as_array, overlaps_of
 from sgdynamics.problems.starts import Beside, Start, check_dimension
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.progress import warn
 from sgdynamics.samples.spectra import Spectrum
-from sgdynamics.support import require
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks, trees
 from sgdynamics.algorithms.updates.additions import thermal
-from sgdynamics.algorithms.updates.ground import Ground, Rows, Setting, increments
-from sgdynamics.algorithms.updates.law import Law, Update, checked_update
-from sgdynamics.algorithms.updates.state_rates import check_state_rate, reads_state
-from sgdynamics.arrays import Numbers, Numeric, Scalar, Whole
-from sgdynamics.controls import Schedule, all_stretched, checked_values, constant, describe_schedule, number_or_schedule, stretched
+from sgdynamics.algorithms.updates.gradient_source import Ground, Rows, Setting, increments
+from sgdynamics.algorithms.updates.state_rate import check_state_rate, reads_state
+from sgdynamics.algorithms.updates.update import Law, Update, checked_update
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Numbers, Numeric, Scalar, Whole
+from sgdynamics.base.controls import Schedule, all_stretched, checked_values, constant, describe_schedule, number_or_schedule, stretched
+from sgdynamics.base.support import require
+from sgdynamics.samples.input_covariance import trace
 from sgdynamics.samples.spectra import UNITS
-from sgdynamics.samples.spectrum import trace
-from sgdynamics.support import require
 
 _ADAM = "Write update=sgd.updates.adam(memory=c, eps=..., beta=...), with 1 - beta2 = c/D."
 HINTS = {
@@ -40,7 +40,7 @@ HINTS = {
 }
 
 
-@trees.numbered("lr", "batch", "head_rate", "update", "temperature", unless_whole=("batch",))
+@pytrees.numbered("lr", "batch", "head_rate", "update", "temperature", unless_whole=("batch",))
 @checks.hinted(HINTS)
 @dataclass(frozen=True)
 class OnePassSGD:
@@ -154,7 +154,7 @@ class OnePassSGD:
         stretch = numbers["multiplicities"].sum() / self.batch if infinite else 1.0
         lr = stretched(self.lr, factor, stretch) if self.scheduled else self.lr * factor
         others = {name: all_stretched(getattr(self, name), stretch) for name in ("head_rate", "update", "temperature")} if infinite else {}
-        found = replace(self, lr=lr if self.scheduled else trees.number(lr), per="dimension", **others)
+        found = replace(self, lr=lr if self.scheduled else pytrees.number(lr), per="dimension", **others)
         object.__setattr__(found, "stated", self)
         object.__setattr__(found, "unit", 1 / factor)
         return found
@@ -262,13 +262,13 @@ class OnePassSGD:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the algorithm, as a dictionary that JAX can trace."""
-        numbers = {"lr": trees.traced(self.lr), "head_rate": trees.traced(self.head_rate)}
+        numbers = {"lr": pytrees.traced(self.lr), "head_rate": pytrees.traced(self.head_rate)}
         if not self.counts:
-            numbers["batch"] = trees.traced(self.batch)
+            numbers["batch"] = pytrees.traced(self.batch)
         if self.stepping is None:
             return numbers
         # updates know lengths in units of D
-        return numbers | {"update": self.stepping.parameters} | ({} if self.stated is None else {"unit": trees.traced(self.unit)})
+        return numbers | {"update": self.stepping.parameters} | ({} if self.stated is None else {"unit": pytrees.traced(self.unit)})
 
     def describe(self) -> dict[str, Any]:
         """The algorithm as plain values for the record of a result.

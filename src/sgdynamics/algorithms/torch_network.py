@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
 from sgdynamics.algorithms.from_torch import plain
+from sgdynamics.base import checks
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.bridge import as_array
+from sgdynamics.problems.network_overlaps import as_array
 
 
 @runtime_checkable

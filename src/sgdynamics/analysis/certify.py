@@ -24,19 +24,19 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.updates.law import copies
+from sgdynamics.algorithms.updates.update import copies
 from sgdynamics.analysis.certificate import Certificate, Check
-from sgdynamics.analysis.on_data import checked_samples, gap_on_data
-from sgdynamics.arrays import Given
-from sgdynamics.clock import clock
+from sgdynamics.analysis.real_data import checked_samples, gap_on_data
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.progress import meter
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension
-from sgdynamics.progress import meter
+from sgdynamics.results.clock import clock
 from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.dmft import solve_dmft

@@ -15,27 +15,27 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy import optimize
 
-from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
-from sgdynamics.analysis.stopping import dmft_exits
-from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
-from sgdynamics.clock import Clock, clock, plan_steps, time_of_steps
-from sgdynamics.controls import Schedule
+from sgdynamics.analysis.early_stopping import dmft_exits
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar, State, Tree, Whole
+from sgdynamics.base.controls import Schedule
+from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import warn
+from sgdynamics.base.resources import check_steps
+from sgdynamics.base.user_functions import checked_function
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.interface import Dynamics
-from sgdynamics.functions import checked_function
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.risk import MARGIN, rule_for
-from sgdynamics.limits.drift import drift
-from sgdynamics.limits.integration import Case, Solved, Watch, or_raise, run_cases
-from sgdynamics.precision import float64
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import MARGIN, rule_for
+from sgdynamics.ode.drift import drift
+from sgdynamics.ode.integrate import Case, Solved, Watch, or_raise, run_cases
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import warn
-from sgdynamics.reach import check_steps
+from sgdynamics.results.clock import Clock, clock, plan_steps, time_of_steps
 from sgdynamics.simulation.running import first_passage
 
 METHODS = ("ode", "sde", "exact", "direct", "dmft")

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
-from sgdynamics.gaussian.risk import expected
-from sgdynamics.observables import check_of_sample
+from sgdynamics.base import checks
+from sgdynamics.base.support import require
+from sgdynamics.expectations.risk import expected
 from sgdynamics.problems.losses import UserLoss, asked
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, checked_start
-from sgdynamics.results import field_states, largest_share, problem_of
-from sgdynamics.support import require
+from sgdynamics.results.datasets import field_states, largest_share, problem_of
+from sgdynamics.results.observables import check_of_sample
 
 
 def expect(result: xr.Dataset | Start, function: Callable[..., Any], problem: Problem | None = None) -> xr.DataArray:

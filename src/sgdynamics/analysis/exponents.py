@@ -24,11 +24,11 @@ import jax
 import numpy as np
 from scipy import linalg
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function
-from sgdynamics.gaussian.mehler import hermite_functions
-from sgdynamics.gaussian.nodes import gauss_hermite, gauss_legendre
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function
+from sgdynamics.base.precision import float64
+from sgdynamics.expectations.mehler import hermite_functions
+from sgdynamics.expectations.nodes import gauss_hermite, gauss_legendre
 from sgdynamics.problems.activations import Activation, checked_kinks
 from sgdynamics.problems.activations import activation as find_activation
 

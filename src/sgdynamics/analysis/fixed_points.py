@@ -24,20 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
-from sgdynamics.arrays import Nodes, Numbers, Numeric, Scalar
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Nodes, Numbers, Numeric, Scalar
+from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import KINKED_TOLERANCE
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.mehler import MOST_TERMS
-from sgdynamics.gaussian.risk import risks_by, rule_for
-from sgdynamics.limits.drift import drift
-from sgdynamics.precision import float64
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.mehler import MOST_TERMS
+from sgdynamics.expectations.risk import risks_by, rule_for
+from sgdynamics.ode.drift import drift
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, factor, overlap_matrix
-from sgdynamics.samples import spectrum
+from sgdynamics.samples import input_covariance
 
 TOLERANCE = 1e-12  # largest norm of the drift at a root
 PHYSICAL = 1e-9  # how negative an eigenvalue of Omega may be
@@ -467,7 +467,7 @@ def _jacobians(system: _System, points: _Candidates) -> np.ndarray:
     jacobians = system.rates(points.y, points.base, 0.0)[1].copy()
     state = system.overlaps(points)
     omega = overlap_matrix(state["M"], state["Q"], system.problem.gram)
-    edge = np.linalg.eigvalsh(spectrum.variance(system.problem.parameters, omega))[:, 0] < NULL
+    edge = np.linalg.eigvalsh(input_covariance.variance(system.problem.parameters, omega))[:, 0] < NULL
     if system.edge and edge.any():
         part = points.take(edge)
         near, far = (system.rates(part.y, part.base, times * system.edge)[1] for times in (1, 2))

@@ -24,17 +24,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics.base import checks
+from sgdynamics.base.precision import float64
+from sgdynamics.base.support import require
 from sgdynamics.dynamics.fields import WARN_ABOVE
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.curvature import Curvature
-from sgdynamics.gaussian.nodes import PIVOT
-from sgdynamics.gaussian.risk import rule_for
-from sgdynamics.precision import float64
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.curvature import Curvature
+from sgdynamics.expectations.nodes import PIVOT
+from sgdynamics.expectations.risk import rule_for
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start, factor
-from sgdynamics.samples import spectrum
-from sgdynamics.support import require
+from sgdynamics.samples import input_covariance
 
 GROUPING = 1e-9  # eigenvalues closer than this share of the largest are one
 ROUNDING = 1e-14  # of an entry of the Hessian, relative to the largest
@@ -176,7 +176,7 @@ def hessian_spectrum(
         raise ValueError(f"rows {dead} are zero, on the kink of the activation: the risk has no second derivative there; give other rows")
     if dead and limit == "sphere":
         raise ValueError(f"rows {dead} are zero: constraint='sphere' needs rows with a direction; give constraint=None")
-    eigenvalues = spectrum.eigenvalues(problem.parameters)
+    eigenvalues = input_covariance.eigenvalues(problem.parameters)
     columns = problem.structure.fields
     scale = np.sqrt(np.repeat(eigenvalues, columns))
     rule = rule_for(problem, begin.Q_blocks[run : run + 1], 1.0)

@@ -24,23 +24,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.arrays import Nodes, Numbers, Numeric, State
-from sgdynamics.controls import Schedule
-from sgdynamics.gaussian import pairs
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.risk import MARGIN, risk_at, rule_for
-from sgdynamics.limits.drift import drift
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Nodes, Numbers, Numeric, State
+from sgdynamics.base.controls import Schedule
+from sgdynamics.base.precision import float64
+from sgdynamics.expectations import pairs
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import MARGIN, risk_at, rule_for
+from sgdynamics.ode.drift import drift
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.gram import gram_root
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, checked_start, overlap_matrix
 from sgdynamics.problems.teacher_student import TeacherStudent
 from sgdynamics.problems.wide_starts import checked_wide_problem
-from sgdynamics.samples import spectrum
+from sgdynamics.samples import input_covariance
 
 SMALL = 0.05  # a term of this size (relative for noise and width, of an overlap for fluctuations) may be neglected
 LARGE = 0.2  # overlaps that scatter by more than this are moved by a few steps each: no diffusion describes them
@@ -233,7 +233,7 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     + (lr/B) (|x|^2/d) h h^T: means give flow and noise, variances the scatter, the weight |z|^2 - D on h h^T what finite d adds.
     """
     structure, parameters, p, k = problem.structure, problem.parameters, problem.width, problem.signals
-    omega = spectrum.variance(parameters, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram))
+    omega = input_covariance.variance(parameters, overlap_matrix(begin.M_blocks[0], begin.Q_blocks[0], problem.gram))
     fields, head = len(omega), begin.a[0]
     count = max(LEAST_DRAWS, min(DRAWS, MOST_NUMBERS // (fields + p)))
     z = np.random.default_rng(20260).standard_normal((count, fields + p + 1))
@@ -259,7 +259,7 @@ def _coefficients(problem: Problem, begin: Start, rate: float) -> tuple[float, f
     def largest(dM: np.ndarray, dQ: np.ndarray) -> float:
         return max(float(np.abs(part).max()) for part in moved(dM, dQ))
 
-    kick = float(spectrum.trace(parameters)) * h[:, :, None] * h[:, None]
+    kick = float(input_covariance.trace(parameters)) * h[:, :, None] * h[:, None]
     pull = h[:, :, None] * fields_of[:, None]
     along, across = -h[:, :, None] * signals[:, None], -(pull + np.swapaxes(pull, 1, 2))
     decay, still = problem.weight_decay, np.zeros_like(M)
@@ -425,10 +425,10 @@ def plateau(problem: TeacherStudent, algorithm: OnePassSGD) -> Plateau:
     lr = constant_rate(algorithm, "plateaus")
     p, head = problem.width, problem.teacher_head
     rule = rule_for(problem, problem.gram, MARGIN)
-    variances = np.diag(spectrum.variance(problem.parameters, problem.gram))
+    variances = np.diag(input_covariance.variance(problem.parameters, problem.gram))
     curvature = (head / p) ** 2 * np.asarray(_squared_slopes(problem.structure, rule, variances))
     size = lr * problem.noise / (2 * algorithm.batch)
-    leading = float(spectrum.trace(problem.parameters) * size * curvature.sum() / 2)
+    leading = float(input_covariance.trace(problem.parameters) * size * curvature.sum() / 2)
     if size == 0:
         return Plateau(0.0, 0.0, 0.0, problem.gram.sum(axis=0), problem.gram.sum(axis=0), np.nan, 0.0)
     roots = [_root(problem, algorithm, rule, replicate, size) for replicate in _replicates(problem.structure, rule)]
@@ -554,9 +554,9 @@ def _directions(structure: Structure) -> np.ndarray:
 
 def _closed(problem: TeacherStudent, rate: float) -> float | None:
     """The plateau in closed form, where there is one; `rate` = lr/B."""
-    eigenvalues = spectrum.eigenvalues(problem.parameters)
+    eigenvalues = input_covariance.eigenvalues(problem.parameters)
     if problem.activation == NAMED["linear"] and problem.constraint is None:
-        c = rate * float(spectrum.trace(problem.parameters)) * float(np.sum((problem.teacher_head / problem.width) ** 2)) / 2
+        c = rate * float(input_covariance.trace(problem.parameters)) * float(np.sum((problem.teacher_head / problem.width) ** 2)) / 2
         return problem.noise / 2 * c / (1 - c)
     gram, head, p = problem.gram[0], problem.teacher_head, problem.width
     if (

@@ -8,17 +8,17 @@ import numpy as np
 import xarray as xr
 from scipy.interpolate import PchipInterpolator
 
-from sgdynamics import checks
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.controls import Schedule
+from sgdynamics.base import checks
+from sgdynamics.base.controls import Schedule
+from sgdynamics.base.progress import warn
+from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import warn
-from sgdynamics.results import record
+from sgdynamics.results.datasets import record
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.ode import solve_ode
-from sgdynamics.support import require
 
 FARTHER = 1.25  # the one-pass curve is followed so many times as far as if repeats were fresh
 POINTS = 60  # of that curve, an epoch

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from sgdynamics import checks
 from sgdynamics.analysis.exponents import (
     COUNTS,
     SLOW_TAIL,
@@ -26,9 +25,10 @@ from sgdynamics.analysis.exponents import (
     sample_link,
     tail_share,
 )
-from sgdynamics.arrays import Function
-from sgdynamics.gaussian.nodes import gauss_legendre
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function
+from sgdynamics.base.precision import float64
+from sgdynamics.expectations.nodes import gauss_legendre
 
 TERMS = 100  # of the drift's power series in m
 MOST_OVERLAP = 0.75  # where that many terms leave 3e-13

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function
-from sgdynamics.gaussian.mehler import hermite_functions
-from sgdynamics.gaussian.nodes import gauss_hermite, hermite_product
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function
+from sgdynamics.base.precision import float64
+from sgdynamics.expectations.mehler import hermite_functions
+from sgdynamics.expectations.nodes import gauss_hermite, hermite_product
 from sgdynamics.problems.models.sequences import SequenceLoss, link_of
 from sgdynamics.problems.problem import Problem
 

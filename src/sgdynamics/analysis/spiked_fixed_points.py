@@ -22,7 +22,7 @@ import numpy as np
 from scipy import optimize
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm, constant_rate
-from sgdynamics.limits.spiked_equations import drift, equation_numbers, jacobian
+from sgdynamics.dynamics.spiked_equations import drift, equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, checked_spiked
 
 GRID = 4001  # points over the bounded range of log A in which a sign change is looked for

@@ -6,13 +6,13 @@ from typing import Any
 
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
 from sgdynamics.algorithms.one_pass import checked_algorithm
+from sgdynamics.base.support import require
 from sgdynamics.dynamics.epochs import EpochDynamics
 from sgdynamics.dynamics.fields import FieldDynamics, FixedDataDynamics
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
-from sgdynamics.dynamics.spiked_dynamics import SpikedDynamics
+from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
-from sgdynamics.support import require
 
 
 def dynamics_of(question: str, problem: Any, algorithm: Any) -> Dynamics:

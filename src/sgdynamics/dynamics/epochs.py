@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sgdynamics.dynamics.fields import FixedDataDynamics
+from sgdynamics.fixed_data.direct_epochs import DirectEpochs
 from sgdynamics.problems.starts import Start
-from sgdynamics.simulation.direct_epochs import DirectEpochs
 from sgdynamics.simulation.running import Simulator
 
 

@@ -11,31 +11,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Numbers
-from sgdynamics.clock import Clock
-from sgdynamics.controls import all_stretched, check_schedules, numbers_at, scheduled
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numbers
+from sgdynamics.base.controls import all_stretched, check_schedules, numbers_at, scheduled
 from sgdynamics.dynamics.interface import Dynamics, Prepared
-from sgdynamics.gaussian.accuracy import population_accuracy
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
-from sgdynamics.gaussian.risk import Risks, finer_rule, population_risk, risk_at, risks_by, rule_for
-from sgdynamics.limits.drift import MeanStep, finite_numbers, replicated
-from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Flat, Watch, from_units, in_units, rates_at
-from sgdynamics.limits.sde import SdePaths, sde_step_length, with_edges
+from sgdynamics.expectations.accuracy import population_accuracy
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import MARGIN as RULE_MARGIN
+from sgdynamics.expectations.risk import Risks, finer_rule, population_risk, risk_at, risks_by, rule_for
+from sgdynamics.fixed_data.direct import DirectFixedData
+from sgdynamics.fixed_data.exact import ExactFixedData
+from sgdynamics.fixed_data.sample_stability import warn_unstable
+from sgdynamics.ode.drift import MeanStep, finite_numbers, replicated
+from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL, Case, Flat, Watch, from_units, in_units, rates_at
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, broadcast_runs, check_dimension, checked_start
-from sgdynamics.samples.spectrum import eigenvalues, variance
+from sgdynamics.results.clock import Clock
+from sgdynamics.results.variables import VARIABLES
+from sgdynamics.samples.input_covariance import eigenvalues, variance
+from sgdynamics.sde.scheme import SdePaths, sde_step_length, with_edges
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import check_room
-from sgdynamics.simulation.fixed_direct import DirectFixedData
-from sgdynamics.simulation.fixed_exact import ExactFixedData
-from sgdynamics.simulation.kernel_chain import exact_chain
+from sgdynamics.simulation.gpu.chain import exact_chain
 from sgdynamics.simulation.running import Simulator
-from sgdynamics.simulation.stability import warn_unstable
-from sgdynamics.variables import VARIABLES
 
 KINKED_TOLERANCE = 1e-6  # where sampled expectations have kinks in the overlaps, an integrator cannot use, nor need, more
 FEW_DIRECTIONS = 0.3  # of g l_1, above which a few directions carry the noise of SGD

@@ -18,18 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Numbers, OneKey, Scalar, Tree
-from sgdynamics.clock import Clock
-from sgdynamics.controls import describe_schedule, numbers_at, scheduled
-from sgdynamics.functions import function_identity
-from sgdynamics.gaussian.risk import SHORT, TOLERANCE, Risks
-from sgdynamics.limits.integration import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, or_raise, run_cases
-from sgdynamics.limits.long_times import ran_out
-from sgdynamics.results import largest_share
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numbers, OneKey, Scalar, Tree
+from sgdynamics.base.controls import describe_schedule, numbers_at, scheduled
+from sgdynamics.base.user_functions import function_identity
+from sgdynamics.expectations.risk import SHORT, TOLERANCE, Risks
+from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL, Case, Field, Solved, Watch, by_program, or_raise, run_cases
+from sgdynamics.ode.stiff import ran_out
+from sgdynamics.results.clock import Clock
+from sgdynamics.results.datasets import largest_share
 from sgdynamics.samples.spectra import MOST_DIMENSION
-from sgdynamics.simulation.own import OwnChain
 from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.user_dynamics import OwnChain
 
 
 @dataclass(frozen=True, eq=False)

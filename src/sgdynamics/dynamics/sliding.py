@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import constant_head_rate
-from sgdynamics.clock import Clock
+from sgdynamics.base import checks
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.interface import Path, Prepared, told_apart
-from sgdynamics.limits.integration import ATOL, MARGIN, RTOL
-from sgdynamics.limits.sliding import infinite_snr_risk, solve_infinite_snr
+from sgdynamics.ode.integrate import ATOL, MARGIN, RTOL
+from sgdynamics.ode.sliding import infinite_snr_risk, solve_infinite_snr
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.clock import Clock
 
 
 class SlidingDynamics(FieldDynamics):

@@ -10,22 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.algorithms.updates.beginning import beginning
-from sgdynamics.algorithms.updates.law import copies
-from sgdynamics.clock import Clock
-from sgdynamics.controls import CHECKED, scheduled
+from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.update import copies
+from sgdynamics.base import checks
+from sgdynamics.base.controls import CHECKED, scheduled
 from sgdynamics.dynamics.fields import FieldDynamics, FieldWatch
 from sgdynamics.dynamics.interface import Dynamics, Prepared
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.expectation import Rule
-from sgdynamics.gaussian.risk import MARGIN as RULE_MARGIN
-from sgdynamics.gaussian.risk import rule_for
-from sgdynamics.limits.integration import Case, Watch, in_units
-from sgdynamics.limits.update_points import field_points
-from sgdynamics.limits.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, slow_rows
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import MARGIN as RULE_MARGIN
+from sgdynamics.expectations.risk import rule_for
+from sgdynamics.ode.integrate import Case, Watch, in_units
+from sgdynamics.ode.update_points import field_points
+from sgdynamics.ode.update_step import LARGE, LESS_LARGE, UpdateStep, count_reads, slow_rows
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.clock import Clock
 from sgdynamics.simulation.running import Simulator
 
 SAME = 1e-3  # how close the mean steps at the two large D have to be, relative to the largest of them

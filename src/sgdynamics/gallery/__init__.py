@@ -21,13 +21,13 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from sgdynamics import checks, files
+from sgdynamics.base import checks, files
 from sgdynamics.gallery.claims import WORDS as WORDS
 from sgdynamics.gallery.entries import LISTED, Entry
 from sgdynamics.gallery.kept_data import draw_full_size as draw_full_size
 from sgdynamics.gallery.kept_data import drawing_of, full_size, remarked, say_below, stored
 from sgdynamics.papers import pieces
-from sgdynamics.results import load, save
+from sgdynamics.results.datasets import load, save
 from sgdynamics.version import __version__
 
 DOCUMENTS = {

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
-from sgdynamics.arrays import Reals
-from sgdynamics.sweeps.power_law import weighted_line
+from sgdynamics.base.arrays import Reals
+from sgdynamics.sweeps.power_law_fit import weighted_line
 
 RATE = 1e-4  # of a false "differs", a finding
 POWER = 0.99  # with which a wrong of the claim's scale must be seen

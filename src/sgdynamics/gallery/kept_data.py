@@ -16,8 +16,8 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
-from sgdynamics import checks
-from sgdynamics.results import load
+from sgdynamics.base import checks
+from sgdynamics.results.datasets import load
 
 FOLDER = Path(__file__).parents[3] / "docs/gallery"  # of a checkout
 IN_GROUPS = {"GD": "GD", "SGD": "SGD", "p-SGD": "PSGD"}  # of the file of figure 2, which has an algorithm a group

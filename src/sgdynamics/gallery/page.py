@@ -7,7 +7,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from sgdynamics import files
+from sgdynamics.base import files
 from sgdynamics.gallery.claims import POWER, RATE
 
 STYLE = """

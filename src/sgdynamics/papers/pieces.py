@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.arrays import Function
-from sgdynamics.results import encode, load, save
+from sgdynamics.base.arrays import Function
+from sgdynamics.results.datasets import encode, load, save
 
 __all__ = ["kept", "made"]
 

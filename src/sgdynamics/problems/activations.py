@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy.polynomial import hermite_e
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Numeric, Reals
-from sgdynamics.functions import checked_function, function_identity, looked_into
-from sgdynamics.progress import warn
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Numeric, Reals
+from sgdynamics.base.progress import warn
+from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
 
 MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
 

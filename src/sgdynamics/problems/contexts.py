@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks, trees
-from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import describe_schedule, number_or_schedule, numbers_at, scheduled
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.controls import describe_schedule, number_or_schedule, numbers_at, scheduled
 from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.draws import probabilities_of
+from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import Sample
-from sgdynamics.samples.spectrum import eigenvalues
 
 HEADS = ("shared", "own")
 SHARED = ("weight_decay", "gram", "fractions", "multiplicities")  # numbers that all contexts have alike
@@ -90,7 +90,7 @@ class Contexts(Problem):
         found = self._parameters["probabilities"]
         if not isinstance(found, tuple):
             return found
-        return {name: trees.number(one) for name, one in zip(self.names, found, strict=True) if one is not None}
+        return {name: pytrees.number(one) for name, one in zip(self.names, found, strict=True) if one is not None}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _chances(value: Any, names: tuple[str, ...]) -> Any:
     if not 0 < len(shares) < len(names) or sum(known) > 1 + 1e-9:
         fix = "give the shares of some contexts, at most 1 in all, and the others have equal parts of the rest; or a list of all"
         raise checks.reject("probabilities", value, fix)
-    return tuple(trees.traced(shares[name]) if name in shares else None for name in names)
+    return tuple(pytrees.traced(shares[name]) if name in shares else None for name in names)
 
 
 def _described(value: Any) -> tuple[Any, bool]:

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics.arrays import Numeric
-from sgdynamics.functions import CALLS, ClosedJaxpr, Equation, Jaxpr, inner_jaxprs
-from sgdynamics.precision import float64
+from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.precision import float64
+from sgdynamics.base.user_functions import CALLS, ClosedJaxpr, Equation, Jaxpr, inner_jaxprs
 
 ZERO, UNBOUNDED = -np.inf, np.inf
 Value = Callable[[], np.ndarray]

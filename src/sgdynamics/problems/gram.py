@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given, Numeric
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given, Numeric
 from sgdynamics.samples.arguments import Covariance
 
 

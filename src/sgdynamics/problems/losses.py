@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Numbers, Numeric, Scalar, Tree
-from sgdynamics.functions import checked_function
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Numbers, Numeric, Scalar, Tree
+from sgdynamics.base.user_functions import checked_function
 from sgdynamics.problems.activations import NAMED, Activation
-from sgdynamics.samples import spectrum
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.draws import weights_of
 
 
@@ -130,7 +130,7 @@ def overlaps_of_blocks(parameters: Numbers, Q: Any, M: Any, lengths: Any = None,
     overlaps = Seen(jnp.sum(Q, axis=0), jnp.sum(M, axis=0), jnp.sum(P, axis=0), lengths)
     if not with_blocks:
         return overlaps
-    blocks = BlockOverlaps(Q, M, P, spectrum.eigenvalues(parameters), spectrum.fractions(parameters))
+    blocks = BlockOverlaps(Q, M, P, input_covariance.eigenvalues(parameters), input_covariance.fractions(parameters))
     return overlaps._replace(blocks=jax.tree.map(lambda part: jnp.asarray(part, Q.dtype), blocks))
 
 

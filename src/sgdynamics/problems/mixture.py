@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks, trees
-from sgdynamics.arrays import Function
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Function
 from sgdynamics.problems.activations import NAMED, ActivationLike, student_activation
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Number, Problem
@@ -98,7 +98,7 @@ class GaussianMixture(Problem):
 
     @cached_property
     def _derived(self) -> dict[str, Any]:
-        return super()._derived | {"eigenvalues": 1.0 / trees.traced(self._parameters["snr"])[..., None]}
+        return super()._derived | {"eigenvalues": 1.0 / pytrees.traced(self._parameters["snr"])[..., None]}
 
     def replace(self, **changes: object) -> GaussianMixture:
         """The same problem with some of its arguments changed.

@@ -19,17 +19,17 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
-from sgdynamics import checks, trees
-from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import Schedule, check_schedules, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
-from sgdynamics.functions import checked_function, function_identity, looked_into
-from sgdynamics.precision import float64
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.controls import Schedule, check_schedules, describe_schedule, made_schedule, number_or_schedule, numbers_at, scheduled
+from sgdynamics.base.precision import float64
+from sgdynamics.base.resources import check_memory
+from sgdynamics.base.user_functions import checked_function, function_identity, looked_into
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.gram import gram_root, spread_gram
+from sgdynamics.problems.loss_dependence import Reading, reading_of
 from sgdynamics.problems.losses import BlockOverlaps, RecordedOverlaps, Seen, UserLoss, asked, label_noise, squared
-from sgdynamics.problems.reading import Reading, reading_of
 from sgdynamics.problems.trial import try_problem
-from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import Covariance, checked_clusters, checked_covariance, following, stated_sample
 from sgdynamics.samples.draws import described_draws
 from sgdynamics.samples.sample import Sample
@@ -99,7 +99,7 @@ class Number:
         self.name = name
 
     def __get__(self, problem: Any, owner: type | None = None) -> Any:
-        return self if problem is None else trees.number(problem.parameters[self.name])
+        return self if problem is None else pytrees.number(problem.parameters[self.name])
 
 
 class Problem:
@@ -263,7 +263,7 @@ class Problem:
     def __init_subclass__(cls) -> None:
         _register(cls)
 
-    __eq__, __hash__ = trees.same, trees.form
+    __eq__, __hash__ = pytrees.same, pytrees.form
 
     def _set(
         self,
@@ -294,7 +294,7 @@ class Problem:
         self.structure = Structure(self.width, self.signals, len(covariance.fractions), loss, trained, sphere, sample, expectation)
         self._stated_spectrum = covariance.spectrum
         self._parameters = {
-            "weight_decay": trees.traced(weight_decay),
+            "weight_decay": pytrees.traced(weight_decay),
             "gram": spread_gram(gram, gram_name, self.signals, covariance),
             **numbers,
             **({} if data.get("user") is None else {"user": data["user"]}),
@@ -560,7 +560,7 @@ def _side_by_side(numbers: dict[str, Any], *names: str) -> tuple[tuple[Any, ...]
     """Numbers of several names, row by row, as tuples."""
 
     def plain(value: Any) -> Any:
-        return tuple(map(plain, value)) if np.ndim(value) else trees.number(value)
+        return tuple(map(plain, value)) if np.ndim(value) else pytrees.number(value)
 
     return tuple(zip(*(plain(numbers[name]) for name in names), strict=True))
 
@@ -575,7 +575,7 @@ def _register(kind: type[Problem]) -> None:
 
     def unflatten(form: _Form, numbers: Any) -> Problem:
         made = object.__new__(kind)
-        made.__dict__.update(form.attributes, _mapped=True, _parameters=dict(zip(form.names, trees.settled(numbers), strict=True)))
+        made.__dict__.update(form.attributes, _mapped=True, _parameters=dict(zip(form.names, pytrees.settled(numbers), strict=True)))
         return made
 
     register_pytree_with_keys(kind, flatten, unflatten)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Given
-from sgdynamics.functions import checked_function, function_identity, traced_output
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.user_functions import checked_function, function_identity, traced_output
 from sgdynamics.problems.activations import checked_kinks
 from sgdynamics.problems.losses import Move, RuleLoss, asked
 from sgdynamics.problems.problem import DATA, Problem, plain_numbers, user_parameters

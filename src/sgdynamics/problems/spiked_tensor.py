@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks, trees
-from sgdynamics.arrays import Given, Reals
-from sgdynamics.reach import check_memory
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Given, Reals
+from sgdynamics.base.resources import check_memory
 
 MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
 TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
 
 
-@trees.numbered("snr", "ridge")
+@pytrees.numbered("snr", "ridge")
 @dataclass(frozen=True)
 class SpikedTensor:
     """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
@@ -84,7 +84,7 @@ class SpikedTensor:
     @property
     def parameters(self) -> dict[str, Any]:
         """The numbers of the problem, as a dictionary that JAX can trace."""
-        return {"snr": trees.traced(self.snr), "ridge": trees.traced(self.ridge)}
+        return {"snr": pytrees.traced(self.snr), "ridge": pytrees.traced(self.ridge)}
 
     def risk(self, m: Reals, r2: Reals) -> Reals:
         """The population loss without the ridge and without the noise's constant E|W|^2 = n^k.
@@ -116,7 +116,7 @@ class SpikedTensor:
         dict
             "kind" and the arguments.
         """
-        return {"kind": self.kind, "order": self.order, "snr": trees.number(self.snr), "ridge": trees.number(self.ridge)}
+        return {"kind": self.kind, "order": self.order, "snr": pytrees.number(self.snr), "ridge": pytrees.number(self.ridge)}
 
 
 def spiked_risk(order: int, snr: float, m: Reals, r2: Reals) -> Reals:

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.resources import check_memory
+from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor, check_scale, spiked_random_start, spiked_start
 from sgdynamics.problems.trial import try_start
-from sgdynamics.reach import check_memory
+from sgdynamics.samples.input_covariance import coordinate_spreads, trace
 from sgdynamics.samples.sample import Place
 from sgdynamics.samples.spectra import MOST_DIMENSION, UNITS
-from sgdynamics.samples.spectrum import coordinate_spreads, trace
-from sgdynamics.support import require
 
 TOLERANCE = 1e-9  # how far from positive semi-definite, or from norm 1 on the sphere, a start may be
 TOLERANCE_AGAIN = 1e-6  # the same for a start that this library made: an integrator's error is not the user's

@@ -10,22 +10,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics import checks, trees
-from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import describe_schedule, mapped, number_or_schedule, scheduled
-from sgdynamics.functions import checked_function, function_identity
+from sgdynamics.base import checks, pytrees
+from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.controls import describe_schedule, mapped, number_or_schedule, scheduled
+from sgdynamics.base.resources import check_memory
+from sgdynamics.base.user_functions import checked_function, function_identity
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.losses import LOSSES, MOST_CUTS, CommitteeLoss, GatedLoss, NetworkLoss, TargetLoss, cuts_possible, outer_loss
 from sgdynamics.problems.problem import Number, Problem
 from sgdynamics.problems.trial import try_problem
-from sgdynamics.reach import check_memory
 from sgdynamics.samples.arguments import checked_covariance
 from sgdynamics.samples.draws import Draw, edges_of, of_two
+from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.laws import NoiseLaw, noise_law
 from sgdynamics.samples.sample import Sample
 from sgdynamics.samples.spectra import Spectrum
-from sgdynamics.samples.spectrum import eigenvalues
 
 
 class _Network(Problem):
@@ -37,7 +37,7 @@ class _Network(Problem):
         self.loss = loss.outer
         law = noise_law(noise)
         if law is None:
-            self._parameters["noise"] = trees.traced(number_or_schedule("noise", noise))
+            self._parameters["noise"] = pytrees.traced(number_or_schedule("noise", noise))
         else:
             self._set_noise_law(law)
         try_problem(self)
@@ -48,7 +48,7 @@ class _Network(Problem):
         if self.structure.sample != Sample(self.signals):
             fix = "laws of label noise are for one input without dropout and without noise on inputs. Give its variance."
             raise checks.reject("noise", law, fix)
-        self._parameters["noise"] = trees.traced(law.variance if math.isfinite(law.variance) else law.scale**2)
+        self._parameters["noise"] = pytrees.traced(law.variance if math.isfinite(law.variance) else law.scale**2)
         self._parameters["noise_law"] = law.parameters
         self.structure = replace(self.structure, sample=replace(self.structure.sample, noise_law=law.law))
 
@@ -173,14 +173,14 @@ class TeacherStudent(_Network):
         kept, gained = number_or_schedule("keep", keep, most=1.0), number_or_schedule("gain", gain)
         seen = number_or_schedule("input_noise", input_noise)
         if scheduled(kept) or scheduled(gained) or (kept, gained) != (1.0, 1.0):
-            self._parameters |= {"keep": trees.traced(kept), "gain": trees.traced(gained)}
+            self._parameters |= {"keep": pytrees.traced(kept), "gain": pytrees.traced(gained)}
             draws = (Draw("gates", (self.width,), 2, True), Draw("noise"))
             sample = replace(self.structure.sample, draws=draws)
             self.structure = replace(self.structure, loss=GatedLoss(loss), sample=sample)
         if scheduled(seen) or seen != 0.0:
             if np.any(np.asarray(eigenvalues(self._parameters)) == 0):
                 raise checks.reject("input_noise", input_noise, "a block of the covariance has eigenvalue 0: leave noise on the inputs out")
-            self._parameters["input_noise"] = trees.traced(seen)
+            self._parameters["input_noise"] = pytrees.traced(seen)
             self.structure = replace(self.structure, sample=replace(self.structure.sample, noisy_inputs=True))
 
     @property

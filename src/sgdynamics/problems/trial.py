@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Numbers, Numeric, Tree
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Numbers, Numeric, Tree
+from sgdynamics.base.precision import float64
 from sgdynamics.problems.gram import eigen_root
-from sgdynamics.samples import spectrum
+from sgdynamics.samples import input_covariance
 
 if TYPE_CHECKING:  # problems try themselves
     from sgdynamics.problems.problem import Problem, Structure
@@ -62,8 +62,8 @@ def try_problem(problem: Problem) -> tuple[np.ndarray, np.ndarray] | None:
     p = problem.width
     if not loss.pulls:
         z, normals = _drawn(problem)
-        fields = np.sqrt(spectrum.trace(problem.parameters)) * z[:, :p]
-        signals = z[:, p:] @ eigen_root(spectrum.variance(problem.parameters, problem.gram)).T
+        fields = np.sqrt(input_covariance.trace(problem.parameters)) * z[:, :p]
+        signals = z[:, p:] @ eigen_root(input_covariance.variance(problem.parameters, problem.gram)).T
         _try(problem, fields, signals, np.ones(p), normals, None, (np.zeros(0), np.zeros(0)), False)
         return None
     first_error = None
@@ -104,7 +104,7 @@ def try_start(problem: Problem, M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> 
     """The same with the overlaps (block by block) and the head of the first run, and of that with the longest rows."""
     if not problem.structure.loss.own_parts():
         return
-    variances = np.einsum("rii->r", spectrum.variance(problem.parameters, Q))
+    variances = np.einsum("rii->r", input_covariance.variance(problem.parameters, Q))
     for run in {0, int(np.argmax(variances))}:
         _try_overlaps(problem, M[run], Q[run], a[run], at_start=True)
 
@@ -115,7 +115,7 @@ def _try_overlaps(problem: Problem, M: np.ndarray, Q: np.ndarray, head: np.ndarr
     z, normals = _drawn(problem)
     gram = problem.gram
     omega = np.concatenate([Q, M], axis=-1), np.concatenate([np.swapaxes(M, -1, -2), gram], axis=-1)
-    covariance = spectrum.variance(problem.parameters, np.concatenate(omega, axis=-2))
+    covariance = input_covariance.variance(problem.parameters, np.concatenate(omega, axis=-2))
     both = z @ eigen_root(covariance).T
     _try(problem, both[:, :p], both[:, p:], head, normals, M.sum(axis=0), (Q, M), at_start)
 

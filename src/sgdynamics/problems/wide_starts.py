@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.resources import check_memory
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import check_scale
 from sgdynamics.problems.starts import MOST_DIMENSION, TOLERANCE, TOLERANCE_AGAIN, Start, checked_kind, checked_start
-from sgdynamics.reach import check_memory
 
 
 @dataclass(frozen=True)

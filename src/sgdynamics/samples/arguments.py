@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Given
-from sgdynamics.controls import mapped, numbers_at
-from sgdynamics.functions import takes_two, traced_shape
-from sgdynamics.reach import check_memory
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Given
+from sgdynamics.base.controls import mapped, numbers_at
+from sgdynamics.base.resources import check_memory
+from sgdynamics.base.user_functions import takes_two, traced_shape
 from sgdynamics.samples.draws import checked_draws, edges_of
 from sgdynamics.samples.sample import Sample
 from sgdynamics.samples.spectra import Spectrum, spectrum_from

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Num
 from scipy import special
 
-from sgdynamics import checks
-from sgdynamics.arrays import Numbers, Numeric, Reals, Tree
-from sgdynamics.controls import Range, checked_values, made_schedule, mapped, number_or_schedule
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numbers, Numeric, Reals, Tree
+from sgdynamics.base.controls import Range, checked_values, made_schedule, mapped, number_or_schedule
 from sgdynamics.samples.laws import LAWS, draw_from_normal, shape_parameters
 
 FIX = (

@@ -19,8 +19,8 @@ from jaxtyping import Float
 from numpy.polynomial import chebyshev
 from scipy import special
 
-from sgdynamics import checks
-from sgdynamics.arrays import Numbers, Numeric
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numbers, Numeric
 
 LAWS = ("student_t", "laplace", "cauchy")
 FURTHEST = 9.0  # standard deviations of the normal up to which the quantiles of Student t are tabulated

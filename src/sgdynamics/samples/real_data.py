@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given
-from sgdynamics.progress import warn
-from sgdynamics.reach import check_memory
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.progress import warn
+from sgdynamics.base.resources import check_memory
 from sgdynamics.samples.spectra import Spectrum
 
 LEAST = 1e-10  # of the largest eigenvalue: directions below it are none

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics.arrays import DType, Numbers, Numeric, Tree
+from sgdynamics.base.arrays import DType, Numbers, Numeric, Tree
 from sgdynamics.samples.draws import Draw, edges_of, weights_of
-from sgdynamics.samples.spectrum import clean_share, spread
+from sgdynamics.samples.input_covariance import clean_share, spread
 
 MOST_CASES = 64  # combinations of discrete draws that expectations sum over; beyond, they are sampled like the others
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 
 UNITS = ("dimension", "trace", "step")  # of D in a step lr/D, and in the variance 1/D of a random coordinate
 MOST_DIMENSION = 10**18  # beyond it block sizes, and then counters of 64 bits, overflow

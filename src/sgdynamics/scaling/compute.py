@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.scaling.modes import listed
 from sgdynamics.scaling.random_features import RandomFeatures
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import optimize
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 
 if TYPE_CHECKING:
     from sgdynamics.problems.teacher_student import TeacherStudent

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.reach import check_memory
+from sgdynamics.base import checks
+from sgdynamics.base.resources import check_memory
 from sgdynamics.scaling.modes import LinearModes, listed, power_sum, small_step
 
 if TYPE_CHECKING:

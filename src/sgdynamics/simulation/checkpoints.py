@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks, files
+from sgdynamics.base import checks, files
 
 EVERY = 60.0  # seconds between two writings
 ABOUT = "runs.json"

@@ -14,18 +14,18 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
-from sgdynamics.algorithms.updates.beginning import beginning
-from sgdynamics.algorithms.updates.ground import Ground, Rows
-from sgdynamics.algorithms.updates.law import Law, copies
-from sgdynamics.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
-from sgdynamics.compressed import sample_moves
-from sgdynamics.controls import alpha_of_steps, numbers_at
+from sgdynamics.algorithms.updates.gradient_source import Ground, Rows
+from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.update import Law, copies
+from sgdynamics.base.arrays import Keys, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.base.controls import alpha_of_steps, numbers_at
+from sgdynamics.base.random import step_key
 from sgdynamics.problems.losses import BlockOverlaps, Seen
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.starts import Start, factor, frames, placed
-from sgdynamics.random import step_key
-from sgdynamics.samples import spectrum
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.sample import Place, as_dtype
+from sgdynamics.simulation.compressed import sample_moves
 from sgdynamics.simulation.exact import GROUP_BYTES, LARGEST
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched, check_reach
 
@@ -276,7 +276,7 @@ class DirectBatch(Ground):
         for low, high in pairwise(self.edges):
             W, S = weights[:, low:high], signals[:, low:high]
             parts.append((W @ W.T, W @ S.T, S @ S.T))
-        laws = (law(self.parameters).astype(weights.dtype) for law in (spectrum.eigenvalues, spectrum.fractions))
+        laws = (law(self.parameters).astype(weights.dtype) for law in (input_covariance.eigenvalues, input_covariance.fractions))
         return BlockOverlaps(*(jnp.stack(part) for part in zip(*parts, strict=True)), *laws)
 
     def overlaps(self, rows: Numeric) -> Seen:

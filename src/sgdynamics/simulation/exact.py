@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from sgdynamics import checks, compressed
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.updates.beginning import beginning
-from sgdynamics.algorithms.updates.ground import Rows
-from sgdynamics.algorithms.updates.law import copies
-from sgdynamics.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.algorithms.updates.gradient_source import Rows
+from sgdynamics.algorithms.updates.initial_state import beginning
+from sgdynamics.algorithms.updates.update import copies
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Keys, Numbers, Numeric, OneKey, Scalar, Tree, Whole
+from sgdynamics.base.random import step_key
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, factor, frames
-from sgdynamics.random import step_key
+from sgdynamics.simulation import compressed
 from sgdynamics.simulation.running import UNSEEN, Advanced, See, Simulator, Watched
 
 LARGEST = 1e100  # rows beyond this have diverged; their squares still fit in float64

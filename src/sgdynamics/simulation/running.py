@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sgdynamics.arrays import Keys, Tree
-from sgdynamics.precision import float64
-from sgdynamics.progress import Meter, meter
-from sgdynamics.random import run_keys
-from sgdynamics.reach import check_memory, check_work
-from sgdynamics.shapes import power_of_two
+from sgdynamics.base.arrays import Keys, Tree
+from sgdynamics.base.padding import power_of_two
+from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import Meter, meter
+from sgdynamics.base.random import run_keys
+from sgdynamics.base.resources import check_memory, check_work
 from sgdynamics.simulation.checkpoints import Checkpoint
 
 SMALLEST_BATCH = 64  # runs below which dropping more saves nothing

@@ -1,4 +1,4 @@
-"""Dynamical mean-field theory: paths of the effective process of a fixed data set (`limits.dmft`), their means and standard errors."""
+"""Dynamical mean-field theory: paths of the effective process of a fixed data set (`fixed_data.dmft`), their means and standard errors."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.cell_stability import CellStability
 from sgdynamics.algorithms.epochs import SIMULATE, EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, checked_fixed_data
-from sgdynamics.arrays import Given
-from sgdynamics.controls import scheduled
-from sgdynamics.limits.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
-from sgdynamics.limits.forgetting import Memory
-from sgdynamics.limits.kernel_sweep import FEW_BLOCKS, KernelSweep, NothingNew, hindrance, paths_a_row, paths_needed, singular
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.controls import scheduled
+from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import Meter, meter, warn
+from sgdynamics.base.support import require
+from sgdynamics.fixed_data.dmft import FEWER, FEWEST_PATHS, ROUNDING, Sweep, within_reach
+from sgdynamics.fixed_data.forgetting import Memory
+from sgdynamics.fixed_data.response_sweep import FEW_BLOCKS, KernelSweep, NothingNew, hindrance, paths_a_row, paths_needed, singular
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import Meter, meter, warn
-from sgdynamics.results import largest_share
-from sgdynamics.solvers.doors import Door, closed, opened
+from sgdynamics.results.datasets import largest_share
+from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
+from sgdynamics.solvers.call import Door, closed, opened
 from sgdynamics.solvers.linear import has_linear_output, output_gain
-from sgdynamics.support import require
-from sgdynamics.variables import STANDARD_ERROR, VARIABLES
 
 FORMS = ("auto", "projections", "kernels")
 TOGETHER = "save points are at multiples of"  # so begins what is said of those that cells do not tell apart

@@ -1,4 +1,4 @@
-"""Batches proportional to the dimension: every step is a deterministic map of the overlaps, for any update (`limits.update_step`)."""
+"""Batches proportional to the dimension: every step is a deterministic map of the overlaps, for any update (`ode.update_step`)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import jax
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.additions import PLAIN
-from sgdynamics.arrays import Given, Tree, Whole
-from sgdynamics.clock import Clock
-from sgdynamics.controls import CHECKED, numbers_at
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given, Tree, Whole
+from sgdynamics.base.controls import CHECKED, numbers_at
+from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import meter
+from sgdynamics.base.support import require
 from sgdynamics.dynamics.interface import over_replicates, sampling_errors
 from sgdynamics.dynamics.updates import all_rows, with_weights
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.gaussian.risk import MARGIN, rule_for
-from sgdynamics.limits.update_step import UpdateStep, map_step
-from sgdynamics.precision import float64
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.risk import MARGIN, rule_for
+from sgdynamics.ode.update_step import UpdateStep, map_step
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import meter
-from sgdynamics.solvers.doors import Door, closed, opened
-from sgdynamics.support import require
+from sgdynamics.results.clock import Clock
+from sgdynamics.solvers.call import Door, closed, opened
 
 WEIGHTS = ("M", "Q", "a")
 MOST_STEPS = 10**7  # minutes to hours

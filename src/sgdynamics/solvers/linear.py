@@ -10,19 +10,19 @@ from typing import Any, TypeGuard
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD, checked_algorithm
-from sgdynamics.arrays import Given
-from sgdynamics.clock import time_divisor
-from sgdynamics.controls import Schedule, scheduled
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.controls import Schedule, scheduled
+from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start, check_dimension, checked_start
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.progress import warn
-from sgdynamics.results import largest_share, record, time_name
-from sgdynamics.samples.spectrum import eigenvalues
+from sgdynamics.results.clock import time_divisor
+from sgdynamics.results.datasets import largest_share, record, time_name
+from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.scaling.modes import LinearModes, listed
 
 FOURTH = 0.38345  # of g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge

@@ -1,4 +1,4 @@
-"""The ballistic limit: overlaps and head follow an ODE, whose right-hand side is the mean increment of one step (`limits.drift`)."""
+"""The ballistic limit: overlaps and head follow an ODE, whose right-hand side is the mean increment of one step (`ode.drift`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.arrays import Given
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.interface import Dynamics, Path, Prepared, risk_of_path, solve
-from sgdynamics.limits.integration import or_raise
-from sgdynamics.precision import float64
+from sgdynamics.ode.integrate import or_raise
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
-from sgdynamics.progress import shared_meter
-from sgdynamics.results import largest_share
-from sgdynamics.solvers.doors import Door, closed, opened
+from sgdynamics.results.datasets import largest_share
+from sgdynamics.solvers.call import Door, closed, opened
 
 
 @float64

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
-from sgdynamics.results import start_from
-from sgdynamics.variables import TIMES
+from sgdynamics.base import checks
+from sgdynamics.results.datasets import start_from
+from sgdynamics.results.variables import TIMES
 
 POINTS = 33  # save points of a phase whose length is all that is given
 UNITS = ("alpha", "times", "steps")

@@ -1,4 +1,4 @@
-"""The diffusive limit: paths of the SDE, whose noise has the covariance of one sample's increment (`limits.sde`)."""
+"""The diffusive limit: paths of the SDE, whose noise has the covariance of one sample's increment (`sde.scheme`)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.arrays import Given
-from sgdynamics.clock import elapsed, plan_steps, reached
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
+from sgdynamics.results.clock import elapsed, plan_steps, reached
 from sgdynamics.simulation.running import run
-from sgdynamics.solvers.doors import closed, opened
+from sgdynamics.solvers.call import closed, opened
 
 
 @float64

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.arrays import Given
-from sgdynamics.clock import time_of_steps
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
 from sgdynamics.dynamics.interface import Dynamics
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import Start
-from sgdynamics.results import encode
+from sgdynamics.results.clock import time_of_steps
+from sgdynamics.results.datasets import encode
 from sgdynamics.simulation.checkpoints import Checkpoint
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
-from sgdynamics.solvers.doors import Door, closed, opened
+from sgdynamics.solvers.call import Door, closed, opened
 
 
 def simulate(

@@ -11,8 +11,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.exit_times import ExitTimes
-from sgdynamics.arrays import Function
-from sgdynamics.results import Parts
+from sgdynamics.base.arrays import Function
+from sgdynamics.results.datasets import Parts
 
 KEPT = ("method", "assumptions", "integrator", "clock")  # attributes of a solver's Dataset that a sweep passes on
 OWN = ("point_name", "point_values", "failed", "warning")

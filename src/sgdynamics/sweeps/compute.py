@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from sgdynamics.analysis.exit_times import finish_exits, prepare_exits, warn_if_no_growth
-from sgdynamics.arrays import Function
+from sgdynamics.base.arrays import Function
+from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.interface import solve
-from sgdynamics.gaussian.choice import expectation_of
-from sgdynamics.limits.integration import by_program, or_raise, run_cases
-from sgdynamics.precision import float64
-from sgdynamics.results import Parts
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.ode.integrate import by_program, or_raise, run_cases
+from sgdynamics.results.datasets import Parts
 from sgdynamics.solvers.ode import finish_ode, prepare_ode
 from sgdynamics.sweeps.answers import Answer, Stack, answer_of, checked, error_text, stacked, storable_text
 from sgdynamics.sweeps.job import Job

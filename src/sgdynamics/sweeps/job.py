@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.identity import digest, object_identity, plain
-from sgdynamics.limits.mean_field import solve_mean_field
+from sgdynamics.base import checks
+from sgdynamics.base.identity import digest, object_identity, plain
+from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.starts import Start, random_start, start
 from sgdynamics.problems.wide_starts import MeanFieldStart
-from sgdynamics.records import algorithm_from, changed, contents, own_makers, problem_from, start_of
+from sgdynamics.results.records import algorithm_from, changed, contents, own_makers, problem_from, start_of
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.large_batch import solve_large_batch
 from sgdynamics.solvers.linear import solve_linear

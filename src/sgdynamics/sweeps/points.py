@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks, variables
-from sgdynamics.identity import digest, hash_plain, plain, unidentified
-from sgdynamics.reach import check_memory
+from sgdynamics.base import checks
+from sgdynamics.base.identity import digest, hash_plain, plain, unidentified
+from sgdynamics.base.resources import check_memory
+from sgdynamics.results import variables
 from sgdynamics.sweeps.job import Job
 
 Path = tuple[str, ...]

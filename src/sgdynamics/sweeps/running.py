@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks, files
-from sgdynamics.identity import digest
-from sgdynamics.results import netcdf, read_file
+from sgdynamics.base import checks, files
+from sgdynamics.base.identity import digest
+from sgdynamics.results.datasets import netcdf, read_file
 from sgdynamics.sweeps.answers import Stack, Variable, error_text, failure, joined
 from sgdynamics.sweeps.job import FORMAT, Job
 from sgdynamics.version import __version__

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function
-from sgdynamics.progress import meter
-from sgdynamics.results import encode
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function
+from sgdynamics.base.progress import meter
+from sgdynamics.results.datasets import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, chosen, dataset
 from sgdynamics.sweeps.compute import together
 from sgdynamics.sweeps.job import Job

@@ -11,11 +11,11 @@ the rows are normalised after every move. The clock does not change: a step is o
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign
 from sgdynamics.algorithms.updates.additions import gradient_noise, weight_decay
-from sgdynamics.algorithms.updates.law import Update, maker, own
-from sgdynamics.algorithms.updates.lengths import clipped, normalised, reuse, sam
-from sgdynamics.algorithms.updates.matrices import muon
-from sgdynamics.algorithms.updates.memories import average, dana, momentum, nesterov, polyak, schedule_free
-from sgdynamics.algorithms.updates.state_rates import state_rate
+from sgdynamics.algorithms.updates.momentum import average, dana, momentum, nesterov, polyak, schedule_free
+from sgdynamics.algorithms.updates.muon import muon
+from sgdynamics.algorithms.updates.state_rate import state_rate
+from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
+from sgdynamics.algorithms.updates.update import Update, maker, own
 
 __all__ = [
     "Update",

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import Asked, Law, Update, maker
-from sgdynamics.arrays import Scalar, State
-from sgdynamics.controls import number_or_schedule
+from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Scalar, State
+from sgdynamics.base.controls import number_or_schedule
 
 SIZES: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
 

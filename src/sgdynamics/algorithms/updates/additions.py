@@ -8,10 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sgdynamics import checks
-from sgdynamics.algorithms.updates.law import MAKERS, Asked, Law, Update, maker
-from sgdynamics.arrays import Numbers, Scalar, State
-from sgdynamics.controls import Schedule, number_or_schedule
+from sgdynamics.algorithms.updates.update import MAKERS, Asked, Law, Update, maker
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numbers, Scalar, State
+from sgdynamics.base.controls import Schedule, number_or_schedule
 
 
 def _plain(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from sgdynamics.arrays import Reals
+from sgdynamics.base.arrays import Reals
 from sgdynamics.gallery.claims import Finding, Judgement, Mean, agreement, counted, fitted_power, judged, larger, mean_over_runs
 from sgdynamics.gallery.entries import judge_of
 

@@ -31,7 +31,7 @@ from sgdynamics.gallery.claims import (
     share,
 )
 from sgdynamics.gallery.entries import judge_of
-from sgdynamics.sweeps.power_law import weighted_line
+from sgdynamics.sweeps.power_law_fit import weighted_line
 
 FULL = 1000  # N and t of the claims
 DOT = 0.01  # of the axis: the radius of a dot in the figures, which is what "very good agreement" leaves open

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.base import checks
 from sgdynamics.papers.dimension_free.figures import TIME, finish, panels, spread
 from sgdynamics.papers.dimension_free.formulas import Setting, plateau, setting
 from sgdynamics.papers.drawing import letters, ticks

@@ -14,7 +14,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.dimension_free.formulas import setting, theorem_scale
 from sgdynamics.papers.drawing import legend_below, letters, readable, subplots
 from sgdynamics.problems import random_start

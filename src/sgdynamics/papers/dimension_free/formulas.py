@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.gaussian.nodes import REACH, gauss_legendre
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.precision import float64
+from sgdynamics.expectations.nodes import REACH, gauss_legendre
 from sgdynamics.problems import TeacherStudent
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.activations import activation as find_activation

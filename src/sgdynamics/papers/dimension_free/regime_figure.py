@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks, plot
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.regimes import HORIZON, LARGE, SMALL, Regime, regime
-from sgdynamics.limits.mean_field import solve_mean_field
+from sgdynamics.base import checks
+from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.papers.dimension_free.figures import FLOW, TIME, spread
 from sgdynamics.papers.dimension_free.formulas import setting
 from sgdynamics.papers.dimension_free.wide_figures import repeated
+from sgdynamics.plotting import plot
 from sgdynamics.problems import random_start
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.simulate import simulate

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.schedules import OptimalSchedule, optimal_schedule
-from sgdynamics.controls import piecewise_rate
+from sgdynamics.analysis.protocols.schedules import OptimalSchedule, optimal_schedule
+from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.problems import TeacherStudent, random_start
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.solvers.simulate import simulate

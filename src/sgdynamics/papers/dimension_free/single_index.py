@@ -22,17 +22,17 @@ import numpy as np
 import xarray as xr
 from numpy.polynomial import chebyshev, hermite_e
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.sample_complexity import SampleComplexity, sample_complexity
-from sgdynamics.arrays import Reals, Tree, Whole
-from sgdynamics.precision import float64
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals, Tree, Whole
+from sgdynamics.base.precision import float64
 from sgdynamics.problems import TeacherStudent, polynomial, random_start
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.starts import Start, check_dimension
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import first_passage
-from sgdynamics.sweeps.power_law import weighted_line
+from sgdynamics.sweeps.power_law_fit import weighted_line
 
 KAPPAS = (1, 2, 3, 4)
 THRESHOLD = 0.5  # of |m|: what counts as found

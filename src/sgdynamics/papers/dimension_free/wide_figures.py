@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
-from sgdynamics.limits.mean_field import solve_mean_field
+from sgdynamics.base import checks
+from sgdynamics.mean_field.particles import solve_mean_field
 from sgdynamics.papers.dimension_free.figures import TIME, finish, panels, slope, spread
 from sgdynamics.papers.dimension_free.formulas import mean_field_scale, setting
 from sgdynamics.papers.drawing import ticks
-from sgdynamics.plot import mean_field_density
+from sgdynamics.plotting.plot import mean_field_density
 from sgdynamics.problems import random_start
 from sgdynamics.problems.starts import Start
 from sgdynamics.problems.wide_starts import MeanFieldStart, mean_field_random_start

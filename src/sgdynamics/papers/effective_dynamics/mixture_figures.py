@@ -13,10 +13,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.arrays import Reals
-from sgdynamics.limits.sliding import solve_infinite_snr
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
+from sgdynamics.ode.sliding import solve_infinite_snr
 from sgdynamics.papers.drawing import letters, subplots, ticks
 from sgdynamics.papers.effective_dynamics.mixtures import (
     TYPES,
@@ -30,7 +30,7 @@ from sgdynamics.papers.effective_dynamics.mixtures import (
 )
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.starts import Start, broadcast_runs, random_start, start
-from sgdynamics.results import problem_of
+from sgdynamics.results.datasets import problem_of
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import run
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Reals
-from sgdynamics.limits.sliding import solve_infinite_snr
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
+from sgdynamics.ode.sliding import solve_infinite_snr
 
 # of each type: the direction, the sign of the cluster's mean along it, the sign of v
 TYPES: dict[str, dict[str, tuple[int, int, int]]] = {

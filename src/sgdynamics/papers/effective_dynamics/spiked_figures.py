@@ -9,10 +9,10 @@ import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
-from sgdynamics.limits.spiked_equations import drift, equation_numbers
+from sgdynamics.dynamics.spiked_equations import drift, equation_numbers
 from sgdynamics.papers.effective_dynamics.spiked_formulas import saddle_variance, stationary_variance
 from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start
-from sgdynamics.simulation.spiked_chains import SPAN
+from sgdynamics.simulation.spiked_tensor import SPAN
 from sgdynamics.solvers.simulate import simulate
 
 SNRS = (0.8, 1.2)

@@ -18,11 +18,11 @@ import numpy as np
 import xarray as xr
 from scipy import integrate
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.spiked_fixed_points import spiked_fixed_points
-from sgdynamics.arrays import Reals
-from sgdynamics.limits.spiked_equations import equation_numbers, jacobian
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
+from sgdynamics.dynamics.spiked_equations import equation_numbers, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedTensor
 
 FAR = 1e8  # |u1| beyond this has escaped: the drift grows faster than linearly, so the rest takes no time

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sgdynamics import checks
 from sgdynamics.algorithms.cell_stability import CellStability
 from sgdynamics.algorithms.epochs import ORDERS, EpochSGD
-from sgdynamics.arrays import Given
-from sgdynamics.progress import warn
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
+from sgdynamics.base.progress import warn
 
 MOST_CELLS = 4000  # in all epochs together: about ten square matrices of this size are stored
 MOST_REFINED_CELLS = 1200  # up to which the default number of cells is doubled

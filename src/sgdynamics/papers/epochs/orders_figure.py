@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.epochs import EpochSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels, readable, runs_on
 from sgdynamics.problems.starts import start
 from sgdynamics.problems.teacher_student import TeacherStudent

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import GradientDescent
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels, runs_on
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.analysis.repeats import worth_of_repeats
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels
 from sgdynamics.papers.epochs.formulas import fresh_samples, linear_epochs
 from sgdynamics.problems.starts import start

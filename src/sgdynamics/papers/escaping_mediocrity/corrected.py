@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics.arrays import Reals
+from sgdynamics.base.arrays import Reals
 from sgdynamics.papers.escaping_mediocrity import formulas
 from sgdynamics.papers.escaping_mediocrity.landscape import risk
 from sgdynamics.problems import TeacherStudent, random_start

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from sgdynamics import checks
-from sgdynamics.arrays import Reals
-from sgdynamics.gaussian.nodes import gauss_legendre, sobol_normals
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
+from sgdynamics.expectations.nodes import gauss_legendre, sobol_normals
 
 STEP = 0.15  # of the trapezoidal rules on the log scale: their error is below exp(-2 pi (pi/2)/STEP) = 1e-28
 FAR = 45.0  # what weighs less than exp(-FAR) is left out

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Reals
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
 from sgdynamics.papers.escaping_mediocrity.formulas import _plain, _values
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms import updates
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels, runs_on
 from sgdynamics.papers.optimisers.problem import spread_over, two_units
 from sgdynamics.solvers.ode import solve_ode

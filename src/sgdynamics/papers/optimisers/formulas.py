@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
 
 HE3 = 324.0  # E[He3(z)^3 z]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
-from sgdynamics.analysis.protocol_confirm import Confirmation
-from sgdynamics.controls import piecewise_rate
+from sgdynamics.analysis.protocols.confirm import Confirmation
+from sgdynamics.base import checks
+from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.papers.drawing import finish, runs_on, subplots
 from sgdynamics.papers.protocols.kept import control_on, kept
 from sgdynamics.papers.protocols.reference import ONE, best, groups, with_share

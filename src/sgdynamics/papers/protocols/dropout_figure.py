@@ -6,7 +6,7 @@ from typing import Any
 
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, subplots
 from sgdynamics.papers.protocols.kept import control_on, kept, risk_on
 from sgdynamics.papers.protocols.reference import decay, dropout

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
 
 
 def best_error(alpha: Given, start: float, noise: float) -> Any:

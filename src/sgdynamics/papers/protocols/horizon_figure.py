@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.linear_protocols import LinearOptimum, LinearRecursion, linear_recursion, noise_dominated, optimal_rates
+from sgdynamics.analysis.protocols.linear_rates import LinearOptimum, LinearRecursion, linear_recursion, noise_dominated, optimal_rates
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, subplots, ticks
 from sgdynamics.papers.protocols.formulas import horizon_exponents
 from sgdynamics.problems.starts import start

@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from sgdynamics.analysis.protocol_confirm import Confirmation
-from sgdynamics.analysis.protocols import OptimalProtocol
+from sgdynamics.analysis.protocols.confirm import Confirmation
+from sgdynamics.analysis.protocols.optimise import OptimalProtocol
 
 MEASURED = ("gain", "gain_error", "value", "value_error", "constant", "constant_error")
 SWITCHES = 4  # places that are kept for them

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy import optimize
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, subplots
 from sgdynamics.papers.protocols.formulas import best_error, best_rate, constant_error
 from sgdynamics.papers.protocols.kept import control_on, kept, risk_on

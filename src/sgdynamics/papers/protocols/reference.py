@@ -11,12 +11,12 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.analysis.protocols import OptimalProtocol, optimal_protocol
-from sgdynamics.controls import piecewise_rate
+from sgdynamics.analysis.protocols.optimise import OptimalProtocol, optimal_protocol
+from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.starts import start
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.results import start_from
+from sgdynamics.results.datasets import start_from
 from sgdynamics.solvers.ode import solve_ode
 
 NOISE = 0.1  # of both students whose learning rate is free

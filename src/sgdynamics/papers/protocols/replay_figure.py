@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, subplots
 from sgdynamics.papers.protocols.kept import control_on, kept, risk_on
 from sgdynamics.papers.protocols.reference import best, two_tasks, with_share

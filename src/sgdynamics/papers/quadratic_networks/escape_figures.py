@@ -22,15 +22,15 @@ from scipy import special
 from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
-from sgdynamics.arrays import Reals
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
 from sgdynamics.papers.drawing import subplots, ticks
 from sgdynamics.papers.quadratic_networks.formulas import growth_rates, largest_stable_rate, loss_reduction, plateau, widths
 from sgdynamics.problems.starts import random_start
 from sgdynamics.problems.teacher_student import TeacherStudent
-from sgdynamics.sweeps.power_law import weighted_line
+from sgdynamics.sweeps.power_law_fit import weighted_line
 
 RTOL = 1e-9
 LARGEST = 10.0  # a mean squared norm beyond this has diverged: it is 1 at the start and at every solution

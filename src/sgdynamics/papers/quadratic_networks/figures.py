@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import subplots
 from sgdynamics.papers.quadratic_networks.escape_figures import noise_share
 from sgdynamics.papers.quadratic_networks.formulas import closest_solution, conserved_S, plateau, solution_overlaps, tail

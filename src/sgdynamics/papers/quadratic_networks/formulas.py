@@ -15,8 +15,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from sgdynamics import checks
-from sgdynamics.arrays import Reals
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
 
 FULL_RANK = 1e-10  # smallest over largest singular value of an overlap matrix that still counts as full rank
 SYMMETRIC = 1e-6  # how far from symmetric Q may be: an implicit integrator moves its entries one by one, by 1e-8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.quadratic_networks.formulas import widths
 
 SAME = 1e-12  # eigenvalues this close, relative to the largest, are one

@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, generalization_error, setting
 from sgdynamics.papers.rough_landscapes.pictures import draw_b1, draw_b2, draw_b3, draw_b4
-from sgdynamics.papers.rough_landscapes.style import (
-    THREE,
-    UNITS,
-    average,
-    batch_seeds,
-    log_times,
-    plateau_share,
-    runs_of,
-)
+from sgdynamics.papers.rough_landscapes.style import THREE, UNITS, average, batch_seeds, log_times, plateau_share, runs_of
 
 ETA, ALPHA, WARM = 0.01, 3.0, 0.2
 NUMBERS: dict[str, dict[str, Any]] = {"GD": {}, "SGD": {"l": 0.5}, "p-SGD": {"l": 0.5, "tau": 1.0}}

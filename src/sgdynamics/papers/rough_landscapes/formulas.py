@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import integrate, special
 
-from sgdynamics import checks
 from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, Langevin, MultiPassSGD, PersistentSGD
-from sgdynamics.arrays import Reals
-from sgdynamics.controls import piecewise_rate
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Reals
+from sgdynamics.base.controls import piecewise_rate
 from sgdynamics.problems.starts import Start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special
 from scipy.stats import qmc
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes.formulas import Numbers, numbers
 
 FLAT = 1e-12  # a pivot below this share of its diagonal entry is rounding: gradient descent is smooth in t, its kernel has low rank

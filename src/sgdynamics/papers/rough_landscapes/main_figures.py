@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes.formulas import fraction_recovered, setting
 from sgdynamics.papers.rough_landscapes.pictures import draw_1, draw_2, draw_3
 from sgdynamics.papers.rough_landscapes.style import (

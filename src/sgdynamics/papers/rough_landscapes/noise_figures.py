@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes.formulas import Setting, setting, stability_limit, unstable_share
 from sgdynamics.papers.rough_landscapes.pictures import draw_4, draw_5, draw_6
 from sgdynamics.papers.rough_landscapes.style import (

@@ -16,18 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from sgdynamics.papers.rough_landscapes.formulas import unstable_share
-from sgdynamics.papers.rough_landscapes.style import (
-    COLORS,
-    LINES,
-    MARKS,
-    NAMES,
-    THERE,
-    THREE,
-    average,
-    draw_beside,
-    figure,
-    threshold_line,
-)
+from sgdynamics.papers.rough_landscapes.style import COLORS, LINES, MARKS, NAMES, THERE, THREE, average, draw_beside, figure, threshold_line
 
 
 def draw_1(data: xr.Dataset) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.rough_landscapes.formulas import setting
 from sgdynamics.papers.rough_landscapes.pictures import draw_7
 from sgdynamics.papers.rough_landscapes.style import REPLICATES, THERE, UNITS, crossing, log_times, quartiles, runs_of, theory_of

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels
 from sgdynamics.papers.scaling_laws.formulas import learning_exponent
 from sgdynamics.problems.starts import start

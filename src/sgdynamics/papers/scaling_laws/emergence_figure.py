@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels, runs_on
 from sgdynamics.papers.scaling_laws.formulas import emergence_exponent, emergence_loss, emergence_time
 from sgdynamics.problems.starts import start

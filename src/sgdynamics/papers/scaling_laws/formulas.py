@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.arrays import Given
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given
 
 FLAT = 700.0  # beyond it exp overflows, and a skill has been learned for long
 

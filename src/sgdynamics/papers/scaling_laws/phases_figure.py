@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels
 from sgdynamics.scaling.compute import compute_optimal, phase
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import finish, panels, runs_on, ticks
 from sgdynamics.problems.starts import random_start
 from sgdynamics.problems.teacher_student import TeacherStudent

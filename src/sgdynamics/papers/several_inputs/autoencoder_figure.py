@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs.formulas import component_path
 from sgdynamics.papers.several_inputs.style import TIME, finish, panels, runs_on
 from sgdynamics.problems.models import autoencoder

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sgdynamics import checks
+from sgdynamics.base import checks
 
 LATE_EXPONENTS = {"hebb": -1 / 2, "perceptron": -1 / 3, "adatron": -1.0}
 CONTENT, PLACE = 0.2205022, (-0.1332601, 0.1533972)  # growth at the origin, of the overlaps with w* and with pos

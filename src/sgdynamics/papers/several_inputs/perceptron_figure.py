@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs.formulas import LATE_EXPONENTS, late_error
 from sgdynamics.papers.several_inputs.style import ALPHA, finish, panels, runs_on
 from sgdynamics.problems.models import perceptron

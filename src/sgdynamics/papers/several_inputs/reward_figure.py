@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.base import checks
 from sgdynamics.papers.several_inputs.formulas import reward_path
 from sgdynamics.papers.several_inputs.style import ALPHA, finish, panels, runs_on
 from sgdynamics.problems.losses import Move

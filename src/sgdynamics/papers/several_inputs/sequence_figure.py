@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics import checks
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.exit_times import exit_time
+from sgdynamics.base import checks
 from sgdynamics.papers.drawing import ticks
 from sgdynamics.papers.several_inputs.formulas import exit_law
 from sgdynamics.papers.several_inputs.style import finish, panels

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics import functional
-from sgdynamics.precision import float64
+from sgdynamics.base.precision import float64
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.starts import Start
+from sgdynamics.solvers import functional
 
 
 @partial(jax.jit, static_argnames=("structure", "rule", "risk"))

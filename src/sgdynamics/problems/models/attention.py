@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Given, Numbers, Numeric, Scalar
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Given, Numbers, Numeric, Scalar
+from sgdynamics.problems.loss_dependence import Reading
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
 from sgdynamics.problems.problem import Problem, Structure
-from sgdynamics.problems.reading import Reading
 from sgdynamics.samples.spectra import Spectrum
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Numbers, Numeric
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Numbers, Numeric
 from sgdynamics.problems.activations import Activation, ActivationLike, student_activation
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.problem import Problem

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Numbers, Numeric
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Numbers, Numeric
 from sgdynamics.problems.losses import Move
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.rule import Rule

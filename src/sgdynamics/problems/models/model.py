@@ -9,9 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from sgdynamics import checks
-from sgdynamics.controls import describe_schedule, scheduled
-from sgdynamics.functions import function_identity
+from sgdynamics.base import checks
+from sgdynamics.base.controls import describe_schedule, scheduled
+from sgdynamics.base.user_functions import function_identity
 from sgdynamics.problems.problem import Problem, plain_numbers
 
 Arguments = ParamSpec("Arguments")

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Numeric, Scalar
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Numeric, Scalar
 from sgdynamics.problems.losses import Move
 from sgdynamics.problems.models.model import model
 from sgdynamics.problems.rule import Rule

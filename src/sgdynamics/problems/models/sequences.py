@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics import checks
-from sgdynamics.arrays import Function, Given, Numbers, Numeric, Scalar
-from sgdynamics.functions import checked_function
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Function, Given, Numbers, Numeric, Scalar
+from sgdynamics.base.user_functions import checked_function
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
 from sgdynamics.problems.problem import Problem

@@ -1,0 +1,310 @@
+"""Updates that remember: velocities and averages. All are linear in the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Scalar, State
+from sgdynamics.base.controls import number_or_schedule
+
+
+def _one_of(beta: float | None, memory: float | None) -> tuple[str, float]:
+    """A velocity's memory as an argument: what is left of it after a step, or c in 1 - beta = c/D."""
+    if (beta is None) == (memory is None):
+        raise checks.reject("beta and memory", (beta, memory), "give one of them: beta, or memory=c for 1 - beta = c/D")
+    if memory is not None:
+        return "memory", number_or_schedule("memory", memory, above=0.0)
+    return "beta", number_or_schedule("beta", beta, below=1.0)
+
+
+def _momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
+    V = beta * state["velocity"] + gradient(state["weights"])
+    return {"weights": -lr / D * V, "velocity": V - state["velocity"]}
+
+
+def _slow_momentum(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
+    more = memory / D * (gradient(state["weights"]) - state["velocity"])
+    return {"weights": -lr / D * (state["velocity"] + more), "velocity": more}
+
+
+def _nesterov(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    V = beta * state["velocity"] + G
+    return {"weights": -lr / D * (G + beta * V), "velocity": V - state["velocity"]}
+
+
+def _slow_nesterov(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    rate = memory / D
+    more = rate * (G - state["velocity"])
+    return {"weights": -lr / D * (rate * G + (1 - rate) * (state["velocity"] + more)), "velocity": more}
+
+
+BALL: dict[str, Any] = {"rows": ("velocity",), "linear": True, "lengthless": True, "decay_inside": True}
+
+
+@maker
+def momentum(beta: float | None = None, memory: float | None = None) -> Update:
+    """Heavy ball: steps along a velocity that remembers past gradients, from V = 0.
+
+    ::
+
+        beta:    V <- beta V + dloss/dW,                    W <- W - (lr/D) V
+        memory:  V <- (1 - c/D) V + (c/D) dloss/dW,         W <- W - (lr/D) V
+
+    Parameters
+    ----------
+    beta : float, optional
+        What is left of the velocity after a step, 0 <= beta < 1.
+    memory : float, optional
+        In place of it c, above 0 and at most D: 1 - beta = c/D, the velocity is an average over D/c steps, and lr the effective rate.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If not exactly one of them is given, beta is outside of [0, 1), or memory is not above 0.
+
+    Notes
+    -----
+    At fixed beta the limit is plain SGD at lr/(1 - beta), noise included. Weight decay is part of every gradient. A trained head has its
+    own velocity. In the compressed space the rows of V are stacked under those of W, so that the exact chain needs d >= signals + 2 width.
+    On the sphere V is not projected. Source: Polyak 1964, (9); as a stochastic method, Sutskever et al. 2013, (1)-(2).
+
+    Examples
+    --------
+    >>> sgd.OnePassSGD(lr=0.1, update=sgd.updates.momentum(0.9)).update
+    momentum(beta=0.9)
+    >>> sgd.updates.momentum(memory=3.0)
+    momentum(memory=3)
+    """
+    name, value = _one_of(beta, memory)
+    if name == "beta":
+        return Update(Law("momentum", _momentum, **BALL, memory="fast"), {"beta": value})
+    return Update(Law("momentum", _slow_momentum, **BALL, memory="slow", averaging=("memory",)), {"memory": value})
+
+
+@maker
+def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
+    """Nesterov's momentum: a step along the gradient and the velocity that it has already changed.
+
+    ::
+
+        beta:    V <- beta V + G,                    W <- W - (lr/D) (G + beta V)
+        memory:  V <- (1 - c/D) V + (c/D) G,         W <- W - (lr/D) ((c/D) G + (1 - c/D) V)
+
+    Parameters
+    ----------
+    beta : float, optional
+        What is left of the velocity after a step, 0 <= beta < 1.
+    memory : float, optional
+        In place of it c, above 0 and at most D: 1 - beta = c/D, and lr is the effective rate.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If not exactly one of them is given, or it is out of its range.
+
+    Notes
+    -----
+    The limit is that of ``momentum``. Source: Nesterov 1983, in the variables of Sutskever et al. 2013 and of PyTorch.
+
+    Examples
+    --------
+    >>> sgd.updates.nesterov(0.9)
+    nesterov(beta=0.9)
+    """
+    name, value = _one_of(beta, memory)
+    if name == "beta":
+        return Update(Law("nesterov", _nesterov, **BALL, memory="fast"), {"beta": value})
+    return Update(Law("nesterov", _slow_nesterov, **BALL, memory="slow", averaging=("memory",)), {"memory": value})
+
+
+# the weights are the average, which is the network; the iterate moves
+AVERAGED: dict[str, Any] = {
+    "rows": ("iterate",),
+    "begins_as_weights": ("iterate",),
+    "moved": "iterate",
+    "memory": "slow",
+    "linear": True,
+    "lengthless": True,
+    "decay_inside": True,
+    "explicit_head_rate": True,
+    "holds_sphere": False,
+}
+
+
+def _averaged(state: State, gradient: Asked, keep: Scalar) -> dict[str, Any]:
+    step = gradient.stepped(gradient(state["iterate"]))
+    return {"weights": keep * (state["iterate"] + step - state["weights"]), "iterate": step}
+
+
+def _average(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, memory: Scalar) -> dict[str, Any]:
+    return _averaged(state, gradient, memory / D)
+
+
+@maker
+def average(memory: float) -> Update:
+    """Plain SGD whose network is a moving average of its iterates.
+
+    ::
+
+        iterate <- iterate - (lr/D) dloss/dW(iterate),     W <- W + (c/D) (iterate - W)
+
+    Parameters
+    ----------
+    memory : float
+        c, above 0 and at most D: the average is over D/c steps.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If memory is not above 0.
+
+    Notes
+    -----
+    M, Q and the risk of a result are those of the average. Gradients are taken at the iterate, whose overlaps are
+    ``result.rows_M.sel(set_row=result.row_set == "iterate")``. Not for the sphere, where an average does not stay.
+
+    Examples
+    --------
+    >>> sgd.updates.average(2.0)
+    average(memory=2)
+    """
+    return Update(Law("average", _average, **AVERAGED, averaging=("memory",)), {"memory": number_or_schedule("memory", memory, above=0.0)})
+
+
+def _polyak(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
+    return _averaged(state, gradient, 1 / (D * state["age"] + 1)) | {"age": 1 / D}
+
+
+@maker
+def polyak() -> Update:
+    """Plain SGD whose network is the mean of all iterates so far.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Notes
+    -----
+    M, Q and the risk of a result are those of the average. The overlaps of the iterate are
+    ``result.rows_M.sel(set_row=result.row_set == "iterate")``; ``result.update_scalars.sel(update_scalar="age")`` is steps/D.
+    Source: Polyak and Juditsky 1992; Ruppert 1988.
+
+    Examples
+    --------
+    >>> sgd.updates.polyak()
+    polyak()
+    """
+    return Update(Law("polyak", _polyak, **AVERAGED, scalars=("age",)))
+
+
+def _schedule_free(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, beta: Scalar) -> dict[str, Any]:
+    step = gradient.stepped(gradient((1 - beta) * state["iterate"] + beta * state["weights"]))
+    return {"weights": (state["iterate"] + step - state["weights"]) / (D * state["age"] + 1), "iterate": step, "age": 1 / D}
+
+
+@maker
+def schedule_free(beta: float = 0.9) -> Update:
+    """Schedule-free SGD: the network is the mean of all iterates, and gradients are taken between the two.
+
+    ::
+
+        y = (1 - beta) iterate + beta W,     iterate <- iterate - (lr/D) dloss/dW(y),     W <- W + (iterate - W)/steps
+
+    Parameters
+    ----------
+    beta : float, default 0.9
+        Where between iterate (0) and average (1) gradients are taken.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If beta is outside of [0, 1].
+
+    Notes
+    -----
+    Source: Defazio et al. 2024, (3)-(5), without weights of its own for late steps.
+
+    Examples
+    --------
+    >>> sgd.updates.schedule_free(0.9)
+    schedule_free(beta=0.9)
+    """
+    beta = number_or_schedule("beta", beta, most=1.0)
+    return Update(Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)), {"beta": beta})
+
+
+def _dana(
+    state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, velocity_rate: Scalar, delta: Scalar, offset: Scalar
+) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    more = (G - delta / (offset + state["age"]) * state["velocity"]) / D
+    return {"weights": -(lr * G + velocity_rate * (state["velocity"] + more)) / D, "velocity": more, "age": 1 / D}
+
+
+@maker
+def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
+    """Momentum with a memory that grows with time, and a plain step beside it.
+
+    ::
+
+        V <- (1 - Delta) V + G/D,     W <- W - (lr/D) G - (velocity_rate/D) V,     Delta = delta/(D offset + steps)
+
+    Parameters
+    ----------
+    velocity_rate : float
+        The rate of the velocity, 0 or more.
+    delta : float
+        How fast it forgets, above 0 and at most D offset.
+    offset : float, default 1.0
+        When it begins to remember longer, in steps/D; above 0.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+
+    Notes
+    -----
+    Source: Ferbach et al. 2025 (dimension-adapted Nesterov acceleration), here with the velocity in units of 1/D.
+
+    Examples
+    --------
+    >>> sgd.updates.dana(1.0, delta=4.0, offset=0.5)
+    dana(velocity_rate=1, delta=4, offset=0.5)
+    """
+    numbers = {
+        "velocity_rate": number_or_schedule("velocity_rate", velocity_rate),
+        "delta": number_or_schedule("delta", delta, above=0.0),
+        "offset": number_or_schedule("offset", offset, above=0.0),
+    }
+    return Update(Law("dana", _dana, **BALL, memory="slow", scalars=("age",), averaging=("delta", "offset")), numbers)

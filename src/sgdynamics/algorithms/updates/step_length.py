@@ -1,0 +1,218 @@
+"""Steps whose length is bounded, or whose gradient is taken more than once on a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sgdynamics.algorithms.updates.update import Asked, Law, Update, maker
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Scalar, State
+from sgdynamics.base.controls import number_or_schedule
+
+MOST_MOVES = 2**31 - 1  # a loop counts them in 32 bits
+OVER = ("all", "row", "sample")
+
+
+def inverse(length: Any) -> Any:
+    """1/length, and 0 where there is no gradient."""
+    return jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0)
+
+
+def root(D: Scalar, like: Any) -> Any:
+    """sqrt(D), in the precision of an array."""
+    return jnp.sqrt(jnp.asarray(D, like.dtype))
+
+
+def _normalised(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar) -> dict[str, Any]:
+    G = gradient(state["weights"])
+    return {"weights": -lr / D * root(D, G) * inverse(jnp.sqrt(jnp.sum(G**2))) * G}
+
+
+@maker
+def normalised() -> Update:
+    """Steps of one length.
+
+    ::
+
+        (G, g) -> sqrt(D) (G, g)/|(G, g)|,     where G = 0 stays 0
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Notes
+    -----
+    The gradient of one sample has a norm of order sqrt(D), so that lr keeps its meaning: a step has length lr/sqrt(D).
+    Source: Nesterov 1984; Cutkosky and Mehta 2020.
+
+    Examples
+    --------
+    >>> sgd.updates.normalised().kind
+    'normalised'
+    """
+    return Update(Law("normalised", _normalised, jumps=True))
+
+
+def _clipped(axes: tuple[int, ...]) -> Any:
+    def step(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, threshold: Scalar) -> dict[str, Any]:
+        G = gradient.each(state["weights"]) if len(axes) == 3 else gradient(state["weights"])
+        over = axes if len(axes) < 3 else (1, 2)
+        length = jnp.sqrt(jnp.sum(G**2, axis=over, keepdims=True)) / root(D, G)
+        # as a maximum: a gradient of norm 0 needs no case of its own
+        G = G * (threshold / jnp.maximum(length, threshold))
+        return {"weights": -lr / D * (jnp.mean(G, axis=0) if len(axes) == 3 else G)}
+
+    return step
+
+
+CLIPPED = {
+    "all": Law("clipped", _clipped((0, 1)), jumps=True, bends="threshold"),
+    "row": Law("clipped", _clipped((1,)), jumps=True, bends="threshold", bends_by_row=True),
+    "sample": Law("clipped", _clipped((0, 1, 2)), rereads=True, jumps=True, bends="threshold"),
+}
+
+
+@maker
+def clipped(threshold: float, over: str = "all") -> Update:
+    """Steps of a bounded length.
+
+    ::
+
+        (G, g) -> (G, g) min(1, threshold sqrt(D)/|(G, g)|)
+
+    Parameters
+    ----------
+    threshold : float
+        The largest norm of a gradient, in units of sqrt(D); above 0.
+    over : str, default "all"
+        What is bounded: "all", the whole gradient; "row", that of every unit by itself; "sample", the gradient of every sample before the
+        mean over the batch is taken.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If threshold is not above 0, or there is no such ``over``.
+
+    Notes
+    -----
+    Source: Pascanu, Mikolov and Bengio 2013, Algorithm 1, with the threshold in units of sqrt(D); sample by sample: Abadi et al. 2016.
+
+    Examples
+    --------
+    >>> sgd.updates.clipped(1.5)
+    clipped(threshold=1.5)
+    >>> sgd.updates.clipped(1.5, over="sample")
+    clipped(threshold=1.5, over='sample')
+    """
+    checks.choice("over", over, OVER)
+    numbers = {"threshold": number_or_schedule("threshold", threshold, above=0.0)}
+    return Update(CLIPPED[over], numbers, () if over == "all" else (("over", over),))
+
+
+def _reuse(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, times: Scalar) -> dict[str, Any]:
+    W = state["weights"]
+
+    def again(_: Any, shift: Any) -> Any:
+        return gradient.held(W, shift + gradient.stepped(gradient(W, shift)))
+
+    return {"weights": jax.lax.fori_loop(0, jnp.asarray(times).astype(jnp.int32), again, jnp.zeros_like(W))}
+
+
+@maker
+def reuse(times: int) -> Update:
+    """Each batch serves for several moves in a row, the fields computed again in between.
+
+    Parameters
+    ----------
+    times : int
+        How many moves ``W <- W - (lr/D) dloss/dW(W; the same batch)`` a batch serves for.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If times is no whole number of 1 or more, or too large.
+
+    Notes
+    -----
+    alpha counts samples, and t = lr steps/D counts batches: gradient-flow time is ``times`` t. Source: Dandi et al. 2024
+    (The benefits of reusing batches for gradient descent in two-layer networks).
+
+    Examples
+    --------
+    >>> sgd.updates.reuse(2)
+    reuse(times=2)
+    """
+    law = Law("reuse", _reuse, rereads=True, decay_inside=True, explicit_head_rate=True)
+    return Update(law, {"times": checks.whole("times", times, 1, MOST_MOVES)})
+
+
+def _uphill(state: State, gradient: Asked, lr: Scalar, D: Scalar, radius: Scalar) -> dict[str, Any]:
+    W = state["weights"]
+    G = gradient(W)
+    return {"weights": -lr / D * gradient(W, radius * inverse(jnp.sqrt(jnp.sum(G**2))) * G)}
+
+
+def _sam(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, radius: Scalar) -> dict[str, Any]:
+    return _uphill(state, gradient, lr, D, radius)
+
+
+def _sam_in_reach(state: State, gradient: Asked, lr: Scalar, D: Scalar, number: Scalar, *, reach: Scalar) -> dict[str, Any]:
+    return _uphill(state, gradient, lr, D, reach / root(D, state["weights"]))
+
+
+@maker
+def sam(radius: float | None = None, reach: float | None = None) -> Update:
+    """Sharpness-aware minimisation: the gradient of the same batch at a point uphill, applied at (W, a).
+
+    ::
+
+        gradient at (W, a) + radius (G, g)/|(G, g)|
+
+    Parameters
+    ----------
+    radius : float, optional
+        The length of the ascent, 0 or more. It moves the field of a sample by about radius sqrt(D).
+    reach : float, optional
+        In place of it, how far the field of a sample moves: radius = reach/sqrt(D), which survives D -> infinity.
+
+    Returns
+    -------
+    Update
+        To be given as ``sgd.OnePassSGD(update=...)``.
+
+    Raises
+    ------
+    ValueError
+        If not exactly one of radius and reach is given, or it is negative.
+
+    Notes
+    -----
+    On the sphere the point of ascent is not normalised. Source: Foret et al. 2021, (2)-(3) and Algorithm 1, there with p = 2.
+
+    Examples
+    --------
+    >>> sgd.updates.sam(0.05), sgd.updates.sam(reach=0.5)
+    (sam(radius=0.05), sam(reach=0.5))
+    """
+    if (radius is None) == (reach is None):
+        raise checks.reject(
+            "radius and reach", (radius, reach), "give one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D)"
+        )
+    if reach is not None:
+        return Update(Law("sam", _sam_in_reach, rereads=True, jumps=True), {"reach": number_or_schedule("reach", reach)})
+    why = "its ascent moves the field of a sample by radius sqrt(D), which has no limit: give sam(reach=...), radius = reach/sqrt(D)"
+    return Update(Law("sam", _sam, rereads=True, jumps=True, no_limit=why), {"radius": number_or_schedule("radius", radius)})

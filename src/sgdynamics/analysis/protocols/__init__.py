@@ -1,0 +1,1 @@
+"""Optimal protocols: controls as functions of alpha, found by gradient descent through the ODE."""

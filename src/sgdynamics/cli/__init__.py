@@ -1,0 +1,1 @@
+"""The command line, problem files, tables and the explorer."""

@@ -1,0 +1,236 @@
+"""Curves of the explorer: the ODE, the ODE with the exact mean step at dimension d, and exact runs.
+
+Exact runs take t d/lr steps, which can be millions. They are computed in pieces of about half a
+second: the page draws the first piece at once and asks for the next one until the runs are complete
+or a slider moves. A checkpoint lets each piece continue where the previous one ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from sgdynamics.cli import problem_files
+from sgdynamics.cli.explorer.states import SLIDERS, State, address, record, settings
+from sgdynamics.cli.tables import picture, plain
+
+STEPS_PER_PIECE = 80_000  # steps of eight exact runs: about half a second on one core
+MAX_STEPS = 4_000_000  # per run: half a minute on one core
+MAX_CHECKPOINTS = 32  # states whose runs can be continued, 0.2 MB each
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Deterministic curves of one state.
+
+    ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a step
+    at dimension d. ``times`` are the save points, which end early where the ODE diverges.
+    """
+
+    times: np.ndarray
+    limit: xr.Dataset
+    finite: xr.Dataset
+    notes: tuple[str, ...]
+
+
+@lru_cache(maxsize=64)
+def solve_theory(state: State) -> Theory:
+    """Solve both ODEs of a state, up to the time at which the limit diverges, if it does."""
+    times = _save_points(state)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        limit = _solve(state, "ode", times)
+        diverged = _diverged(limit)
+        if diverged:
+            times, limit = _times_before_divergence(state, times, limit)
+        finite = _solve(state, "ode", times, dimension=state.dimension)
+    # The solver's own warnings name save points of solutions that are not shown.
+    notes = (_divergence_note(state, times[-1]),) if diverged else _sentences(caught)
+    return Theory(times, limit, finite, notes)
+
+
+def _times_before_divergence(state: State, times: np.ndarray, limit: xr.Dataset) -> tuple[np.ndarray, xr.Dataset]:
+    """Shrink the time axis until a solution that diverges has a visible beginning.
+
+    A result knows the last save point at which it is finite. Each pass takes the next save point, which
+    lies beyond the divergence, as the new end, so that it shrinks the axis by the number of points.
+    """
+    last = _last_finite(limit)
+    while last < len(times) // 4 and times[-1] > 1e-9:
+        times = np.linspace(0.0, times[last + 1], len(times))
+        limit = _solve(state, "ode", times)
+        last = _last_finite(limit)
+    return times[: last + 1], limit.isel(time=slice(last + 1))
+
+
+def _last_finite(result: xr.Dataset) -> int:
+    finite = np.flatnonzero(np.isfinite(result["excess_risk"].values[0]))
+    return int(finite[-1])
+
+
+def _diverged(result: xr.Dataset) -> bool:
+    return bool(np.isfinite(result["diverged_at"][0]))
+
+
+def _divergence_note(state: State, diverged_at: float) -> str:
+    """Say when the ODE diverges, and the largest learning rate of the slider at which it does not."""
+    slower = [lr for lr in SLIDERS["lr"] if lr < state.lr]
+    low, high = 0, len(slower)  # slower[:low] are stable; bisection assumes that slower[high:] are not
+    while low < high:
+        middle = (low + high) // 2
+        if _diverges(replace(state, lr=slower[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    advice = f"Move the learning rate to {slower[low - 1]:g} or less." if low else "Reduce the learning rate."
+    return f"The ODE diverges at t = {diverged_at:.3g}, where the curves end. {advice}"
+
+
+@lru_cache(maxsize=256)
+def _diverges(state: State) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return _diverged(_solve(state, "ode", _save_points(state)))
+
+
+@lru_cache(maxsize=64)
+def simulate_runs(state: State, pieces: int | None = None) -> tuple[xr.Dataset, bool, tuple[str, ...]]:
+    """Exact runs of a state after this many pieces (all by default), whether they are complete, notes."""
+    times = solve_theory(state).times
+    steps = times * state.dimension / state.lr
+    reachable = int(np.searchsorted(steps, MAX_STEPS, side="right"))
+    if reachable < 2:
+        note = (
+            f"Exact runs are omitted: the first of {len(times) - 1} save points takes "
+            f"{steps[1]:.2g} steps, and the limit is {MAX_STEPS:.2g}. Reduce the dimension or the time."
+        )
+        return _solve(state, "exact", times[:1]), True, (note,)
+    affordable = reachable
+    if pieces is not None:
+        # At least one interval between save points per piece, however long it is.
+        piece = np.searchsorted(steps, pieces * STEPS_PER_PIECE, side="right")
+        affordable = min(reachable, max(int(piece), pieces + 1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        runs = _solve(state, "exact", times[:affordable], checkpoint=_checkpoint(state))
+    notes = _sentences(caught)
+    if reachable < len(times):
+        end = f"t = {times[reachable - 1]:g}, after {steps[reachable - 1]:.2g} steps"
+        notes = (f"Exact runs end at {end}. The exported program continues to the end.", *notes)
+    return runs, affordable == reachable, notes
+
+
+def _save_points(state: State) -> np.ndarray:
+    return np.asarray(problem_files.plan(record(state)).when["times"], dtype=float)
+
+
+def _solve(state: State, method: str, times: np.ndarray, **options: Any) -> xr.Dataset:
+    """Solve a state by one method of its problem file, at these save points."""
+    plan = problem_files.plan(record(state))
+    calls = {**plan.calls, method: {**plan.calls[method], **options}}
+    return problem_files.solve(replace(plan, when={"times": times}, calls=calls), method, False)
+
+
+@cache
+def _checkpoints() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="sgdynamics-explorer-")
+
+
+def _checkpoint(state: State) -> Path:
+    """Folder of the runs of a state, removed when the process ends or many others have been used since."""
+    root = Path(_checkpoints().name)
+    folder = root / hashlib.sha256(address(state).encode()).hexdigest()[:24]
+    folder.mkdir(exist_ok=True)
+    os.utime(folder)
+    by_age = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime)
+    for oldest in by_age[:-MAX_CHECKPOINTS]:
+        shutil.rmtree(oldest, ignore_errors=True)
+    return folder
+
+
+def _sentences(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
+    """Texts of the library's warnings, each once, as sentences."""
+    texts = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+    return tuple(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in dict.fromkeys(texts))
+
+
+def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
+    """Return what the page draws, as plain values.
+
+    Risks of both ODEs and of every run; overlaps of the ODE and their mean over runs; ``complete`` is
+    False as long as a call with more ``pieces`` brings longer runs.
+    """
+    theory = solve_theory(state)
+    runs, complete, notes = simulate_runs(state, pieces)
+    return {
+        "state": asdict(state),
+        "notes": [*theory.notes, *notes],
+        "complete": complete,
+        "ode": {
+            "t": _rounded(theory.limit["t"]),
+            "risk": _rounded(theory.limit["excess_risk"][0]),
+            "M": _overlap_curves(theory.limit),
+        },
+        "finite": {"t": _rounded(theory.finite["t"]), "risk": _rounded(theory.finite["excess_risk"][0])},
+        "exact": {
+            "t": _rounded(runs["t"]),
+            "risk": _rounded(runs["excess_risk"]),
+            "M": _overlap_curves(runs),
+        },
+    }
+
+
+def _overlap_curves(result: xr.Dataset) -> list[list[Any]]:
+    """Mean overlaps over runs: all units with the first teacher unit, then all with the second."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all runs diverged: the mean is NaN
+        mean = np.nanmean(result["M"].values, axis=0)
+    _, units, signals = mean.shape
+    return [_rounded(mean[:, unit, signal]) for signal in range(signals) for unit in range(units)]
+
+
+def _rounded(values: Any) -> Any:
+    """Nested lists with five digits, which is more than a screen shows."""
+    array = np.asarray(values)
+    if array.ndim > 1:
+        return [_rounded(row) for row in array]
+    return plain([float(f"{value:.5g}") for value in array])
+
+
+def pdf(state: State) -> bytes:
+    """Return the figure that `sgdynamics run` draws of the exported file, over the times of the page."""
+    file = io.BytesIO()
+    results = {"ode": solve_theory(state).limit, "exact": simulate_runs(state)[0]}
+    picture(results, str(record(state)["title"])).savefig(file, format="pdf")
+    return file.getvalue()
+
+
+# The page of the documentation computes nothing: its build solves these states, two programs in all.
+GRID: dict[str, list[Any]] = {
+    "width": [2, 4],
+    "activation": ["erf"],
+    "lr": [2.0, 5.0, 10.0],
+    "noise": [0.001, 0.1],
+    "dimension": [30, 100, 300],
+    "time": [1000.0],
+    "seed": [0],
+}
+
+
+def grid(values: Mapping[str, list[Any]] = GRID) -> dict[str, Any]:
+    """Return the settings and the curves of every state of a grid, by address: the page without a server."""
+    states = [State(**dict(zip(values, combination, strict=True))) for combination in itertools.product(*values.values())]
+    return settings(values, curves={address(state): curves(state) for state in states})

@@ -1,0 +1,230 @@
+"""The explorer's server, for this machine only: one static page, and its settings, curves and exports."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from sgdynamics.base import checks
+from sgdynamics.cli.explorer import states
+
+# The computation is imported by the first request that needs it, so that the page does not wait for JAX.
+
+ADDRESS = "127.0.0.1"
+HOSTS = ("127.0.0.1", "localhost")
+LONGEST_ADDRESS = 2000
+MAX_CONNECTIONS = 64  # each has a thread; a browser opens six
+CONTENT_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"), "/page.js": ("page.js", "text/javascript")}
+KINDS = {"py": "text/x-python", "toml": "application/toml", "pdf": "application/pdf"}
+
+
+class Overtaken(Exception):
+    """The page has requested a newer state while this request waited."""
+
+
+class Forbidden(Exception):
+    """The request comes from another site."""
+
+
+class Explorer(ThreadingHTTPServer):
+    """The server of one process.
+
+    Computations run one after the other. Of several requests of one page that wait, only the newest is computed.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = os.name != "nt"  # there it would let two servers share a port
+
+    def __init__(self, port: int = 0) -> None:
+        self.compiled: set[str] = set()
+        self._computing = threading.Lock()
+        self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._newest: dict[str, int] = {}
+        try:
+            super().__init__((ADDRESS, port), Handler)
+        except OSError as error:
+            fix = f"the port is in use or not allowed ({error.strerror}). Choose another, or --port 0 for any free one"
+            raise checks.reject("port", port, fix) from None
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+    @property
+    def computing(self) -> bool:
+        return self._computing.locked()
+
+    def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+        """Start a thread for a connection; close connections beyond the limit at once."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def curves(self, query: dict[str, str]) -> dict[str, Any]:
+        """Return the curves of an address.
+
+        ``page`` and ``number`` identify the page and count its requests; ``pieces`` is the number of pieces of
+        the exact runs to compute.
+        """
+        page, number = query.pop("page", ""), _count(query, "number", 0)
+        pieces = _count(query, "pieces", 1)
+        if len(page) > 40:
+            raise checks.reject("page", page, "the name of a page has at most 40 characters. Shorten it")
+        state = states.state_from(query)
+        if page:
+            if len(self._newest) > 1000:
+                self._newest.clear()
+            self._newest[page] = max(number, self._newest.get(page, 0))
+        with self._computing:
+            if page and self._newest.get(page, 0) > number:
+                raise Overtaken
+            from sgdynamics.cli.explorer import curves
+
+            result = curves.curves(state, max(pieces, 1))
+            self.compiled.add(f"{state.width} {state.activation}")
+            return result
+
+    def export(self, query: dict[str, str]) -> tuple[bytes, str, str]:
+        """Return the file of an address: its bytes, its content type and its name."""
+        kind = checks.choice("kind", query.pop("kind", "py"), tuple(KINDS))
+        state = states.state_from(query)
+        if kind != "pdf":
+            return states.exported(state, kind).encode(), KINDS[kind], f"explored.{kind}"
+        with self._computing:
+            from sgdynamics.cli.explorer import curves
+
+            return curves.pdf(state), KINDS[kind], "explored.pdf"
+
+
+def _count(query: dict[str, str], name: str, default: int) -> int:
+    """Take a whole number out of a query."""
+    text = query.pop(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise checks.reject(name, text, "this is not a whole number. Use 0, 1, 2, ...")
+    return int(text)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The handler of one connection."""
+
+    server: Explorer
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self) -> None:
+        try:
+            self._check_sender()
+            self._answer(urlsplit(self.path))
+        except Forbidden as error:
+            self._json({"error": str(error)}, HTTPStatus.FORBIDDEN)
+        except Overtaken:
+            self._json({"error": "overtaken"}, HTTPStatus.CONFLICT)
+        except ValueError as error:
+            self._json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the page no longer waits for the answer
+        except Exception as error:
+            self._json({"error": checks.reason(error)}, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _check_sender(self) -> None:
+        """Reject requests of other sites, under a name of their own for this machine or across origins."""
+        host = self.headers.get("Host", "")
+        if not _is_local(host):
+            raise Forbidden(f"Host = {host[:80]!r}: this page answers to 127.0.0.1 and localhost only")
+        if self.headers.get("Sec-Fetch-Mode") == "navigate":
+            return  # a link on another site opens the page, whose content that site cannot read
+        if self.headers.get("Sec-Fetch-Site") == "cross-site":
+            raise Forbidden("Sec-Fetch-Site = 'cross-site': requests of other sites are not answered")
+        origin = self.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise Forbidden(f"Origin = {origin[:80]!r}: requests of other sites are not answered")
+
+    def _answer(self, url: SplitResult) -> None:
+        if url.path in FILES:
+            name, kind = FILES[url.path]
+            self._send((states.FOLDER / name).read_bytes(), f"{kind}; charset=utf-8")
+        elif url.path == "/settings":
+            self._json(states.settings(states.SLIDERS, compiled=sorted(self.server.compiled)))
+        elif url.path == "/curves":
+            self._json(self.server.curves(_parsed(url.query)))
+        elif url.path == "/export":
+            content, kind, name = self.server.export(_parsed(url.query))
+            self._send(content, kind, {"Content-Disposition": f'attachment; filename="{name}"'})
+        else:
+            paths = ", ".join((*FILES, "/settings", "/curves", "/export"))
+            message = f"path = {url.path[:80]!r}: there is no such page. The server has {paths}"
+            self._json({"error": message}, HTTPStatus.NOT_FOUND)
+
+    def _json(self, value: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(json.dumps(value, allow_nan=False).encode(), "application/json", status=status)
+
+    def _send(self, content: bytes, kind: str, extra: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Content-Security-Policy": CONTENT_POLICY,
+            "Referrer-Policy": "no-referrer",
+        }
+        for name, value in {**headers, **(extra or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: every move of a slider would be a line in the terminal."""
+
+
+def _is_local(host: str) -> bool:
+    """Return whether a Host header names this machine, with or without a port."""
+    name, separator, port = host.partition(":")
+    return name in HOSTS and (not separator or (port.isascii() and port.isdigit()))
+
+
+def _parsed(query: str) -> dict[str, str]:
+    """Parse a query, in which each name may stand once."""
+    if len(query) > LONGEST_ADDRESS:
+        raise ValueError(f"the address has {len(query)} characters: the limit is {LONGEST_ADDRESS}. Shorten it")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    values: dict[str, str] = {}
+    for name, text in pairs:
+        if name in values:
+            texts = [other for other_name, other in pairs if other_name == name]
+            raise checks.reject(name, texts, "the address names it more than once. Give one value")
+        values[name] = text
+    return values
+
+
+def serve(server: Explorer, say: Callable[[str], Any], browse: bool) -> None:
+    """Serve until the keyboard interrupts."""
+    try:
+        say(f"explorer at {server.url} (Ctrl-C ends it)")
+        if browse:
+            import webbrowser
+
+            webbrowser.open(server.url)
+        server.serve_forever()
+    except KeyboardInterrupt:
+        say("explorer ended")
+        if server.computing:
+            # The compiler cannot be interrupted, an ordinary exit would abort it with an error, and nothing is left to be written.
+            os._exit(0)
+    finally:
+        server.server_close()

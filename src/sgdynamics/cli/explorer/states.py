@@ -1,0 +1,105 @@
+"""States of the explorer: their validation, the values of the sliders, and each state as TOML and Python."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from sgdynamics.base import checks
+
+FOLDER = Path(__file__).parent
+ACTIVATIONS = ("erf", "relu", "square", "linear")  # closed forms; the ODE of others takes seconds
+
+
+@dataclass(frozen=True)
+class State:
+    """State of the page: a committee learns two teacher units by one-pass SGD, from random rows."""
+
+    width: int = 4
+    activation: str = "erf"
+    lr: float = 5.0
+    noise: float = 0.001
+    dimension: int = 100
+    time: float = 1000.0
+    seed: int = 0
+
+
+# Positions of the sliders. An address may have any other number within the bounds below.
+SLIDERS: dict[str, list[Any]] = {
+    "width": [1, 2, 3, 4, 5, 6, 7, 8],
+    "activation": list(ACTIVATIONS),
+    "lr": [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0],
+    "noise": [0.0, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0],
+    "dimension": [20, 30, 50, 100, 200, 300, 500, 1000, 2000, 3000, 5000, 10000],
+    "time": [5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0],
+    "seed": list(range(10)),
+}
+# Smallest and largest values, both included: beyond them nothing is computed within seconds.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "width": (1, 16),
+    "lr": (1e-4, 100.0),
+    "noise": (0.0, 100.0),
+    "dimension": (3, 10**6),
+    "time": (1e-3, 1e5),
+    "seed": (0, 2**31 - 1),
+}
+
+
+def state_from(query: Mapping[str, str]) -> State:
+    """Parse and validate the texts of an address; missing values are those of the first state."""
+    first = asdict(State())
+    checks.known_names("the address", query, first)
+    state = State(**{name: _read(name, text, isinstance(first[name], int)) for name, text in query.items()})
+    smallest = state.width + 2  # the span of student rows and teacher rows
+    if state.dimension < smallest:
+        fix = f"rows and teachers span width + 2 dimensions. Use {smallest} or more"
+        raise checks.reject("dimension", state.dimension, fix)
+    return state
+
+
+def _read(name: str, text: str, is_whole: bool) -> Any:
+    if name == "activation":
+        return checks.choice(name, text, ACTIVATIONS)
+    low, high = BOUNDS[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:  # also false for NaN
+        raise checks.reject(name, text, f"give a number from {low:g} to {high:g}")
+    return checks.whole(name, value, int(low)) if is_whole else value
+
+
+def text_of(value: Any) -> str:
+    """Return a value as addresses and exports write it, and as the script of the page does."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def address(state: State) -> str:
+    """Return the part of the page's address that follows the #."""
+    return "&".join(f"{name}={text_of(value)}" for name, value in asdict(state).items())
+
+
+def templates() -> dict[str, str]:
+    """Return the TOML and Python templates, with a $name for each value of the state."""
+    return {kind: (FOLDER / f"export.{kind}.txt").read_text(encoding="utf-8") for kind in ("toml", "py")}
+
+
+def exported(state: State, kind: str) -> str:
+    """Return a state as a problem file ("toml") or a program ("py")."""
+    return Template(templates()[kind]).substitute({name: text_of(value) for name, value in asdict(state).items()})
+
+
+def record(state: State) -> dict[str, Any]:
+    """Return the content of the problem file of a state: the page computes what it exports."""
+    return tomllib.loads(exported(state, "toml"))
+
+
+def settings(sliders: Mapping[str, list[Any]], **extra: Any) -> dict[str, Any]:
+    """Return what the page's script needs: the first state, the positions of the sliders, the templates."""
+    return {"first": asdict(State()), "sliders": dict(sliders), "templates": templates(), **extra}

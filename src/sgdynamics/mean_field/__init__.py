@@ -1,0 +1,1 @@
+"""The wide limit: units as particles, and the forces between them."""

@@ -1,0 +1,1 @@
+"""The deterministic limit: drift of the order parameters, integrators, updates."""

@@ -1,0 +1,1 @@
+"""Labelled results: datasets, clocks, observables, records of what was solved, files."""

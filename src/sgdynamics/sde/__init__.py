@@ -1,0 +1,1 @@
+"""The diffusive limit: covariance of one increment and the integration scheme."""

@@ -1,0 +1,334 @@
+"""The same drift, risk and solve as pure JAX functions of pytrees: jit, vmap and grad go through them.
+
+::
+
+    structure = problem.structure            # shapes and functions: static
+    parameters = problem.parameters          # numbers: noise, weight_decay, gram, ...
+    state = functional.state(start)          # {"M": (blocks, p, K), "Q": (blocks, p, p), "a": (p,)}
+    rule = functional.rule(problem, start)   # how finely to integrate: static, chosen from the start
+
+    with jax.enable_x64(True):
+        final = lambda lr: functional.risk(structure, parameters, functional.solve(structure, parameters, state, times, lr=lr, last=True))
+        jax.grad(final)(0.1)
+
+They compute in whatever precision the caller's JAX is set to; ``jax.enable_x64(True)`` gives that of the rest of the library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from sgdynamics.base import checks
+from sgdynamics.base.arrays import Given, Numbers, Numeric, Scalar, State
+from sgdynamics.base.controls import Schedule
+from sgdynamics.base.support import require
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.interface import Rule
+from sgdynamics.expectations.risk import MARGIN, risk_at, rule_for
+from sgdynamics.ode import integrate
+from sgdynamics.ode.drift import MeanStep, finite_numbers
+from sgdynamics.ode.drift import drift as mean_increment
+from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.starts import Start, checked_start
+
+__all__ = ["drift", "finite", "risk", "rule", "solve", "state"]
+
+MOST_STEPS, MOST_IMPLICIT_STEPS = 2000, 20000  # of a differentiable solve, which has no other method to go on by
+ADJOINTS = {"reverse": diffrax.RecursiveCheckpointAdjoint, "forward": diffrax.ForwardMode, "both": diffrax.DirectAdjoint}
+
+
+def state(start: Start, run: int | None = 0) -> dict[str, Any]:
+    """One run of a start as a pytree.
+
+    Parameters
+    ----------
+    start : Start
+        What ``sgd.start`` or ``sgd.random_start`` returns.
+    run : int or None, default 0
+        Which run; None for all of them along a leading axis, which ``solve`` takes too (else ``jax.vmap``).
+
+    Returns
+    -------
+    dict of ndarray
+        "M" (blocks, p, K), "Q" (blocks, p, p) and "a" (p,).
+
+    Raises
+    ------
+    ValueError
+        If this is no start, or has no such run.
+
+    Examples
+    --------
+    >>> begin = sgd.start(sgd.TeacherStudent(width=2), M=[[0.3], [0.1]], Q=np.eye(2))
+    >>> sgd.functional.state(begin)["M"].shape
+    (1, 2, 1)
+    """
+    if not isinstance(start, Start):
+        raise checks.reject("start", start, "give what sgd.start, sgd.random_start or sgd.start_from returns")
+    if run is None:
+        return {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a}
+    if isinstance(run, bool) or not isinstance(run, (int, np.integer)) or not -start.runs <= run < start.runs:
+        raise checks.reject("run", run, f"the start has {start.runs} runs: give a whole number from 0 to {start.runs - 1}, or None for all")
+    return {"M": start.M_blocks[run], "Q": start.Q_blocks[run], "a": start.a[run]}
+
+
+def rule(problem: Problem, start: Start, margin: float = MARGIN) -> Rule:
+    """How finely to integrate.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned.
+    start : Start
+        Where it starts.
+    margin : float, default 2.0
+        For rows up to this many times those of the start, in squared length.
+
+    Returns
+    -------
+    Rule
+        Static: compiled code depends on it.
+
+    Raises
+    ------
+    ValueError
+        If the problem has no fields, or the start is of another problem.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=2)
+    >>> sgd.functional.rule(problem, sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))).terms
+    64
+    """
+    require("functional", problem)
+    return rule_for(problem, checked_start(problem, start).Q_blocks, checks.number("margin", margin, above=0.0))
+
+
+def finite(problem: Problem, dimension: int, batch: int = 1) -> dict[str, Any]:
+    """What ``drift`` and ``solve`` need for the exact mean increment at dimension d.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is learned.
+    dimension : int
+        The dimension d.
+    batch : int, default 1
+        Samples in a step.
+
+    Returns
+    -------
+    dict
+        A pytree, to be given as ``finite``.
+
+    Raises
+    ------
+    ValueError
+        If the dimension is too small, or the problem has no fields.
+
+    Examples
+    --------
+    >>> sorted(sgd.functional.finite(sgd.TeacherStudent(width=2), 500))
+    ['inverse_dimension', 'sizes']
+    """
+    require("functional", problem)
+    numbers = finite_numbers(problem, dimension, batch)
+    if "points" in numbers:
+        numbers["points"] = {name: value.reshape(-1, *value.shape[2:]) for name, value in numbers["points"].items()}
+    return numbers
+
+
+def _first_nodes(structure: Structure, rule: Rule, flow: bool) -> dict[str, Any]:
+    return {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).nodes(rule, flow).items()}
+
+
+def drift(
+    structure: Structure,
+    parameters: Numbers,
+    state: State,
+    *,
+    lr: Scalar = 0.0,
+    head_rate: Scalar = 1.0,
+    batch: int = 1,
+    finite: dict[str, Any] | None = None,
+    rule: Rule | None = None,
+    flow: bool = False,
+) -> dict[str, Any]:
+    """The rates d(M, Q, a)/dt at one state, in t = lr steps/d.
+
+    Parameters
+    ----------
+    structure : Structure
+        ``problem.structure``, static.
+    parameters : dict
+        ``problem.parameters``: noise, weight_decay, gram, ...
+    state : dict
+        What ``functional.state`` returns.
+    lr : float, default 0.0
+        The learning rate.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    batch : int, default 1
+        Samples in a step, static.
+    finite : dict, optional
+        What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
+    rule : Rule, optional
+        What ``functional.rule`` returns, static; the default rule unless given.
+    flow : bool, default False
+        Leave the noise of SGD out (lr -> 0); static.
+
+    Returns
+    -------
+    dict
+        The rates, of the shapes of ``state``.
+
+    Examples
+    --------
+    >>> import jax
+    >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
+    >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> with jax.enable_x64(True):
+    ...     rates = jax.jit(f.drift, static_argnums=0)(problem.structure, problem.parameters, state, lr=0.1)
+    >>> np.round(rates["M"].ravel(), 3).tolist()
+    [0.3, 0.1]
+    """
+    rule = rule or Rule()
+    algorithm = {"lr": lr, "head_rate": head_rate}
+    nodes = _first_nodes(structure, rule, flow)
+    return mean_increment(structure, rule, nodes, parameters, algorithm, state, batch=batch, flow=flow, finite=finite)
+
+
+def risk(structure: Structure, parameters: Numbers, state: State, *, rule: Rule | None = None) -> Float[Numeric, ""]:
+    """E[loss] at one state.
+
+    Parameters
+    ----------
+    structure : Structure
+        ``problem.structure``, static.
+    parameters : dict
+        ``problem.parameters``.
+    state : dict
+        What ``functional.state`` returns.
+    rule : Rule, optional
+        What ``functional.rule`` returns, static; the default rule unless given.
+
+    Returns
+    -------
+    array
+        One number.
+
+    Examples
+    --------
+    >>> import jax
+    >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
+    >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> with jax.enable_x64(True):
+    ...     print(round(float(f.risk(problem.structure, problem.parameters, state)), 3))
+    1.4
+    """
+    rule = rule or Rule()
+    nodes = {name: jnp.asarray(value[0]) for name, value in expectation_of(structure).risk_nodes(rule).items()}
+    return risk_at(structure, rule, nodes, parameters, state)
+
+
+def solve(
+    structure: Structure,
+    parameters: Numbers,
+    state: State,
+    times: Given,
+    *,
+    lr: Scalar | Schedule = 0.0,
+    head_rate: Any = 1.0,
+    batch: int = 1,
+    finite: dict[str, Any] | None = None,
+    rule: Rule | None = None,
+    flow: bool = False,
+    stiff: bool = False,
+    last: bool = False,
+    rtol: float = integrate.RTOL,
+    atol: float = integrate.ATOL,
+    mode: str = "reverse",
+) -> dict[str, Any]:
+    """States at given times, differentiable with respect to lr, every number in ``parameters``, and ``state``.
+
+    Parameters
+    ----------
+    structure : Structure
+        ``problem.structure``, static.
+    parameters : dict
+        ``problem.parameters``.
+    state : dict
+        What ``functional.state`` returns, of one run or (a leading axis) of several.
+    times : array_like
+        Increasing times t = lr steps/d.
+    lr : float, default 0.0
+        The learning rate.
+    head_rate : float, default 1.0
+        The rate of a trained head relative to ``lr``.
+    batch : int, default 1
+        Samples in a step, static.
+    finite : dict, optional
+        What ``functional.finite`` returns, for the exact mean increment at finite d; d -> infinity unless given.
+    rule : Rule, optional
+        What ``functional.rule`` returns, static; the default rule unless given.
+    flow : bool, default False
+        Leave the noise of SGD out (lr -> 0); static.
+    stiff : bool, default False
+        An implicit method, with 20000 steps at most; the explicit one has 2000. Beyond them states are infinite (``sgd.solve_ode`` goes
+        on).
+    last : bool, default False
+        Only the state at the last of the times.
+    rtol : float, default 1e-08
+        The relative accuracy wanted of the overlaps.
+    atol : float, default 1e-10
+        The absolute accuracy wanted of the overlaps.
+    mode : str, default "reverse"
+        "reverse" goes with ``jax.grad`` and ``jax.jacrev`` (checkpointed), "forward" with ``jax.jvp`` and ``jax.jacfwd``, also nested,
+        "both" with either and ``jax.hessian``, at a higher cost.
+
+    Returns
+    -------
+    dict
+        States with a leading time axis (runs come before it), or with ``last`` the state at the last time.
+
+    Raises
+    ------
+    ValueError
+        If ``mode`` is none of these.
+
+    Examples
+    --------
+    >>> import jax
+    >>> problem, f = sgd.TeacherStudent(width=2), sgd.functional
+    >>> state = f.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
+    >>> with jax.enable_x64(True):
+    ...     found = jax.jit(f.solve, static_argnums=0)(problem.structure, problem.parameters, state, np.array([0.5, 1.0]), lr=0.1)
+    >>> found["M"].shape
+    (2, 1, 2, 1)
+    """
+    checks.choice("mode", mode, tuple(ADJOINTS))
+    rule = rule or Rule()
+    algorithm = {"lr": lr, "head_rate": head_rate}
+    begin = jax.tree.map(jnp.asarray, state)
+    nodes = _first_nodes(structure, rule, flow)
+    points = jnp.asarray(times, dtype=begin["a"].dtype)
+    most = MOST_IMPLICIT_STEPS if stiff else MOST_STEPS
+    local = (integrate.MARGIN * rtol, integrate.MARGIN * atol)
+
+    field = MeanStep(structure, rule, batch, flow)
+    points_each = {} if finite is None or "points" not in finite else {"points": finite["points"]}
+    shared = {"problem": parameters, "algorithm": algorithm, "finite": finite}
+
+    def one(begin: dict[str, Any]) -> dict[str, Any]:
+        setting = {"stiff": stiff, "guard": False, "adjoint": ADJOINTS[mode](), "most": most}
+        found = integrate.integrate(field, {"nodes": nodes, **points_each}, shared, begin, points, *local, **setting)
+        states: Any = found.ys
+        return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]
+
+    return jax.vmap(one)(begin) if begin["a"].ndim == 2 else one(begin)
