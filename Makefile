@@ -24,7 +24,7 @@ slow: $(VENV)/.ready
 TENTH ?= $(shell git rev-list --count HEAD)
 
 tenth: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/test_docs.py --ignore tests/test_readme.py --ignore tests/test_notebooks.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow --tenth $(TENTH) --ignore tests/docs/test_docs.py --ignore tests/docs/test_readme.py --ignore tests/docs/test_notebooks.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -40,9 +40,9 @@ gallery: $(VENV)/.ready
 # examples of the README and the pages and the notebooks are run, must print what is shown, and leave their pictures in output/pictures and
 # output/notebooks for the pages; a headless browser, where there is one, opens every page
 docs: $(VENV)/.docs
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/test_docs.py tests/test_readme.py tests/test_notebooks.py -k 'examples or test_readme or notebooks'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m 'slow or not slow' tests/docs/test_docs.py tests/docs/test_readme.py tests/docs/test_notebooks.py -k 'examples or test_readme or notebooks'
 	$(BIN)/python -m sphinx -W --keep-going -n -q -d output/.doctrees docs output/docs
-	PAGES=output/docs $(BIN)/python -m pytest -q tests/test_pages.py tests/explorer/test_page.py
+	PAGES=output/docs $(BIN)/python -m pytest -q tests/docs/test_pages.py tests/cli/explorer/test_page.py
 	@echo "open output/docs/index.html"
 
 $(VENV)/.docs: $(VENV)/.ready
@@ -55,7 +55,7 @@ wheel: $(VENV)/.ready
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2'
 	$(BIN)/python -m build --outdir dist
-	DIST=dist $(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_release.py
+	DIST=dist $(BIN)/python -m pytest -q -m 'slow or not slow' tests/docs/test_release.py
 
 clean:
 	rm -rf $(VENV) output dist

@@ -1,8 +1,8 @@
-"""What a public docstring must say: the build of the pages and tests/test_docs.py ask the same questions here.
+"""What a public docstring must say: the build of the pages and tests/docs/test_docs.py ask the same questions here.
 
 numpydoc reads the docstrings. Arguments have a section Parameters (fields of an answer, which nobody makes by hand: Attributes), each
 argument with its type and its default as the signature has it, `name : type, default VALUE`, or `optional` where that is None; what is
-returned has a section Returns; functions and classes have Examples, which tests/test_docs.py runs.
+returned has a section Returns; functions and classes have Examples, which tests/docs/test_docs.py runs.
 """
 
 from __future__ import annotations

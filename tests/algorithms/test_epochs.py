@@ -23,8 +23,8 @@ from sgdynamics.fixed_data.dmft import Sweep
 from sgdynamics.papers.epochs.formulas import linear_epochs, two_time
 from sgdynamics.solvers import dmft as dmft_solver
 from sgdynamics.solvers.dmft import number_of_cells
-from tests.before_work import Work, stop_before_work
 from tests.conftest import FALSE_ALARM, Z
+from tests.contracts.before_work import Work, stop_before_work
 
 ORDERS = ("reshuffle", "fixed", "replacement")
 GAMMA, ALPHA, NOISE = 0.8, 2.0, 0.25

@@ -8,7 +8,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import updates as U
-from tests.before_work import Work, stop_before_work
+from tests.contracts.before_work import Work, stop_before_work
 
 ISOTROPIC = sgd.TeacherStudent(width=1, activation="erf")
 SPECTRUM = sgd.Spectrum([1.0, 0.5, 0.05], [1, 2, 11])  # trace 2.55

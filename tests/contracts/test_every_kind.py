@@ -1,4 +1,4 @@
-"""Every kind of problem through every solver and question that answers for it, for real: `tests/test_supported.py` has the refusals.
+"""Every kind of problem through every solver and question that answers for it, for real: `tests/base/test_support.py` has the refusals.
 
 One small problem of each kind (`kinds.py`), each solved once by each solver: theory against runs at a false-alarm rate of 1e-6, and what
 is asked of a result (files, going on from it, sweeps) on the same results.
@@ -45,7 +45,7 @@ ON_DATA = {
 
 
 def answered(question, *but):
-    """The kinds for which a question is answered; batches that are no whole numbers have runs of no kind: tests/limits/test_batches.py."""
+    """The kinds for which a question is answered; batches that are no whole numbers have runs of no kind: tests/ode/test_batches.py."""
     return [kind for kind in KINDS if why_not(question, kind) is None and kind not in but]
 
 
@@ -82,7 +82,7 @@ def moves(theory):
     return max(float(np.abs(theory[name][:, -1] - theory[name][:, 0]).max() / np.abs(theory[name]).max()) for name in numbers(theory))
 
 
-# of updates: tests/limits/test_update_step.py
+# of updates: tests/ode/test_update_step.py
 @pytest.mark.parametrize(
     "kind", slow(answered("solve_ode", "other batch"), ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG))
 )

@@ -12,7 +12,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics import updates as U
-from tests.before_work import Work, stop_before_work
+from tests.contracts.before_work import Work, stop_before_work
 
 UPDATES = {
     "adagrad": lambda: U.adagrad(0.5),

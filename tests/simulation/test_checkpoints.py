@@ -13,7 +13,7 @@ import xarray as xr
 import sgdynamics as sgd
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation import checkpoints
-from tests.simulation.test_fixed_data import PERSISTENT, SPHERE, sphere_start
+from tests.fixed_data.test_direct import PERSISTENT, SPHERE, sphere_start
 
 GIVEN: dict[str, Any] = {"dimension": 24, "runs": 5, "seed": 3, "method": "direct", "dtype": "float32", "progress": False}
 

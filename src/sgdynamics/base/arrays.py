@@ -2,7 +2,7 @@
 
 Shapes stand in the signatures themselves, `Float[Numeric, "blocks p K"]`: p student rows, K signals, fields = p + K, blocks of the
 covariance, tokens of a sample, its inputs, samples of a batch, runs, replicates of nodes, d dimensions. One name is one size throughout a
-call. They are not checked when the library runs; `tests/test_shapes.py` checks them.
+call. They are not checked when the library runs; `tests/architecture/test_shapes.py` checks them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""Memory estimates against measured peaks: an estimate that is far off rejects calls that fit, or lets the machine run out of memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import resource, sys
+import numpy as np
+import sgdynamics as sgd
+from sgdynamics.limits import dmft
+from sgdynamics.simulation import running
+
+case, size = sys.argv[1], int(sys.argv[2])
+estimates, check_reach, make_room = [], running.check_reach, dmft.Sweep.make_room
+
+def note_simulator(simulator, runs, steps):
+    group = min(runs, simulator.largest_group())
+    estimates.append(simulator.bytes_of(group) if hasattr(simulator, "bytes_of") else group * simulator.bytes_a_run(steps))
+    check_reach(simulator, runs, steps)
+
+def note_dmft(self, *arguments):
+    make_room(self, *arguments)
+    estimates.append(self.bytes)
+
+running.check_reach, dmft.Sweep.make_room = note_simulator, note_dmft
+width, batch = (4, 1) if case == "one sample" else (2, 32)
+problem = sgd.TeacherStudent(width=width, activation="square")
+start = sgd.start(problem, M=0.1 * np.ones((width, 1)), Q=np.eye(width))
+if case == "paths":
+    algorithm = sgd.GradientDescent(lr=0.05, samples_per_dimension=2.0)
+    sgd.solve_dmft(problem, algorithm, start, steps=[0, 40], paths=size)
+elif case == "conditioning":
+    algorithm = sgd.GradientDescent(lr=0.01, samples_per_dimension=2.0)
+    sgd.simulate(problem, algorithm, start, steps=[0, 30], dimension=size, method="exact")
+else:
+    one_pass = sgd.OnePassSGD(lr=0.01, batch=batch)
+    algorithm = sgd.GradientDescent(lr=0.01, samples_per_dimension=2.0) if case == "data set" else one_pass
+    sgd.simulate(problem, algorithm, start, steps=[0, 2], dimension=size, method="direct")
+print(max(estimates), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "small", "large"),
+    [
+        ("one sample", 3000, 3_000_000),
+        ("batch", 400, 400_000),
+        ("data set", 50, 5000),
+        ("conditioning", 100, 30_000),
+        ("paths", 1 << 8, 1 << 16),
+    ],
+)
+def test_memory_estimates_are_right_within_a_factor_of_two(case, small, large):
+    """The small size measures what Python, JAX and the compiler take."""
+
+    def measure(size):
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+        command = [sys.executable, "-W", "ignore", "-c", SCRIPT, case, str(size)]
+        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=500).stdout
+        return map(float, printed.split())
+
+    (small_estimate, small_peak), (large_estimate, large_peak) = measure(small), measure(large)
+    ratio = (large_peak - small_peak) / (large_estimate - small_estimate)
+    assert 0.5 < ratio < 2.0
